@@ -1,0 +1,1 @@
+"""Align a discrete-diffusion drafter with a target language model."""

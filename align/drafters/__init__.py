@@ -1,0 +1,1 @@
+"""Networks and their checkpoints: plain torch, no Lightning."""

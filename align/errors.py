@@ -1,0 +1,39 @@
+"""What a user sees when an input is wrong: one line that names it, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+class UserError(ValueError):
+    """An input that the user can mend. Its message is one line: the key, file or value, and the nearest valid one."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` for the closest choice, or the list of choices when none is close."""
+    names = sorted({str(choice) for choice in choices})
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    if close:
+        return f" (did you mean '{close[0]}'?)"
+    return f" (one of: {', '.join(names)})" if names else ""
+
+
+def cli(main: Callable[..., Any]) -> Callable[..., None]:
+    """Wrap a command: `UserError` becomes `error: …` on stderr and exit code 2, Ctrl-C exit code 130."""
+
+    @functools.wraps(main)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            main(*args, **kwargs)
+        except UserError as error:
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            raise SystemExit(2) from None
+        except KeyboardInterrupt:
+            print("interrupted: run the same command again to continue", file=sys.stderr)
+            raise SystemExit(130) from None
+
+    return run

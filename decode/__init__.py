@@ -1,0 +1,1 @@
+"""Use a drafter to speed a target up, losslessly."""

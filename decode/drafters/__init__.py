@@ -1,0 +1,1 @@
+"""What proposes tokens: one file per system."""

@@ -1,0 +1,1 @@
+"""Benchmark prompts: one file per suite."""
