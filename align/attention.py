@@ -1,0 +1,60 @@
+"""One attention function for target and drafter: grouped queries without repeating keys, through SDPA.
+
+transformers repeats K and V for every query head as soon as a mask is given (9 heads read 3 times the memory on
+SmolLM2). Here the query heads of a group become extra query rows of their shared key head instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+NAME = "grouped_sdpa"
+
+
+def grouped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool = False
+) -> Tensor:
+    """Attention of (B, H, L, d) queries over (B, Hkv, S, d) keys and values, H a multiple of Hkv → (B, H, L, d).
+
+    `mask` is boolean (B or 1, 1, L, S), True = attend; None = everything, or causal when L = S and `causal`.
+    """
+    batch, heads, length, width = query.shape
+    kv_heads, size = key.shape[1], key.shape[2]
+    groups = heads // kv_heads
+    if causal and mask is None and length > 1:
+        mask = torch.ones(length, size, dtype=torch.bool, device=query.device).tril(size - length)[None, None]
+    if groups == 1 or length > 64:  # wide queries: the repeat is cheap beside the product
+        if groups > 1:
+            key, value = (t[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for t in (key, value))
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    rows = query.reshape(batch, kv_heads, groups * length, width)
+    if mask is not None and length > 1:
+        mask = mask.expand(-1, -1, length, -1).repeat(1, 1, groups, 1)
+    return F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale).reshape(query.shape)
+
+
+def _interface(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    causal = bool(kwargs.get("is_causal", getattr(module, "is_causal", True)))
+    return grouped_attention(query, key, value, attention_mask, scale, causal).transpose(1, 2), None
+
+
+def register() -> str:
+    """Make the function known to transformers (its documented interface) and return its name."""
+    AttentionInterface.register(NAME, _interface)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    return NAME

@@ -1,0 +1,97 @@
+"""A preallocated key/value cache: writing moves a length forward, rolling back moves it back, nothing is copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class _Layer(CacheLayerMixin):
+    """One layer's keys and values, (B, Hkv, capacity, head_dim), written where the owning cache says."""
+
+    def __init__(self, owner: KVCache, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.owner = owner
+        self.keys, self.values = keys, values
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the memory is there from the start."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None
+        owner, width = self.owner, key_states.shape[2]
+        if owner.slots_B is None:
+            end = owner.length + width
+            self.keys[:, :, owner.length : end] = key_states
+            self.values[:, :, owner.length : end] = value_states
+        else:  # every row at a place of its own: one token a row
+            rows = torch.arange(key_states.shape[0], device=key_states.device)
+            self.keys[rows, :, owner.slots_B] = key_states[:, :, 0]
+            self.values[rows, :, owner.slots_B] = value_states[:, :, 0]
+            end = owner.slots_end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.owner.length
+
+    def get_max_length(self) -> int:
+        return self.owner.capacity
+
+
+class KVCache(Cache):
+    """The target's keys and values, allocated once; `length` says how much of it counts.
+
+    Args:
+        layers: number of layers.
+        shape: (B, Hkv, capacity, head_dim) of each layer's keys and of its values.
+
+    `cache.length = n` with n ≤ the current length is the whole rollback. With `slots_B` set (B,), a forward of one
+    token a row writes row b at `slots_B[b]` instead (batched writing with rows of different lengths).
+    """
+
+    def __init__(self, layers: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+        self._length = 0
+        self.capacity = shape[2]
+        self.slots_B: Tensor | None = None
+        self.slots_end = 0
+        keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        super().__init__(layers=[_Layer(self, k, v) for k, v in zip(keys, values, strict=True)])
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @length.setter
+    def length(self, value: int) -> None:
+        if not 0 <= value <= self._length:
+            raise ValueError(f"cache length can only be rolled back: {value} is not within 0..{self._length}")
+        self._length = value
+
+    def advance(self, tokens: int) -> None:
+        """Count `tokens` more positions, already written, as part of the cache."""
+        self._length += tokens
+
+    def check_room(self, tokens: int) -> None:
+        """Raises ValueError when `tokens` more positions would not fit."""
+        if self._length + tokens > self.capacity:
+            raise ValueError(f"cache of {self.capacity} positions is full: {self._length} + {tokens}")
+
+    def k(self, layer: int) -> Tensor:
+        """(B, Hkv, length, head_dim) view of the layer's keys, rotary positions already applied."""
+        keys = self.layers[layer].keys
+        assert keys is not None
+        return keys[:, :, : self._length]
+
+    def v(self, layer: int) -> Tensor:
+        """(B, Hkv, length, head_dim) view of the layer's values."""
+        values = self.layers[layer].values
+        assert values is not None
+        return values[:, :, : self._length]

