@@ -49,12 +49,20 @@ def draw(logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: flo
     Gumbel noise, or `torch.multinomial`, would draw B·V random numbers a step (128 × 49152: more than the model's own
     time); here the noise is B numbers. Scratches `logits_BV`. Returns (B,) int64.
     """
-    best = logits_BV.argmax(dim=-1)
-    z = logits_BV.div_(temperature_B.clamp_min(1e-6)[:, None])
+    rows = max(1, (1 << 19) // logits_BV.shape[-1])  # 2 MB at a time: every pass but the first stays in the cache
+    parts = zip(logits_BV.split(rows), temperature_B.split(rows), uniform_B.split(rows), strict=True)
+    return torch.cat([_draw_rows(z, t, u, top_p, top_k) for z, t, u in parts])
+
+
+def _draw_rows(z: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: float, top_k: int) -> Tensor:
+    best = z.argmax(dim=-1)
+    if not bool((temperature_B > 0).any()):
+        return best
+    z.sub_(z.gather(-1, best[:, None])).div_(temperature_B.clamp_min(1e-6)[:, None])
     if top_k:
         kth = z.topk(min(top_k, z.shape[-1]), dim=-1).values[:, -1:]
         z.masked_fill_(z < kth, -torch.inf)
-    z.sub_(z.amax(dim=-1, keepdim=True)).exp_()
+    z.exp_()
     if top_p < 1.0:
         ordered, index = z.sort(dim=-1, descending=True)
         before = ordered.cumsum(-1) - ordered
@@ -63,11 +71,11 @@ def draw(logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: flo
     if pad:
         z = torch.nn.functional.pad(z, (0, pad))
     blocks = z.view(z.shape[0], -1, _BLOCK)
-    upto = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    upto = blocks.sum(-1).double().cumsum(-1)
     aim = uniform_B.double()[:, None] * upto[:, -1:]
     block = torch.searchsorted(upto, aim, right=True).clamp_max(upto.shape[1] - 1)
     inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double()
-    below = upto.gather(1, block) - inside.sum(-1, keepdim=True)
+    below = torch.where(block > 0, upto.gather(1, (block - 1).clamp_min(0)), torch.zeros_like(aim))
     place = torch.searchsorted(inside.cumsum(-1), (aim - below).clamp_min(0.0), right=True)
     # rounding may point past the block's last possible token: take that token
     last = (inside > 0).to(torch.int64).cumsum(-1).argmax(-1, keepdim=True)

@@ -1,0 +1,236 @@
+"""`python -m align.synthesize recipe=NAME …`: the target writes its own training data.
+
+With no data set at all the target writes prompts and then answers them; or it answers prompts from `datasets` (a hub
+id, JSONL or Parquet). Samples are written in batches, one shard a batch. A batch's text depends on (seed, batch
+number) alone, so a run that was killed loses the batch in flight and ends in the same state as an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from align import data
+from align.duplicates import NearDuplicates
+from align.errors import UserError, cli
+from align.prompts import read_prompts
+from align.recipe import Recipe, parse_command
+from align.target import Target, load_target
+from align.writer import Row, Writer, WriterSettings
+
+_MARK = "\u2402PROMPT\u2402"
+
+
+@dataclass(frozen=True)
+class Template:
+    """Tokens before a prompt, between a prompt and its answer, and the identity of the template they came from."""
+
+    prefix: tuple[int, ...]
+    turn: tuple[int, ...]
+    sha256: str
+
+
+def chat_template(target: Target) -> Template:
+    """The target's own template around one user prompt; for a base model the beginning-of-text token and no turn."""
+    tokenizer = target.tokenizer
+    if not target.has_chat_template:
+        first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else target.eos_ids[0]
+        return Template((first,), (), hashlib.sha256(b"").hexdigest())
+    text = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=True)
+    before, found, after = text.partition(_MARK)
+    if not found:
+        raise UserError(f"target {target.spec!r}: its chat template does not keep the user's text")
+    parts = [tuple(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (before, after)]
+    digest = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
+    return Template(parts[0], parts[1], digest)
+
+
+def _identity(recipe: Recipe, target: Target, template: Template, prompts: list[str] | None) -> dict[str, Any]:
+    """What a restart must find unchanged, or the shards would not belong together."""
+    d = recipe.data
+    return {
+        "target": target.spec,
+        "target_sha256": target.hash,
+        "template_sha256": template.sha256,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "seed": recipe.seed,
+        "prompts": d.prompts,
+        "prompts_sha256": None if prompts is None else hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        "prompt_temperature": d.prompt_temperature,
+        "answer_temperatures": list(d.answer_temperatures),
+        "top_p": d.top_p,
+        "top_k": d.top_k,
+        "max_prompt_tokens": d.max_prompt_tokens,
+        "max_answer_tokens": d.max_answer_tokens,
+        "batch_size": d.batch_size,
+        "near_duplicate_threshold": d.near_duplicate_threshold,
+    }
+
+
+def _resume(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """The manifest to go on from: the folder's own, when it was written with the same settings, else a fresh one."""
+    if not (folder / "manifest.json").exists():
+        return {**identity, "shards": 0, "samples": 0, "tokens": 0, "answer_tokens": 0, "dropped": {}, "finished": False}
+    manifest = data.read_manifest(folder)
+    for key, value in identity.items():
+        if manifest.get(key) != value:
+            raise UserError(
+                f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says {value!r}; "
+                "give another data.path or remove the folder"
+            )
+    return manifest
+
+
+def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False) -> dict[str, Any]:
+    """Write `recipe.data.samples` samples into `folder`, going on from what is there; returns the manifest.
+
+    Raises:
+        UserError: a folder written with other settings, prompts that can't be read, or prompts that run out.
+    """
+    d = recipe.data
+    template = chat_template(target)
+    prompts = read_prompts(d.prompts, d.prompts_split, d.prompts_column) if d.prompts else None
+    manifest = _resume(folder, _identity(recipe, target, template, prompts))
+    if manifest["samples"] >= d.samples:
+        return manifest
+    seen = NearDuplicates(d.near_duplicate_threshold)
+    for number in range(manifest["shards"]):
+        shard = data.read_shard(data.shard_path(folder, number))
+        for i in range(len(shard)):
+            seen.add(_text_key(shard[i].tolist(), int(shard.answer_start[i]), len(template.prefix)))
+    settings = WriterSettings(d.prompt_temperature, d.top_p, d.top_k, d.max_prompt_tokens, d.max_answer_tokens)
+    capacity = len(template.prefix) + d.max_prompt_tokens + len(template.turn) + d.max_answer_tokens
+    writer = Writer(target, template.prefix, template.turn, settings, capacity)
+    start, tokens_before = time.monotonic(), manifest["tokens"]
+    with _progress(d.samples, manifest["samples"], quiet) as (progress, task):
+        counter = [0]
+
+        def count(tokens: int) -> None:
+            counter[0] += tokens
+            rate = counter[0] / max(time.monotonic() - start, 1e-9)
+            progress.update(task, rate=f"{rate:.0f} tokens/s")
+
+        while manifest["samples"] < d.samples:
+            rows = _rows(recipe, manifest["shards"], target, template, prompts)
+            if not rows:
+                break
+            generator = torch.Generator().manual_seed(_batch_seed(recipe.seed, manifest["shards"]))
+            writer.write(rows, generator, count)
+            _keep(rows, manifest, folder, seen, len(template.prefix), d.samples)
+            progress.update(task, completed=manifest["samples"])
+    seconds = time.monotonic() - start
+    if not quiet:
+        written = manifest["tokens"] - tokens_before
+        print(
+            f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
+            f"({written / max(seconds, 1e-9):.0f} kept tokens/s, dropped: {manifest['dropped'] or 'none'})"
+        )
+    if manifest["samples"] < d.samples and prompts is not None and not quiet:
+        print(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
+    return manifest
+
+
+def _batch_seed(seed: int, batch: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{batch}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def _rows(recipe: Recipe, batch: int, target: Target, template: Template, prompts: list[str] | None) -> list[Row]:
+    d = recipe.data
+    indices = range(batch * d.batch_size, (batch + 1) * d.batch_size)
+    heat = list(d.answer_temperatures)
+    if prompts is None:
+        chat = bool(template.turn)
+        rows = [Row(i, heat[i % len(heat)], [], writes_prompt=chat) for i in indices]
+        return rows
+    rows = []
+    for i in indices:
+        if i >= len(prompts):
+            break
+        tokens = list(target.tokenizer(prompts[i], add_special_tokens=False)["input_ids"])[: d.max_prompt_tokens]
+        rows.append(Row(i, heat[i % len(heat)], tokens + list(template.turn), writes_prompt=False))
+    return rows
+
+
+def _text_key(tokens: list[int], answer_start: int, prefix: int) -> list[int]:
+    """The part of a sample that near-duplicates are judged by: its prompt, or a base text's first 64 tokens."""
+    return tokens[prefix:answer_start] if answer_start > prefix else tokens[prefix : prefix + 64]
+
+
+def _keep(rows: list[Row], manifest: dict[str, Any], folder: Path, seen: NearDuplicates, prefix: int, total: int) -> None:
+    """Drop broken turns and near-duplicates, write the rest as one shard, then the manifest."""
+    dropped = Counter(manifest["dropped"])
+    kept: list[Row] = []
+    for row in rows:
+        if row.broken:
+            dropped[row.broken] += 1
+        elif not seen.add(_text_key(row.tokens, row.answer_start, prefix)):
+            dropped["near-duplicate"] += 1
+        elif manifest["samples"] + len(kept) < total:
+            kept.append(row)
+    samples = data.from_lists([r.tokens for r in kept], [r.answer_start for r in kept], [r.answer_temperature for r in kept])
+    data.write_shard(folder, manifest["shards"], samples)
+    manifest["shards"] += 1
+    manifest["samples"] += len(kept)
+    manifest["tokens"] += int(samples.offsets[-1])
+    manifest["answer_tokens"] += sum(len(r.tokens) - r.answer_start for r in kept)
+    manifest["dropped"] = dict(sorted(dropped.items()))
+    manifest["finished"] = manifest["samples"] >= total
+    data.write_manifest(folder, manifest)
+
+
+class _progress:
+    """A rich progress bar as a context: yields (progress, task)."""
+
+    def __init__(self, total: int, done: int, quiet: bool) -> None:
+        self.progress = Progress(
+            TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
+            disable=quiet,
+        )  # fmt: skip
+        self.total, self.done = total, done
+
+    def __enter__(self) -> tuple[Progress, Any]:
+        self.progress.start()
+        return self.progress, self.progress.add_task("write", total=self.total, completed=self.done, rate="")
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+
+def data_folder(recipe: Recipe) -> Path:
+    """Where this recipe's data lie: `data.path`, or `data` in its output folder."""
+    return Path(recipe.data.path) if recipe.data.path else Path(recipe.output) / "data"
+
+
+def ensure(recipe: Recipe, target: Target) -> Path:
+    """The recipe's data folder; for the `debug` target it is written first when missing (it takes a second).
+
+    Raises:
+        UserError: no data, with the command that writes them.
+    """
+    folder = data_folder(recipe)
+    if target.spec == "debug":
+        synthesize(recipe, target, folder, quiet=True)
+    elif not (folder / "manifest.json").exists():
+        raise UserError(f"{folder}: no data yet; write them with python -m align.synthesize recipe={recipe.name}")
+    return folder
+
+
+@cli
+def main(argv: list[str] | None = None) -> None:
+    recipe = parse_command(sys.argv[1:] if argv is None else argv, "align.synthesize", __doc__ or "")
+    target = load_target(recipe.target.name, recipe.target.dtype, recipe.target.device)
+    synthesize(recipe, target, data_folder(recipe))
+
+
+if __name__ == "__main__":
+    main()
