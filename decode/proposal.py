@@ -1,0 +1,137 @@
+"""What a drafter hands over: tokens and the LAW they were drawn from. A verifier names the laws under which it is exact.
+
+    point        drawn in any way at all: an argmax, a lookup, a beam, the best of many; there is no q
+    independent  all in one step, each position from its own q given the prefix alone
+    causal       each from a q that may depend on the drafted tokens left of it, and on nothing else
+    unmasked     each from the q of the step that unmasked it, the steps in any order
+
+The wrong combinations are refused here where the types can see them: a `point` proposal cannot carry a q, the other
+laws cannot come without one, and q is fp32 or fp64 (a draw from a half-precision softmax is not a draw from q).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Law = Literal["point", "independent", "causal", "unmasked"]
+LAWS: tuple[str, ...] = get_args(Law)
+
+
+def _check_probs(probs: Tensor, shape: str) -> None:
+    if probs.dim() != 2:
+        raise ValueError(f"q must be {shape}, not {tuple(probs.shape)}")
+    if probs.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"q must be float32 or float64, not {probs.dtype}: draw and test in full precision")
+
+
+@dataclass(frozen=True)
+class DenseQ:
+    """q over the target's vocabulary: `probs_KV`, fp32 or fp64, each row a distribution."""
+
+    probs_KV: Tensor
+
+    def __post_init__(self) -> None:
+        _check_probs(self.probs_KV, "(K, V)")
+
+    def __len__(self) -> int:
+        return self.probs_KV.shape[0]
+
+    def at(self, tokens_K: Tensor) -> Tensor:
+        """q of each position's token, (K,)."""
+        return self.probs_KV.gather(1, tokens_K[:, None])[:, 0]
+
+    def row(self, position: Tensor, vocab_size: int) -> Tensor:
+        """q at one position over the target's vocabulary, (V,); zeros after the last position."""
+        return _row(self.probs_KV, position)
+
+    def cut(self, length: int) -> DenseQ:
+        return DenseQ(self.probs_KV[:length])
+
+
+@dataclass(frozen=True)
+class SparseQ:
+    """q over some of the target's vocabulary: `probs_KS` over the token ids `ids_S`, zero elsewhere.
+
+    The ids are distinct; S is the size of a pruned draft vocabulary.
+    """
+
+    ids_S: Tensor
+    probs_KS: Tensor
+
+    def __post_init__(self) -> None:
+        _check_probs(self.probs_KS, "(K, S)")
+        if self.ids_S.shape != self.probs_KS.shape[1:]:
+            raise ValueError(f"{self.probs_KS.shape[1]} columns of q need as many ids, not {tuple(self.ids_S.shape)}")
+
+    def __len__(self) -> int:
+        return self.probs_KS.shape[0]
+
+    def at(self, tokens_K: Tensor) -> Tensor:
+        """q of each position's token, (K,); zero for a token that is not among the ids."""
+        return (self.probs_KS * (self.ids_S == tokens_K[:, None])).sum(1)
+
+    def row(self, position: Tensor, vocab_size: int) -> Tensor:
+        """q at one position over the target's vocabulary, (V,); zeros after the last position."""
+        dense_V = self.probs_KS.new_zeros(vocab_size)
+        return dense_V.index_copy_(0, self.ids_S, _row(self.probs_KS, position))
+
+    def cut(self, length: int) -> SparseQ:
+        return SparseQ(self.ids_S, self.probs_KS[:length])
+
+
+def _row(probs: Tensor, position: Tensor) -> Tensor:
+    """Row `position` (a 0-dimensional tensor: no host synchronisation), zeros where it is past the end."""
+    last = probs.shape[0] - 1
+    return probs.index_select(0, position.clamp(max=last).reshape(1))[0] * (position <= last)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """K drafted tokens for one prefix, with the law of their draw.
+
+    Args:
+        tokens_K: int64 ids in the target's vocabulary.
+        law: how they were drawn, see the module's head. `independent` and `causal` rows of q are what each token was
+            REALLY drawn from, processors included.
+        q: None for `point`, needed by every other law.
+        steps_K: the step at which each position was unmasked; needed by `unmasked` and by no other law.
+        parents: the index of every node's parent. None = a chain, the only shape so far.
+
+    Raises:
+        ValueError: fields that contradict the law.
+    """
+
+    tokens_K: Tensor
+    law: Law
+    q: DenseQ | SparseQ | None = None
+    steps_K: Tensor | None = None
+    parents: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.law not in LAWS:
+            raise ValueError(f"unknown law {self.law!r} (one of: {', '.join(LAWS)})")
+        if self.tokens_K.dim() != 1 or self.tokens_K.dtype != torch.int64:
+            raise ValueError(f"drafted tokens must be int64 (K,), not {self.tokens_K.dtype} {tuple(self.tokens_K.shape)}")
+        if (self.q is None) != (self.law == "point"):
+            raise ValueError(f"law {self.law!r} {'needs the q of its draw' if self.q is None else 'has no q'}")
+        if self.q is not None and len(self.q) != len(self):
+            raise ValueError(f"{len(self)} drafted tokens, but {len(self.q)} rows of q")
+        if (self.steps_K is None) != (self.law != "unmasked"):
+            raise ValueError(f"law {self.law!r} {'needs' if self.steps_K is None else 'has no'} unmask steps")
+        if self.parents is not None:
+            raise ValueError("trees are not supported yet: parents must be None")
+
+    def __len__(self) -> int:
+        return self.tokens_K.shape[0]
+
+    def cut(self, length: int) -> Proposal:
+        """The first `length` tokens. Exact as long as `length` was not chosen by looking at the values drawn."""
+        if length >= len(self):
+            return self
+        q = None if self.q is None else self.q.cut(length)
+        steps_K = None if self.steps_K is None else self.steps_K[:length]
+        return replace(self, tokens_K=self.tokens_K[:length], q=q, steps_K=steps_K)

@@ -1,0 +1,178 @@
+"""Logits → probabilities, one function for target and drafter, and draws from them.
+
+Everything is computed in fp32 (a draw's running sum in fp64). Temperature 0 is a one-hot here and nowhere else. Ties
+are broken by the lowest token id everywhere: argmax, the edge of top-k, the edge of top-p.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from align.errors import UserError
+
+MIN_TEMPERATURE = 1e-3
+_TOP_P_WIDTHS = (256, 4096)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen.
+
+    Applied in this order: repetition penalty, temperature, top-k, top-p (the order of transformers' `generate`).
+
+    Raises:
+        UserError: a value outside its range.
+    """
+
+    temperature: float = 0.0
+    """0 = always the most probable token, else at least 0.001."""
+    top_p: float = 1.0
+    """Keep the most probable tokens until their mass reaches this; 1 = all."""
+    top_k: int = 0
+    """Keep this many most probable tokens; 0 = all."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens already in the text (prompt included) are divided by this if positive, else multiplied; 1 = off."""
+    seed: int = 0
+    """Seeds the generator of a request; the same seed and settings give the same output."""
+
+    def __post_init__(self) -> None:
+        def need(ok: bool, name: str, range_: str) -> None:
+            if not ok:
+                raise UserError(f"{name}={getattr(self, name)!r}: must be {range_}")
+
+        for name in ("temperature", "top_p", "repetition_penalty"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            need(number, name, "a finite number")
+        for name in ("top_k", "seed"):
+            value = getattr(self, name)
+            need(isinstance(value, int) and not isinstance(value, bool), name, "a whole number")
+        need(
+            self.temperature == 0 or self.temperature >= MIN_TEMPERATURE,
+            "temperature",
+            f"0 (greedy) or at least {MIN_TEMPERATURE}",
+        )
+        need(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
+        need(self.top_k >= 0, "top_k", "0 (off) or more")
+        need(self.repetition_penalty > 0, "repetition_penalty", "above 0 (1 = off)")
+        need(0 <= self.seed < 2**63, "seed", "from 0 to 2**63 - 1")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def penalised(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Tensor:
+    """Logits (…, V) in fp32 (fp64 stays) after the repetition penalty (CTRL, arXiv 1909.05858 section 4.1).
+
+    `seen`: bool, broadcastable to the logits, True where the token occurs in that row's own prefix; None = nowhere.
+    """
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    penalty = sampling.repetition_penalty
+    if seen is None or penalty == 1.0:
+        return logits
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def best(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
+    """The most probable token, (…, V) → (…), the lowest id among equals: the law of temperature 0 without its one-hot."""
+    return penalised(logits, sampling, seen).argmax(dim=-1)
+
+
+def probs(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
+    """Logits (…, V) → probabilities (…, V) in fp32 (fp64 stays fp64), every processor applied.
+
+    Args:
+        logits: of any floating type; not changed.
+        seen: bool, broadcastable to the logits, True where the token occurs in that row's own prefix, accepted drafts
+            of its path included; only the repetition penalty looks at it.
+    """
+    if sampling.greedy:
+        one_hot = F.one_hot(best(logits, sampling, seen), logits.shape[-1])
+        return one_hot.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    logits = penalised(logits, sampling, seen)
+    if sampling.temperature != 1.0:
+        logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1:
+        logits = logits.masked_fill(~_kept(logits, sampling.top_k, sampling.top_p), -math.inf)
+    return logits.softmax(dim=-1)
+
+
+def _kept(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Bool (…, V): the tokens that top-k and then top-p, on what top-k left, keep. Ties at the edge: lowest ids."""
+    size = logits.shape[-1]
+    width = min(top_k, size) if top_k else size
+    if top_p < 1:
+        values, mass = _ranked_mass(logits, width if top_k else 0, top_p)
+        count = ((mass < top_p).sum(dim=-1, keepdim=True) + 1).clamp(max=values.shape[-1])
+        edge = values.gather(-1, count - 1)
+    else:
+        edge = logits.topk(width, dim=-1).values[..., -1:]
+        count = torch.full_like(edge, width, dtype=torch.int64)
+    above, tied = logits > edge, logits == edge
+    return above | (tied & (tied.cumsum(dim=-1) <= count - above.sum(dim=-1, keepdim=True)))
+
+
+def _ranked_mass(logits: Tensor, width: int, top_p: float) -> tuple[Tensor, Tensor]:
+    """The largest logits in falling order and the running probability mass up to each; `width` 0 = of all tokens.
+
+    Without top-k a full sort of V would cost more than the model's own head, and top-p seldom needs it: a few hundred
+    candidates are ranked first, more only while they hold less than `top_p`.
+    """
+    if width:
+        values = logits.topk(width, dim=-1).values
+        return values, values.double().softmax(dim=-1).cumsum(dim=-1)
+    total = torch.logsumexp(logits.double(), dim=-1, keepdim=True)
+    size = logits.shape[-1]
+    for candidates in (*(w for w in _TOP_P_WIDTHS if w < size), size):
+        values = logits.topk(candidates, dim=-1).values
+        mass = (values.double() - total).exp().cumsum(dim=-1)
+        if candidates == size or bool((mass[..., -1] >= top_p).all()):
+            break
+    return values, mass
+
+
+def uniform(count: int, generator: torch.Generator) -> Tensor:
+    """`count` numbers in [0, 1), fp64, on the generator's device."""
+    return torch.rand(count, dtype=torch.float64, generator=generator, device=generator.device)
+
+
+def draw(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """One token per row of non-negative weights (…, V), which need not sum to 1 → int64 (…)."""
+    rows = weights.shape[:-1]
+    return draw_at(weights, uniform(math.prod(rows), generator).reshape(rows))
+
+
+def draw_at(weights: Tensor, u: Tensor) -> Tensor:
+    """The inverse of the cumulated weights at u in [0, 1): token i for u·total in [Σ_{j<i} w_j, Σ_{j≤i} w_j).
+
+    Summed in fp64; a token of weight 0 is never drawn. weights (…, V), u (…) → int64 (…).
+    """
+    running = weights.cumsum(dim=-1, dtype=torch.float64)
+    total = running[..., -1:]
+    at = torch.minimum(u.double()[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(running, at, right=True)[..., 0].clamp(max=weights.shape[-1] - 1)
+
+
+def seen_tokens(tokens: list[int], vocab_size: int, device: torch.device) -> Tensor:
+    """Bool (V,): True for every token that occurs in `tokens`."""
+    seen_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+    seen_V[torch.tensor(tokens, dtype=torch.int64, device=device)] = True
+    return seen_V
+
+
+def seen_rows(seen_V: Tensor, tokens_K: Tensor) -> Tensor:
+    """Bool (K+1, V): what row i's own prefix holds, `seen_V` and the drafts before it, tokens_K[:i].
+
+    `seen_V` must hold at least one token.
+    """
+    K = tokens_K.shape[0]
+    known = seen_V.int().argmax()
+    before = torch.ones(K + 1, K, dtype=torch.bool, device=tokens_K.device).tril(-1)
+    return seen_V.repeat(K + 1, 1).scatter_(1, torch.where(before, tokens_K, known), True)

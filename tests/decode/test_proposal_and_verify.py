@@ -1,0 +1,88 @@
+import pytest
+import torch
+
+from align.errors import UserError
+from decode.proposal import DenseQ, Proposal, SparseQ
+from decode.sampling import Sampling, probs
+from decode.verify import VERIFIERS, check_pair, choose, verify
+
+TOKENS = torch.tensor([3, 1])
+Q = DenseQ(torch.full((2, 4), 0.25))
+
+
+def test_a_law_and_its_q_belong_together() -> None:
+    with pytest.raises(ValueError, match="'point' has no q"):
+        Proposal(TOKENS, "point", Q)
+    for law in ("independent", "causal", "unmasked"):
+        with pytest.raises(ValueError, match=f"'{law}' needs the q"):
+            Proposal(TOKENS, law)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="unknown law"):
+        Proposal(TOKENS, "beam")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="rows of q"):
+        Proposal(TOKENS, "independent", DenseQ(torch.full((3, 4), 0.25)))
+    with pytest.raises(ValueError, match="needs unmask steps"):
+        Proposal(TOKENS, "unmasked", Q)
+    with pytest.raises(ValueError, match="has no unmask steps"):
+        Proposal(TOKENS, "independent", Q, steps_K=TOKENS)
+    with pytest.raises(ValueError, match="int64"):
+        Proposal(TOKENS.int(), "point")
+    with pytest.raises(ValueError, match="as many ids"):
+        SparseQ(torch.tensor([1, 2, 3]), torch.full((2, 2), 0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_probabilities_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="float32 or float64"):
+        DenseQ(torch.full((2, 4), 0.25, dtype=dtype))
+    with pytest.raises(ValueError, match="fp32 or fp64"):
+        p_NV = torch.full((3, 4), 0.25, dtype=dtype)
+        verify("token", Proposal(TOKENS, "independent", Q), p_NV, torch.Generator())
+
+
+def test_sparse_q_is_the_dense_one_with_zeros() -> None:
+    sparse = SparseQ(torch.tensor([3, 0]), torch.tensor([[0.25, 0.75], [1.0, 0.0]]))
+    assert sparse.at(torch.tensor([0, 3])).tolist() == [0.75, 1.0]
+    assert sparse.at(torch.tensor([1, 0])).tolist() == [0.0, 0.0]
+    assert sparse.row(torch.tensor(0), 5).tolist() == [0.75, 0, 0, 0.25, 0]
+    assert sparse.row(torch.tensor(2), 5).tolist() == [0.0] * 5
+    dense = DenseQ(torch.stack([sparse.row(torch.tensor(k), 5) for k in range(2)]))
+    assert torch.equal(dense.at(torch.tensor([0, 3])), sparse.at(torch.tensor([0, 3])))
+    assert len(sparse.cut(1)) == len(dense.cut(1)) == 1
+
+
+def test_p_equal_to_q_accepts_everything_and_rounding_leaves_no_nan() -> None:
+    row = torch.rand(4) ** 2
+    p_NV = (row / row.sum()).expand(3, 4)
+    proposal = Proposal(torch.tensor([0, 3]), "independent", DenseQ(p_NV[:2]))
+    generator = torch.Generator().manual_seed(0)
+    assert all(int(verify("token", proposal, p_NV, generator).accepted) == 2 for _ in range(50))
+    emission = VERIFIERS["token"].emission(p_NV, proposal, torch.tensor(1))  # p − q is zero everywhere
+    assert torch.equal(emission, p_NV[1])
+
+
+def test_half_precision_logits_verify_in_fp32() -> None:
+    p_NV = probs(torch.randn(3, 4).to(torch.bfloat16), Sampling(1.0))
+    verdict = verify("token", Proposal(TOKENS, "independent", Q), p_NV, torch.Generator().manual_seed(0))
+    assert 0 <= int(verdict.accepted) <= 2 and 0 <= int(verdict.next_token) < 4
+
+
+def test_pairs_that_would_change_the_output_are_refused_with_the_reason() -> None:
+    with pytest.raises(UserError, match=r"law 'point'.*not drawn from any q.*these fit: point_mass$"):
+        check_pair("point", "token", 1.0)
+    with pytest.raises(UserError, match=r"law 'unmasked'.*out of order.*these fit: point_mass$"):
+        check_pair("unmasked", "token", 1.0)
+    with pytest.raises(UserError, match=r"exact at temperature 0 only, not at 0.7; these fit: point_mass, token$"):
+        check_pair("independent", "greedy", 0.7)
+    with pytest.raises(UserError, match=r"these fit: greedy, point_mass$"):
+        check_pair("point", "token", 0.0)
+    with pytest.raises(UserError, match=r"unknown verifier 'tokens' \(did you mean 'token'"):
+        check_pair("point", "tokens", 0.0)
+    with pytest.raises(UserError, match="these fit"):
+        verify("token", Proposal(TOKENS, "point"), torch.full((3, 4), 0.25), torch.Generator())
+
+
+def test_auto_always_fits() -> None:
+    for law in ("point", "independent", "causal", "unmasked"):
+        for temperature in (0.0, 1.0):
+            check_pair(law, choose(law, temperature), temperature)
+    assert [choose("causal", 1.0), choose("point", 1.0), choose("causal", 0.0)] == ["token", "point_mass", "greedy"]

@@ -1,0 +1,133 @@
+import itertools
+import math
+
+import pytest
+import torch
+
+from align.errors import UserError
+from decode.sampling import Sampling, best, draw, draw_at, probs, seen_rows, seen_tokens, uniform
+
+
+def logits(rows: int, V: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def reference(row: list[float], sampling: Sampling, seen: set[int]) -> list[float]:
+    """The processors one token at a time, in plain Python."""
+    penalty = sampling.repetition_penalty
+    row = [(x / penalty if x > 0 else x * penalty) if i in seen else x for i, x in enumerate(row)]
+    order = sorted(range(len(row)), key=lambda i: (-row[i], i))
+    if sampling.temperature == 0:
+        return [float(i == order[0]) for i in range(len(row))]
+    row = [x / sampling.temperature for x in row]
+    kept = order[: sampling.top_k] if sampling.top_k else order
+    weights = {i: math.exp(row[i] - row[order[0]]) for i in kept}
+    if sampling.top_p < 1:
+        total, mass, few = sum(weights.values()), 0.0, []
+        for i in kept:
+            few.append(i)
+            mass += weights[i] / total
+            if mass >= sampling.top_p:
+                break
+        kept = few
+    total = sum(weights[i] for i in kept)
+    return [weights[i] / total if i in kept else 0.0 for i in range(len(row))]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "penalty"),
+    list(itertools.product([0.0, 0.3, 1.0, 2.0], [0, 1, 5, 40, 1000], [1.0, 0.9, 0.3], [1.0, 1.3])),
+)
+def test_probs_follow_the_definition(temperature: float, top_k: int, top_p: float, penalty: float) -> None:
+    sampling = Sampling(temperature, top_p, top_k, penalty)
+    rows_RV = logits(3, 40)
+    seen = [{0, 5, 7}, {39}, {1}]
+    seen_RV = torch.stack([seen_tokens(sorted(s), 40, torch.device("cpu")) for s in seen])
+    found = probs(rows_RV, sampling, seen_RV)
+    assert found.dtype == torch.float32
+    for row, held, got in zip(rows_RV, seen, found, strict=True):
+        torch.testing.assert_close(got, torch.tensor(reference(row.tolist(), sampling, held)), atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_processed_in_fp32(dtype: torch.dtype) -> None:
+    half = logits(2, 50).to(dtype)
+    for sampling in (Sampling(1.0), Sampling(0.7, top_p=0.8, top_k=20), Sampling(0.0)):
+        found = probs(half, sampling)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, probs(half.float(), sampling))
+
+
+def test_ties_go_to_the_lowest_id() -> None:
+    row = torch.tensor([0.0, 2.0, 2.0, 2.0, 1.0])
+    assert best(row, Sampling()) == 1
+    assert probs(row, Sampling()).tolist() == [0, 1, 0, 0, 0]
+    assert probs(row, Sampling(1.0, top_k=2)).tolist() == [0, 0.5, 0.5, 0, 0]
+    assert probs(row, Sampling(1.0, top_k=1)).tolist() == [0, 1, 0, 0, 0]
+    assert probs(row, Sampling(1.0, top_p=0.4)).tolist() == [0, 0.5, 0.5, 0, 0]
+    assert probs(torch.zeros(9), Sampling(1.0, top_p=0.2)).tolist() == [0.5, 0.5] + [0.0] * 7
+
+
+def test_top_p_ranks_as_many_candidates_as_it_needs() -> None:
+    """Flat rows over a large vocabulary: the first few hundred candidates do not hold the mass."""
+    V = 9000
+    for scale in (0.0, 0.01, 1.0, 5.0):
+        row = logits(1, V) * scale
+        found = probs(row, Sampling(1.0, top_p=0.9))[0]
+        full = row.double().softmax(-1)[0]
+        order = full.argsort(descending=True, stable=True)
+        count = int((full[order].cumsum(0) < 0.9).sum()) + 1
+        assert set(found.nonzero()[:, 0].tolist()) == set(order[:count].tolist())
+
+
+def test_temperature_one_row_at_a_time_equals_all_rows() -> None:
+    rows_RV = logits(5, 3000)
+    for sampling in (Sampling(0.8), Sampling(0.8, top_p=0.7), Sampling(0.8, top_k=50, top_p=0.9)):
+        assert torch.equal(probs(rows_RV, sampling), torch.cat([probs(row[None], sampling) for row in rows_RV]))
+
+
+def test_the_input_is_left_alone() -> None:
+    rows_RV = logits(2, 30)
+    before = rows_RV.clone()
+    for sampling in (Sampling(), Sampling(0.5, 0.5, 5, 2.0)):
+        probs(rows_RV, sampling, torch.ones(30, dtype=torch.bool))
+    assert torch.equal(before, rows_RV)
+
+
+def test_seen_rows_hold_each_rows_own_prefix() -> None:
+    seen_V = seen_tokens([2, 3], 8, torch.device("cpu"))
+    rows = seen_rows(seen_V, torch.tensor([5, 2, 0]))
+    assert [set(r.nonzero()[:, 0].tolist()) for r in rows] == [{2, 3}, {2, 3, 5}, {2, 3, 5}, {0, 2, 3, 5}]
+
+
+def test_draws_are_the_inverse_of_the_running_sum() -> None:
+    weights = torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0])
+    u = torch.tensor([0.0, 0.2499, 0.25, 0.9, 1 - 2**-53], dtype=torch.float64)
+    assert draw_at(weights.expand(5, 5), u).tolist() == [1, 1, 3, 3, 3]
+    grid = (torch.arange(8000, dtype=torch.float64) + 0.5) / 8000
+    row = torch.rand(6, generator=torch.Generator().manual_seed(1))
+    counts = torch.bincount(draw_at(row.expand(8000, 6), grid), minlength=6)
+    torch.testing.assert_close(counts / 8000, row / row.sum(), atol=3e-4, rtol=0)
+
+
+def test_draws_need_no_normalisation_and_repeat_with_the_seed() -> None:
+    weights = torch.rand(4, 100) * 1e-20
+    first = draw(weights, torch.Generator().manual_seed(5))
+    assert torch.equal(first, draw(weights * 1e10, torch.Generator().manual_seed(5)))
+    assert first.shape == (4,) and first.dtype == torch.int64
+    assert draw(weights[0], torch.Generator().manual_seed(5)).shape == ()
+    u = uniform(1000, torch.Generator().manual_seed(0))
+    assert u.dtype == torch.float64 and 0 <= u.min() and u.max() < 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1), ("temperature", float("nan")), ("temperature", float("inf")), ("temperature", 1e-6),
+        ("temperature", "1"), ("temperature", True), ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("top_k", 2.5),
+        ("repetition_penalty", 0), ("repetition_penalty", -2.0), ("seed", -1), ("seed", 1.5), ("seed", 2**70),
+    ],
+)  # fmt: skip
+def test_impossible_settings_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"^{field}="):
+        Sampling(**{field: value})  # type: ignore[arg-type]
