@@ -1,0 +1,400 @@
+"""The block drafter: one network that drafts K tokens in one pass over [last token, MASK × (K−1)].
+
+It is conditioned on the target, in one of two ways:
+
+- `shared_kv`: layer i is initialised from a target layer and attends to that layer's own keys and values for the
+  context; the target's last hidden state before the block is added, projected, to every position's input.
+- `taps` (DFlash, arXiv 2602.06036): hidden states after chosen target layers are fused, `H_ctx = RMSNorm(fc[h_1; …;
+  h_F])`, and every layer makes context keys and values from them. Parameter names are the published ones.
+
+The block attends to itself both ways. Embedding and head are the target's, frozen and not stored. Row k predicts the
+token k+1 places after the last token (`sample_from_anchor`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+
+from align.attention import grouped_attention
+from align.cache import KVCache
+from align.corruption import Anchors
+from align.data import Batch
+from align.errors import UserError, nearest
+from align.target import Target
+
+CONTEXTS = ("shared_kv", "taps")
+
+
+@dataclass
+class BlockConfig:
+    """The architecture, as stored in config.json. Sizes are the target's unless said otherwise."""
+
+    context: str
+    block_size: int  # K, drafted tokens
+    target_layer_ids: list[int]  # shared_kv: whose keys and values; taps: whose outputs (id i = hidden_states[i + 1])
+    init_layer_ids: list[int]  # the target layers that this drafter's layers started from
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    hidden_act: str
+    vocab_size: int
+    mask_token_id: int
+    num_target_layers: int
+    rope_theta: float
+    target: str
+    target_sha256: str
+    qk_norm: bool = False
+    attention_bias: bool = False
+    draft_vocab_size: int = 0  # 0 = the target's whole vocabulary
+    markov_rank: int = 0  # 0 = positions are independent given the context
+    sample_from_anchor: bool = True
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.context not in CONTEXTS:
+            raise UserError(f"drafter config: context={self.context!r} is unknown{nearest(self.context, CONTEXTS)}")
+        if self.block_size < 1:
+            raise UserError(f"drafter config: block_size={self.block_size} must be at least 1")
+        bad = [i for i in self.target_layer_ids if not 0 <= i < self.num_target_layers]
+        if bad:
+            raise UserError(f"drafter config: target layer {bad[0]} is not within 0..{self.num_target_layers - 1}")
+        if self.context == "shared_kv" and len(self.target_layer_ids) != len(self.init_layer_ids):
+            raise UserError("drafter config: shared_kv needs one target layer for each drafter layer")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> BlockConfig:
+        """Raises UserError for a missing key; keys that belong to other readers of the file are left alone."""
+        names = {f.name for f in fields(cls)}
+        required = [f.name for f in fields(cls) if f.name not in values and f.name not in _DEFAULTED]
+        if required:
+            raise UserError(f"{where}: missing key {required[0]!r}, so this is not a block drafter")
+        try:
+            return cls(**{k: v for k, v in values.items() if k in names})
+        except TypeError as error:
+            raise UserError(f"{where}: {error}") from None
+
+
+_DEFAULTED = {"qk_norm", "attention_bias", "draft_vocab_size", "markov_rank", "sample_from_anchor", "extra"}
+
+
+@dataclass
+class TargetFeatures:
+    """What the drafter sees of the target over packed rows, all without gradient.
+
+    hidden_BLD: last hidden state; keys, values: per shared layer (B, Hkv, L, d), rotary positions applied; taps_BLFD.
+    """
+
+    hidden_BLD: Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+    taps_BLFD: Tensor | None
+
+
+@torch.no_grad()
+def target_features(target: Target, batch: Batch, config: BlockConfig) -> TargetFeatures:
+    """One frozen forward of the target over packed rows."""
+    shared = config.context == "shared_kv"
+    rows, length = batch.tokens_BL.shape
+    cache = target.new_cache(rows, length) if shared else None
+    output = target.forward(
+        batch.tokens_BL,
+        cache=cache,
+        positions_BL=batch.positions_BL,
+        mask=batch.attention_mask(),
+        taps=() if shared else config.target_layer_ids,
+        logits=False,
+    )
+    keys = [cache.k(i) for i in config.target_layer_ids] if cache is not None else []
+    values = [cache.v(i) for i in config.target_layer_ids] if cache is not None else []
+    return TargetFeatures(output.hidden_BLD, keys, values, output.taps_BLFD)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · weight over the last dimension, the mean square taken in fp32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, half-split, of (…, d) with tables that broadcast."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+
+
+class BlockAttention(nn.Module):
+    """Attention of block rows over a context and their own block."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        c, bias = config, config.attention_bias
+        self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        self.scale = c.head_dim**-0.5
+        self.q_proj = nn.Linear(c.hidden_size, self.heads * c.head_dim, bias=bias)
+        self.k_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=bias)
+        self.v_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=bias)
+        self.o_proj = nn.Linear(self.heads * c.head_dim, c.hidden_size, bias=False)
+        if c.qk_norm:
+            self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
+            self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
+        self.qk_norm = c.qk_norm
+
+    def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(…, L, D) → (…, H, L, d), rotated; the tables are (…, L, d)."""
+        q = self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)).transpose(-3, -2)
+        return _rotate(self.q_norm(q) if self.qk_norm else q, cos[..., None, :, :], sin[..., None, :, :])
+
+    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """(…, L, D) → keys, rotated, and values, both (…, Hkv, L, d)."""
+        k = self.k_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(-3, -2)
+        v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(-3, -2)
+        return _rotate(self.k_norm(k) if self.qk_norm else k, cos[..., None, :, :], sin[..., None, :, :]), v
+
+    def forward(
+        self, x_BAKD: Tensor, cos: Tensor, sin: Tensor, context: tuple[Tensor, Tensor], see_BAL: Tensor
+    ) -> Tensor:
+        """Training: A blocks a row, each over the context places it may see (B, A, L) and over itself."""
+        q = self.queries(x_BAKD, cos, sin)  # (B, A, H, K, d)
+        k, v = self.keys_values(x_BAKD, cos, sin)  # (B, A, Hkv, K, d)
+        batch, anchors, _, size, width = q.shape
+        groups = self.heads // self.kv_heads
+        q = q.view(batch, anchors, self.kv_heads, groups * size, width) * self.scale
+        ctx_k, ctx_v = context  # (B, Hkv, L, d)
+        wide = q.transpose(1, 2).reshape(batch, self.kv_heads, -1, width)  # (B, Hkv, A·G·K, d)
+        scores = (wide @ ctx_k.transpose(-1, -2)).view(batch, self.kv_heads, anchors, groups * size, -1)
+        scores = scores.masked_fill(~see_BAL[:, None, :, None, :], -torch.inf)
+        own = (q @ k.transpose(-1, -2)).transpose(1, 2)  # (B, Hkv, A, G·K, K)
+        weights = torch.cat((scores, own), dim=-1).float().softmax(-1).to(q.dtype)
+        length = ctx_k.shape[2]
+        out = (weights[..., :length].flatten(2, 3) @ ctx_v).view(batch, self.kv_heads, anchors, groups * size, width)
+        out = out + weights[..., length:] @ v.transpose(1, 2)
+        out = out.view(batch, self.kv_heads, anchors, groups, size, width).permute(0, 2, 4, 1, 3, 5)
+        return self.o_proj(out.reshape(batch, anchors, size, -1))
+
+    def draft(self, x_BKD: Tensor, cos: Tensor, sin: Tensor, ctx_k: Tensor, ctx_v: Tensor) -> Tensor:
+        """Decoding: one block a row over the whole context given, (B, Hkv, n, d), and over itself."""
+        q = self.queries(x_BKD, cos, sin)
+        k, v = self.keys_values(x_BKD, cos, sin)
+        out = grouped_attention(q, torch.cat((ctx_k, k), dim=2), torch.cat((ctx_v, v), dim=2), None, self.scale)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class BlockMLP(nn.Module):
+    """Gated feed-forward, the target's own shape."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.act = ACT2FN[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+class BlockLayer(nn.Module):
+    """Pre-norm attention and feed-forward."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.self_attn = BlockAttention(config)
+        self.mlp = BlockMLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: tuple[Tensor, Tensor], see: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, context, see)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+    def draft(self, x: Tensor, cos: Tensor, sin: Tensor, ctx_k: Tensor, ctx_v: Tensor) -> Tensor:
+        x = x + self.self_attn.draft(self.input_layernorm(x), cos, sin, ctx_k, ctx_v)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class MarkovHead(nn.Module):
+    """A low-rank bias on the logits from the token drafted just before (after DSpark's Markov head).
+
+    z = W_z·silu(W_h·h_k + W_e·e(x_{k−1})), bias = z·B with B (r, Vd). Starts at zero; B starts at the head's leading
+    directions, so that z acts as a correction of the hidden state.
+    """
+
+    def __init__(self, width: int, rank: int, vocabulary: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(width, rank, bias=False)
+        self.previous = nn.Linear(width, rank, bias=False)
+        self.out = nn.Linear(rank, rank, bias=False)
+        self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
+
+    def forward(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """Hidden state and embedding of the token before, both (…, D) → z (…, r)."""
+        return self.out(F.silu(self.hidden(hidden) + self.previous(previous)))
+
+
+class BlockDrafter(nn.Module):
+    """The network q. Its parameters are the trainable ones alone; the target is referred to, not owned."""
+
+    draft_vocab: Tensor | None
+
+    def __init__(self, config: BlockConfig, target: Target, draft_vocab: Tensor | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self._target = [target]  # in a list, so that it is no submodule
+        self.layers = nn.ModuleList(BlockLayer(config) for _ in config.init_layer_ids)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        taps = config.context == "taps"
+        self.fc = nn.Linear(config.hidden_size * (len(config.target_layer_ids) if taps else 1), config.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.register_buffer("draft_vocab", draft_vocab, persistent=draft_vocab is not None)
+        self.markov = MarkovHead(config.hidden_size, config.markov_rank, self.draft_size) if config.markov_rank else None
+        self._head: Tensor | None = None
+
+    @property
+    def target(self) -> Target:
+        return self._target[0]
+
+    @property
+    def draft_size(self) -> int:
+        """Vd: how many tokens the drafter can propose."""
+        return self.config.draft_vocab_size or self.config.vocab_size
+
+    @property
+    def head_weight_VdD(self) -> Tensor:
+        """The frozen head's rows for the draft vocabulary, (Vd, D)."""
+        if self._head is None:
+            weight = self.target.head_weight_VD.detach()
+            self._head = weight if self.draft_vocab is None else weight[self.draft_vocab].contiguous()
+        return self._head
+
+    def _tables(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The target's own rotary tables for (rows, L) positions."""
+        cos, sin = self.target.body.rotary_emb(x, positions)
+        return cos, sin
+
+    def _inputs(self, anchor_tokens: Tensor, hidden_before: Tensor) -> Tensor:
+        """[anchor, MASK × (K−1)] as input rows, (…, K, D)."""
+        c = self.config
+        masks = torch.full((*anchor_tokens.shape, c.block_size - 1), c.mask_token_id, device=anchor_tokens.device)
+        x = self.target.embed(torch.cat((anchor_tokens[..., None], masks), dim=-1)).detach()
+        if c.context == "shared_kv":
+            x = x + self.fc(self.hidden_norm(hidden_before))[..., None, :]
+        return x
+
+    def forward(self, batch: Batch, features: TargetFeatures, anchors: Anchors) -> Tensor:
+        """Hidden states of all blocks, (B, A, K, D), ready for the head."""
+        index, size = anchors.index_BA, self.config.block_size
+        rows = torch.arange(index.shape[0], device=index.device)[:, None]
+        before = features.hidden_BLD[rows, (index - 1).clamp_min(0)]
+        x = self._inputs(batch.tokens_BL[rows, index], before)
+        positions = batch.positions_BL[rows, index][..., None] + torch.arange(size, device=index.device)
+        cos, sin = (t.unflatten(0, index.shape) for t in self._tables(x, positions.flatten(0, 1)))
+        places = torch.arange(batch.tokens_BL.shape[1], device=index.device)
+        see = (places < index[..., None]) & (batch.document_BL[:, None, :] == batch.document_BL[rows, index][..., None])
+        contexts = self._training_context(batch, features)
+        for layer, context in zip(self.layers, contexts, strict=True):
+            x = layer(x, cos, sin, context, see)
+        return self.norm(x)
+
+    def _training_context(self, batch: Batch, features: TargetFeatures) -> list[tuple[Tensor, Tensor]]:
+        if self.config.context == "shared_kv":
+            return list(zip(features.keys, features.values, strict=True))
+        assert features.taps_BLFD is not None
+        return self.context_keys_values(features.taps_BLFD, batch.positions_BL)
+
+    def context_keys_values(self, taps_BLFD: Tensor, positions_BL: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """`taps` context: each layer's keys and values of the fused features, (B, Hkv, L, d)."""
+        fused = self.hidden_norm(self.fc(taps_BLFD.flatten(2)))
+        cos, sin = self._tables(fused, positions_BL)
+        return [layer.self_attn.keys_values(fused, cos, sin) for layer in self.layers]
+
+    def markov_factors(self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Teacher-forced low-rank bias of every row: (z (B, A, K, r), basis (r, Vd)), or None without a Markov head."""
+        if self.markov is None:
+            return None
+        rows = torch.arange(anchors.index_BA.shape[0], device=hidden_BAKD.device)[:, None, None]
+        previous = batch.tokens_BL[rows, anchors.places_BAK(batch.tokens_BL.shape[1])]
+        return self.markov(hidden_BAKD, self.target.embed(previous).detach()), self.markov.basis
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Draft logits before any Markov bias, fp32, (…, D) → (…, Vd)."""
+        return F.linear(hidden.contiguous(), self.head_weight_VdD.to(hidden.dtype)).float()
+
+
+class BlockSession:
+    """One request's drafting state: the context that the drafter sees, kept in step with the target's cache.
+
+    Call `observe` after every target forward whose first `kept` tokens are committed and in the cache; then `hidden`
+    drafts after the cache's `length` positions. Batch of one.
+    """
+
+    def __init__(self, drafter: BlockDrafter, cache: KVCache, capacity: int) -> None:
+        self.drafter, self.cache = drafter, cache
+        self.before: Tensor | None = None
+        config = drafter.config
+        self.own: KVCache | None = None
+        if config.context == "taps":
+            shape = (1, config.num_key_value_heads, capacity, config.head_dim)
+            self.own = KVCache(len(drafter.layers), shape, drafter.norm.weight.dtype, drafter.norm.weight.device)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers whose outputs `observe` needs."""
+        return tuple(self.drafter.config.target_layer_ids) if self.own is not None else ()
+
+    @torch.no_grad()
+    def observe(self, hidden_BLD: Tensor, taps_BLFD: Tensor | None, kept: int) -> None:
+        """Take in the first `kept` ≥ 1 positions of a target forward that are now committed."""
+        dtype = self.drafter.norm.weight.dtype
+        self.before = hidden_BLD[:, kept - 1].to(dtype)
+        if self.own is not None:
+            assert taps_BLFD is not None
+            start = self.own.length
+            positions = torch.arange(start, start + kept, device=hidden_BLD.device)[None]
+            pairs = self.drafter.context_keys_values(taps_BLFD[:, :kept].to(dtype), positions)
+            for layer, (k, v) in zip(self.own.layers, pairs, strict=True):
+                layer.update(k, v)
+            self.own.advance(kept)
+
+    @torch.no_grad()
+    def hidden(self, last_token: int) -> Tensor:
+        """Hidden states of the block that starts at `last_token`, which follows the cached context: (K, D)."""
+        drafter, config = self.drafter, self.drafter.config
+        assert self.before is not None
+        device = self.before.device
+        x = drafter._inputs(torch.tensor([last_token], device=device), self.before)
+        start = self.cache.length if self.own is None else self.own.length
+        positions = torch.arange(start, start + config.block_size, device=device)[None]
+        cos, sin = drafter._tables(x, positions)
+        for i, layer in enumerate(drafter.layers):
+            if self.own is None:
+                ctx_k, ctx_v = self.cache.k(config.target_layer_ids[i]), self.cache.v(config.target_layer_ids[i])
+            else:
+                ctx_k, ctx_v = self.own.k(i), self.own.v(i)
+            x = layer.draft(x, cos, sin, ctx_k, ctx_v)
+        return drafter.norm(x)[0]
+
+    @torch.no_grad()
+    def bias(self, hidden_D: Tensor, previous_token: int) -> Tensor | None:
+        """The Markov bias on one row's logits given the token before it: (Vd,), or None without a Markov head."""
+        markov = self.drafter.markov
+        if markov is None:
+            return None
+        token = torch.tensor(previous_token, device=hidden_D.device)
+        return (markov(hidden_D, self.drafter.target.embed(token).to(hidden_D.dtype)) @ markov.basis).float()
