@@ -175,7 +175,7 @@ class BlockAttention(nn.Module):
         k, v = self.keys_values(x_BAKD, cos, sin)  # (B, A, Hkv, K, d)
         batch, anchors, _, size, width = q.shape
         groups = self.heads // self.kv_heads
-        q = q.view(batch, anchors, self.kv_heads, groups * size, width) * self.scale
+        q = q.reshape(batch, anchors, self.kv_heads, groups * size, width) * self.scale
         ctx_k, ctx_v = context  # (B, Hkv, L, d)
         wide = q.transpose(1, 2).reshape(batch, self.kv_heads, -1, width)  # (B, Hkv, A·G·K, d)
         scores = (wide @ ctx_k.transpose(-1, -2)).view(batch, self.kv_heads, anchors, groups * size, -1)

