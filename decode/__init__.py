@@ -1,1 +1,32 @@
-"""Use a drafter to speed a target up, losslessly."""
+"""Use a drafter to speed a target up, losslessly.
+
+import decode
+decoder = decode.load("HuggingFaceTB/SmolLM2-135M-Instruct", "drafters/smollm2-135m-block")
+print(decoder.generate("Why is the sky blue?").text)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from decode.decoder import Decoder, load
+    from decode.engine import Generation
+    from decode.sampling import Sampling
+
+__all__ = ["Decoder", "Generation", "Sampling", "load"]
+
+_HOME = {
+    "Decoder": "decode.decoder",
+    "Generation": "decode.engine",
+    "Sampling": "decode.sampling",
+    "load": "decode.decoder",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: reading records or printing --help needs no torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'decode' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,12 +1,14 @@
-"""What a drafter hands over: tokens and the LAW they were drawn from. A verifier names the laws under which it is exact.
+"""What a drafter hands over: tokens and the LAW they were drawn from. A verifier names the laws under which
+it is exact.
 
     point        drawn in any way at all: an argmax, a lookup, a beam, the best of many; there is no q
     independent  all in one step, each position from its own q given the prefix alone
     causal       each from a q that may depend on the drafted tokens left of it, and on nothing else
     unmasked     each from the q of the step that unmasked it, the steps in any order
 
-The wrong combinations are refused here where the types can see them: a `point` proposal cannot carry a q, the other
-laws cannot come without one, and q is fp32 or fp64 (a draw from a half-precision softmax is not a draw from q).
+The wrong combinations are refused here where the types can see them: a `point` proposal cannot carry a q, the
+other laws cannot come without one, and q is fp32 or fp64 (a draw from a half-precision softmax is not a draw
+from q).
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class SparseQ:
     def __post_init__(self) -> None:
         _check_probs(self.probs_KS, "(K, S)")
         if self.ids_S.shape != self.probs_KS.shape[1:]:
-            raise ValueError(f"{self.probs_KS.shape[1]} columns of q need as many ids, not {tuple(self.ids_S.shape)}")
+            raise ValueError(
+                f"{self.probs_KS.shape[1]} columns of q need as many ids, not {tuple(self.ids_S.shape)}"
+            )
 
     def __len__(self) -> int:
         return self.probs_KS.shape[0]
@@ -95,8 +99,8 @@ class Proposal:
 
     Args:
         tokens_K: int64 ids in the target's vocabulary.
-        law: how they were drawn, see the module's head. `independent` and `causal` rows of q are what each token was
-            REALLY drawn from, processors included.
+        law: how they were drawn, see the module's head. `independent` and `causal` rows of q are what each
+            token was REALLY drawn from, processors included.
         q: None for `point`, needed by every other law.
         steps_K: the step at which each position was unmasked; needed by `unmasked` and by no other law.
         parents: the index of every node's parent. None = a chain, the only shape so far.
@@ -115,9 +119,13 @@ class Proposal:
         if self.law not in LAWS:
             raise ValueError(f"unknown law {self.law!r} (one of: {', '.join(LAWS)})")
         if self.tokens_K.dim() != 1 or self.tokens_K.dtype != torch.int64:
-            raise ValueError(f"drafted tokens must be int64 (K,), not {self.tokens_K.dtype} {tuple(self.tokens_K.shape)}")
+            raise ValueError(
+                f"drafted tokens must be int64 (K,), not {self.tokens_K.dtype} {tuple(self.tokens_K.shape)}"
+            )
         if (self.q is None) != (self.law == "point"):
-            raise ValueError(f"law {self.law!r} {'needs the q of its draw' if self.q is None else 'has no q'}")
+            raise ValueError(
+                f"law {self.law!r} {'needs the q of its draw' if self.q is None else 'has no q'}"
+            )
         if self.q is not None and len(self.q) != len(self):
             raise ValueError(f"{len(self)} drafted tokens, but {len(self.q)} rows of q")
         if (self.steps_K is None) != (self.law != "unmasked"):
@@ -129,7 +137,8 @@ class Proposal:
         return self.tokens_K.shape[0]
 
     def cut(self, length: int) -> Proposal:
-        """The first `length` tokens. Exact as long as `length` was not chosen by looking at the values drawn."""
+        """The first `length` tokens. Exact as long as `length` was not chosen by looking at the values
+        drawn."""
         if length >= len(self):
             return self
         q = None if self.q is None else self.q.cut(length)

@@ -1,7 +1,7 @@
 """Logits → probabilities, one function for target and drafter, and draws from them.
 
-Everything is computed in fp32 (a draw's running sum in fp64). Temperature 0 is a one-hot here and nowhere else. Ties
-are broken by the lowest token id everywhere: argmax, the edge of top-k, the edge of top-p.
+Everything is computed in fp32 (a draw's running sum in fp64). Temperature 0 is a one-hot here and nowhere
+else. Ties are broken by the lowest token id everywhere: argmax, the edge of top-k, the edge of top-p.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _TOP_P_WIDTHS = (256, 4096)
 class Sampling:
     """How tokens are chosen.
 
-    Applied in this order: repetition penalty, temperature, top-k, top-p (the order of transformers' `generate`).
+    Applied in this order: repetition penalty, temperature, top-k, top-p (the order of transformers'
+    `generate`).
 
     Raises:
         UserError: a value outside its range.
@@ -36,7 +37,8 @@ class Sampling:
     top_k: int = 0
     """Keep this many most probable tokens; 0 = all."""
     repetition_penalty: float = 1.0
-    """Logits of tokens already in the text (prompt included) are divided by this if positive, else multiplied; 1 = off."""
+    """Logits of tokens already in the text (prompt included) are divided by this if positive, else
+    multiplied; 1 = off."""
     seed: int = 0
     """Seeds the generator of a request; the same seed and settings give the same output."""
 
@@ -70,7 +72,8 @@ class Sampling:
 def penalised(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Tensor:
     """Logits (…, V) in fp32 (fp64 stays) after the repetition penalty (CTRL, arXiv 1909.05858 section 4.1).
 
-    `seen`: bool, broadcastable to the logits, True where the token occurs in that row's own prefix; None = nowhere.
+    `seen`: bool, broadcastable to the logits, True where the token occurs in that row's own prefix; None =
+    nowhere.
     """
     if logits.dtype != torch.float64:
         logits = logits.float()
@@ -81,7 +84,8 @@ def penalised(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Tensor
 
 
 def best(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
-    """The most probable token, (…, V) → (…), the lowest id among equals: the law of temperature 0 without its one-hot."""
+    """The most probable token, (…, V) → (…), the lowest id among equals: the law of temperature 0 without its
+    one-hot."""
     return penalised(logits, sampling, seen).argmax(dim=-1)
 
 
@@ -90,8 +94,8 @@ def probs(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Ten
 
     Args:
         logits: of any floating type; not changed.
-        seen: bool, broadcastable to the logits, True where the token occurs in that row's own prefix, accepted drafts
-            of its path included; only the repetition penalty looks at it.
+        seen: bool, broadcastable to the logits, True where the token occurs in that row's own prefix,
+            accepted drafts of its path included; only the repetition penalty looks at it.
     """
     if sampling.greedy:
         one_hot = F.one_hot(best(logits, sampling, seen), logits.shape[-1])
@@ -105,7 +109,8 @@ def probs(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Ten
 
 
 def _kept(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Bool (…, V): the tokens that top-k and then top-p, on what top-k left, keep. Ties at the edge: lowest ids."""
+    """Bool (…, V): the tokens that top-k and then top-p, on what top-k left, keep. Ties at the edge: lowest
+    ids."""
     size = logits.shape[-1]
     width = min(top_k, size) if top_k else size
     if top_p < 1:
@@ -120,10 +125,11 @@ def _kept(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def _ranked_mass(logits: Tensor, width: int, top_p: float) -> tuple[Tensor, Tensor]:
-    """The largest logits in falling order and the running probability mass up to each; `width` 0 = of all tokens.
+    """The largest logits in falling order and the running probability mass up to each; `width` 0 = of all
+    tokens.
 
-    Without top-k a full sort of V would cost more than the model's own head, and top-p seldom needs it: a few hundred
-    candidates are ranked first, more only while they hold less than `top_p`.
+    Without top-k a full sort of V would cost more than the model's own head, and top-p seldom needs it: a few
+    hundred candidates are ranked first, more only while they hold less than `top_p`.
     """
     if width:
         values = logits.topk(width, dim=-1).values

@@ -1,15 +1,17 @@
-"""Which drafted tokens the target keeps, and what it says next. Tensors in, tensors out: no model, no host synchronisation.
+"""Which drafted tokens the target keeps, and what it says next. Tensors in, tensors out: no model, no host
+synchronisation.
 
 A verifier of chains is two pure functions of (p, proposal):
 
     survival_K   the probability that at least i tokens are accepted, i = 1..K (falls with i)
     emission_V   the law (unnormalised) of the token emitted after exactly n accepted ones
 
-Everything random is on top of them and shared: n = number of survivals above one uniform u, next token ~ emission(n).
-So enumerating the two functions over all drafts enumerates the output law exactly; tests/decode/test_laws.py does it.
+Everything random is on top of them and shared: n = number of survivals above one uniform u, next token ~
+emission(n). So enumerating the two functions over all drafts enumerates the output law exactly;
+tests/decode/test_laws.py does it.
 
-p_NV holds N = K + 1 rows: row i is the target's distribution, every processor applied, after the first i drafted
-tokens. Rules and sources: Leviathan et al. (arXiv 2211.17192), Chen et al. (arXiv 2302.01318).
+p_NV holds N = K + 1 rows: row i is the target's distribution, every processor applied, after the first i
+drafted tokens. Rules and sources: Leviathan et al. (arXiv 2211.17192), Chen et al. (arXiv 2302.01318).
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from decode.sampling import draw, uniform
 
 
 class Verdict(NamedTuple):
-    """`accepted`: how many drafted tokens are kept; `next_token`: the one that follows them. Both 0-dimensional int64."""
+    """`accepted`: how many drafted tokens are kept; `next_token`: the one that follows them. Both
+    0-dimensional int64."""
 
     accepted: Tensor
     next_token: Tensor
@@ -49,7 +52,8 @@ class Verifier:
 
 
 def count_survivals(survival_K: Tensor, u: Tensor) -> Tensor:
-    """How many tokens survive a uniform u in [0, 1). Strictly u < survival: u may be 0, and p = 0 is never accepted."""
+    """How many tokens survive a uniform u in [0, 1). Strictly u < survival: u may be 0, and p = 0 is never
+    accepted."""
     return (u < survival_K).sum()
 
 
@@ -68,7 +72,9 @@ def verify(name: str, proposal: Proposal, p_NV: Tensor, generator: torch.Generat
     if proposal.law not in verifier.laws:
         raise UserError(_refusal(proposal.law, verifier, 0.0))
     if p_NV.dtype not in (torch.float32, torch.float64) or p_NV.shape[0] != len(proposal) + 1:
-        raise ValueError(f"p must be fp32 or fp64 with {len(proposal) + 1} rows, not {p_NV.dtype} {tuple(p_NV.shape)}")
+        raise ValueError(
+            f"p must be fp32 or fp64 with {len(proposal) + 1} rows, not {p_NV.dtype} {tuple(p_NV.shape)}"
+        )
     accepted = count_survivals(verifier.survival(p_NV, proposal), uniform(1, generator))
     return Verdict(accepted, draw(verifier.emission(p_NV, proposal, accepted), generator))
 
@@ -176,8 +182,8 @@ def choose(law: str, temperature: float) -> str:
 
 
 _WHY = {
-    "point": "these drafts were not drawn from any q (an argmax, a lookup or a choice), so a ratio p/q has no meaning",
-    "unmasked": "these drafts were unmasked out of order, so their q is not the law of a token given those left of it",
+    "point": "these drafts were not drawn from any q (an argmax, a lookup, a choice): a ratio p/q has no meaning",
+    "unmasked": "these drafts were unmasked out of order: their q is not a token's law given those left of it",
 }
 
 
@@ -187,4 +193,5 @@ def _refusal(law: str, verifier: Verifier, temperature: float) -> str:
         why = f"it compares with the argmax and is exact at temperature 0 only, not at {temperature:g}"
     else:
         why = _WHY.get(law, f"it is exact for the laws {', '.join(sorted(verifier.laws))}")
-    return f"verifier {verifier.name!r} would change the output of drafts of law {law!r}: {why}; these fit: {fitting}"
+    what = f"verifier {verifier.name!r} would change the output of drafts of law {law!r}"
+    return f"{what}: {why}; these fit: {fitting}"

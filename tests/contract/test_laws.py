@@ -1,8 +1,8 @@
 """Every law × verifier that the types allow gives EXACTLY the target's joint law: enumerated, not sampled.
 
-A toy is a table of target rows p(·|prefix) over V tokens. For every possible draft the two pure functions of a verifier
-give the law of (accepted, next token); tokens after that come from the target itself. Summed over all drafts this is
-the joint law of the first K + 1 output tokens, compared with the target's own.
+A toy is a table of target rows p(·|prefix) over V tokens. For every possible draft the two pure functions of
+a verifier give the law of (accepted, next token); tokens after that come from the target itself. Summed over
+all drafts this is the joint law of the first K + 1 output tokens, compared with the target's own.
 """
 
 from __future__ import annotations
@@ -244,7 +244,9 @@ def inverted(p_NV: Tensor, proposal: Proposal) -> Tensor:
 
 def token_with(**changed: Callable) -> Verifier:
     token = VERIFIERS["token"]
-    return Verifier("mutant", token.laws, **{"survival": token.survival, "emission": token.emission, **changed})
+    return Verifier(
+        "mutant", token.laws, **{"survival": token.survival, "emission": token.emission, **changed}
+    )
 
 
 MUTANTS = {
@@ -285,7 +287,11 @@ def test_out_of_order_unmasking_needs_point_mass() -> None:
     """The worked example of the field guide: two binary tokens, a drafter whose joint equals the target's."""
     toy = Toy(2, 2, 1)
     stay = torch.tensor([[0.9, 0.1], [0.1, 0.9]], dtype=torch.float64)
-    toy.p = [torch.full((2,), 0.5, dtype=torch.float64), stay, torch.full((2, 2, 2), 0.5, dtype=torch.float64)]
+    toy.p = [
+        torch.full((2,), 0.5, dtype=torch.float64),
+        stay,
+        torch.full((2, 2, 2), 0.5, dtype=torch.float64),
+    ]
     toy.joint = toy.rest(())
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
 
@@ -295,9 +301,14 @@ def test_out_of_order_unmasking_needs_point_mass() -> None:
             if law == "point":
                 yield weight, Proposal(tokens((x1, x2)), "point")
             else:
-                yield weight, Proposal(tokens((x1, x2)), "independent", DenseQ(torch.stack([q_first(x2), half])))
+                yield (
+                    weight,
+                    Proposal(tokens((x1, x2)), "independent", DenseQ(torch.stack([q_first(x2), half]))),
+                )
 
-    assert distance(toy, drafts("independent", lambda x2: stay[x2]), "token") == pytest.approx(0.040, abs=5e-4)
+    assert distance(toy, drafts("independent", lambda x2: stay[x2]), "token") == pytest.approx(
+        0.040, abs=5e-4
+    )
     assert distance(toy, drafts("independent", lambda x2: half), "token") == pytest.approx(0.080, abs=5e-4)
     assert distance(toy, drafts("point", lambda x2: half), "point_mass") < EXACT
 

@@ -71,7 +71,9 @@ def test_pairs_that_would_change_the_output_are_refused_with_the_reason() -> Non
         check_pair("point", "token", 1.0)
     with pytest.raises(UserError, match=r"law 'unmasked'.*out of order.*these fit: point_mass$"):
         check_pair("unmasked", "token", 1.0)
-    with pytest.raises(UserError, match=r"exact at temperature 0 only, not at 0.7; these fit: point_mass, token$"):
+    with pytest.raises(
+        UserError, match=r"exact at temperature 0 only, not at 0.7; these fit: point_mass, token$"
+    ):
         check_pair("independent", "greedy", 0.7)
     with pytest.raises(UserError, match=r"these fit: greedy, point_mass$"):
         check_pair("point", "token", 0.0)
@@ -85,4 +87,8 @@ def test_auto_always_fits() -> None:
     for law in ("point", "independent", "causal", "unmasked"):
         for temperature in (0.0, 1.0):
             check_pair(law, choose(law, temperature), temperature)
-    assert [choose("causal", 1.0), choose("point", 1.0), choose("causal", 0.0)] == ["token", "point_mass", "greedy"]
+    assert [choose("causal", 1.0), choose("point", 1.0), choose("causal", 0.0)] == [
+        "token",
+        "point_mass",
+        "greedy",
+    ]

@@ -46,7 +46,9 @@ def test_probs_follow_the_definition(temperature: float, top_k: int, top_p: floa
     found = probs(rows_RV, sampling, seen_RV)
     assert found.dtype == torch.float32
     for row, held, got in zip(rows_RV, seen, found, strict=True):
-        torch.testing.assert_close(got, torch.tensor(reference(row.tolist(), sampling, held)), atol=2e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            got, torch.tensor(reference(row.tolist(), sampling, held)), atol=2e-6, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -83,7 +85,9 @@ def test_top_p_ranks_as_many_candidates_as_it_needs() -> None:
 def test_temperature_one_row_at_a_time_equals_all_rows() -> None:
     rows_RV = logits(5, 3000)
     for sampling in (Sampling(0.8), Sampling(0.8, top_p=0.7), Sampling(0.8, top_k=50, top_p=0.9)):
-        assert torch.equal(probs(rows_RV, sampling), torch.cat([probs(row[None], sampling) for row in rows_RV]))
+        assert torch.equal(
+            probs(rows_RV, sampling), torch.cat([probs(row[None], sampling) for row in rows_RV])
+        )
 
 
 def test_the_input_is_left_alone() -> None:
@@ -117,15 +121,17 @@ def test_draws_need_no_normalisation_and_repeat_with_the_seed() -> None:
     assert first.shape == (4,) and first.dtype == torch.int64
     assert draw(weights[0], torch.Generator().manual_seed(5)).shape == ()
     u = uniform(1000, torch.Generator().manual_seed(0))
-    assert u.dtype == torch.float64 and 0 <= u.min() and u.max() < 1
+    assert u.dtype == torch.float64 and u.min() >= 0 and u.max() < 1
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("temperature", -1), ("temperature", float("nan")), ("temperature", float("inf")), ("temperature", 1e-6),
-        ("temperature", "1"), ("temperature", True), ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("top_k", 2.5),
-        ("repetition_penalty", 0), ("repetition_penalty", -2.0), ("seed", -1), ("seed", 1.5), ("seed", 2**70),
+        ("temperature", -1), ("temperature", float("nan")), ("temperature", float("inf")),
+        ("temperature", 1e-6), ("temperature", "1"), ("temperature", True),
+        ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("top_k", 2.5),
+        ("repetition_penalty", 0), ("repetition_penalty", -2.0),
+        ("seed", -1), ("seed", 1.5), ("seed", 2**70),
     ],
 )  # fmt: skip
 def test_impossible_settings_are_refused_by_name(field: str, value: object) -> None:

@@ -1,0 +1,215 @@
+"""The Python API: `decode.load(target, drafter).generate(prompt)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from align.drafters.block import BlockDrafter
+from align.drafters.checkpoint import load_drafter
+from align.errors import UserError, nearest
+from align.linear import pack_linears
+from align.target import DEFAULT_TARGET, Target, load_target
+from decode.drafters.base import Drafter
+from decode.drafters.block import BlockProposer
+from decode.drafters.lookup import LookupDrafter
+from decode.engine import Engine, Generation
+from decode.sampling import Sampling
+from decode.verify import check_pair, choose, find
+
+Prompt = str | list[dict[str, str]] | list[int]
+_NAMES = ("lookup", "none")
+
+
+class Decoder:
+    """A target and what drafts for it. `generate` may be called any number of times; nothing is kept in
+    between.
+
+    Args:
+        target: the model whose output law is kept.
+        drafter: None = plain decoding.
+        verifier: a name in `decode.verify.VERIFIERS`, or auto: greedy at temperature 0, token where the
+            drafts have a q, else point_mass.
+    """
+
+    def __init__(self, target: Target, drafter: Drafter | None = None, verifier: str = "auto") -> None:
+        if verifier != "auto":
+            find(verifier)
+        self.target, self.drafter, self.verifier = target, drafter, verifier
+
+    @property
+    def name(self) -> str:
+        """The drafter's name; `plain` without one."""
+        return self.drafter.name if self.drafter is not None else "plain"
+
+    def verifier_for(self, sampling: Sampling) -> str:
+        """The verifier used under these settings.
+
+        Raises:
+            UserError: it would change the target's output law: why, and which verifiers fit.
+        """
+        law = self.drafter.law(sampling) if self.drafter is not None else "point"
+        name = choose(law, sampling.temperature) if self.verifier == "auto" else self.verifier
+        return name if self.drafter is None else check_pair(law, name, sampling.temperature).name
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 128,
+        sampling: Sampling | None = None,
+        stop: str | Sequence[str] = (),
+        stream: Callable[[str], object] | None = None,
+        record_gaps: bool = False,
+        raw: bool = False,
+    ) -> Generation:
+        """Continue a prompt.
+
+        Args:
+            prompt: a user message, a conversation (role, content), or tokens taken as they are.
+            max_new_tokens: the output ends after this many, at EOS, at a stop string or when the context is
+                full.
+            sampling: default greedy.
+            stop: the text ends before the first of these strings. They are looked for in the text, so special
+                tokens, which it leaves out, can't be matched.
+            stream: called with pieces of text; they never hold half a character and make up
+                `Generation.text`. An exception out of it ends the generation and is passed on.
+            record_gaps: keep each token's top-2 logit gap.
+            raw: a string is plain text, no chat template around it.
+
+        Raises:
+            UserError: nothing can be generated from this, or not without changing the target's output law.
+        """
+        sampling = sampling or Sampling()
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
+            raise UserError(f"max_new_tokens={max_new_tokens!r}: must be a whole number, at least 1")
+        if not all(isinstance(s, str) and s for s in stops):
+            raise UserError(f"stop={stop!r}: must be non-empty strings")
+        verifier = self.verifier_for(sampling)
+        tokens = prompt_tokens(self.target, prompt, raw)
+        engine = Engine(
+            self.target, tokens, max_new_tokens, sampling, self.drafter, verifier, stops, stream, record_gaps
+        )
+        return engine.run()
+
+
+def prompt_tokens(target: Target, prompt: Prompt, raw: bool = False) -> list[int]:
+    """A prompt as the target's tokens, checked.
+
+    Raises:
+        UserError: empty, malformed, or as long as the context.
+    """
+    if isinstance(prompt, str):
+        _check_text(prompt, "the prompt")
+        tokens = target.text_tokens(prompt) if raw else _chat(target, prompt)
+    elif not isinstance(prompt, list | tuple) or not prompt:
+        raise UserError(f"the prompt must be text, messages or tokens, not {_short(prompt)}")
+    elif all(isinstance(m, dict) for m in prompt):
+        for message in prompt:
+            if not all(isinstance(message.get(key), str) for key in ("role", "content")):
+                raise UserError(f"a message needs the strings 'role' and 'content', not {_short(message)}")
+            _check_text(message["content"], f"the {message['role']} message", empty=True)
+        tokens = _chat(target, list(prompt))
+    else:
+        bad = [t for t in prompt if not isinstance(t, int) or not 0 <= t < target.vocab_size]
+        if bad:
+            raise UserError(
+                f"prompt token {_short(bad[0])} is not a whole number within 0..{target.vocab_size - 1}"
+            )
+        tokens = list(prompt)
+    if not tokens:
+        raise UserError("the prompt is empty")
+    if len(tokens) >= target.context_limit:
+        limit = target.context_limit
+        raise UserError(
+            f"the prompt has {len(tokens)} tokens; the target's context of {limit} leaves no room to answer"
+        )
+    return tokens
+
+
+def _check_text(text: str, what: str, empty: bool = False) -> None:
+    if not empty and not text.strip():
+        raise UserError(f"{what} is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{what} is not valid Unicode at character {error.start}: {_short(text[error.start])}"
+        ) from None
+
+
+def _chat(target: Target, messages: str | list[dict[str, str]]) -> list[int]:
+    from jinja2 import TemplateError
+
+    try:
+        return target.chat_tokens(messages)
+    except TemplateError as error:
+        raise UserError(f"the target's chat template refuses these messages: {error}") from None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def load(
+    target: str | Target = DEFAULT_TARGET,
+    drafter: str | Path | Drafter | BlockDrafter | None = None,
+    verifier: str = "auto",
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    draft_tokens: int | None = None,
+) -> Decoder:
+    """A decoder for a target.
+
+    Args:
+        target: hub id, folder, GGUF file or `debug`; or one already loaded.
+        drafter: a trained drafter's folder or hub id, `lookup`, `none` or None (plain decoding), or one
+            already loaded.
+        verifier: see `Decoder`.
+        dtype, device: where `target` is to be loaded; see `align.target.load_target`.
+        draft_tokens: draft at most this many tokens a call; default: the drafter's own number.
+
+    Raises:
+        UserError: what can't be found, read or combined.
+    """
+    if draft_tokens is not None and draft_tokens < 1:
+        raise UserError(f"draft_tokens={draft_tokens!r}: must be at least 1")
+    if verifier != "auto":
+        find(verifier)
+    if isinstance(drafter, str | Path):
+        _check_drafter(str(drafter))
+    if isinstance(target, str):
+        target = load_target(target, dtype=dtype, device=device)
+    return Decoder(target, _drafter(drafter, target, draft_tokens), verifier)
+
+
+def _check_drafter(spec: str) -> None:
+    """Raises UserError, before the target is loaded, for a drafter that is not there."""
+    folder = Path(spec).expanduser()
+    if spec in _NAMES or (folder / "config.json").is_file():
+        return
+    if folder.is_dir():
+        raise UserError(f"drafter {spec!r}: no config.json in that folder")
+    if spec.count("/") != 1 or spec.startswith((".", "/", "~")):  # else perhaps a hub id
+        raise UserError(f"drafter {spec!r}: neither a folder nor a known name{nearest(spec, _NAMES)}")
+
+
+def _drafter(
+    drafter: str | Path | Drafter | BlockDrafter | None, target: Target, draft_tokens: int | None
+) -> Drafter | None:
+    if drafter is None or drafter == "none":
+        return None
+    if drafter == "lookup":
+        return LookupDrafter(draft_tokens) if draft_tokens else LookupDrafter()
+    if isinstance(drafter, BlockDrafter):
+        return BlockProposer(drafter, draft_tokens)
+    if not isinstance(drafter, str | Path):
+        return drafter
+    network = load_drafter(drafter, target).to(target.dtype)
+    if target.packed:
+        pack_linears(network)
+    return BlockProposer(network, draft_tokens)

@@ -1,0 +1,59 @@
+"""What the engine asks of a drafter. The drafter is the model, shared; a session is its state for one
+request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from align.cache import KVCache
+from align.target import Target, TargetOutput
+from decode.proposal import Law, Proposal
+from decode.sampling import Sampling
+
+
+@dataclass
+class Request:
+    """One request's state, owned by the engine; a drafter's session reads it.
+
+    tokens: prompt and everything committed so far. cache: the target's, it holds all of them but the last.
+    seen_V: which tokens occur in `tokens`; None unless the repetition penalty needs it.
+    """
+
+    target: Target
+    tokens: list[int]
+    cache: KVCache
+    sampling: Sampling
+    generator: torch.Generator
+    seen_V: Tensor | None = None
+
+
+class DraftSession(Protocol):
+    """A drafter at work on one request."""
+
+    taps: tuple[int, ...]
+    """Target layers whose outputs `observe` needs."""
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        """A target forward whose first `kept` ≥ 1 positions are committed and in the cache."""
+
+    def propose(self, k: int) -> Proposal | None:
+        """At most k ≥ 1 tokens to follow `request.tokens`, drawn as the drafter's law says; None = none worth
+        a test. How many must not depend on the values drawn, unless the law is `point`."""
+
+
+class Drafter(Protocol):
+    """Where proposals come from."""
+
+    name: str
+    draft_tokens: int
+    """K: the most tokens that it can draft for one target call."""
+
+    def law(self, sampling: Sampling) -> Law:
+        """The law of every proposal under these settings."""
+
+    def start(self, request: Request) -> DraftSession:
+        """Begin a request, before its prompt goes through the target."""

@@ -1,0 +1,73 @@
+"""Prompt lookup: the tokens that followed the last occurrence of the text's own ending. No model, no
+training.
+
+The longest of the last 3, 2 or 1 tokens that occurred before is looked up (Saxena, "Prompt Lookup Decoding",
+2023).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from align.target import TargetOutput
+from decode.drafters.base import Request
+from decode.proposal import Law, Proposal
+from decode.sampling import Sampling
+
+
+class LookupDrafter:
+    """Proposes copies out of prompt and output.
+
+    Args:
+        draft_tokens: K, how many tokens to copy.
+        longest: the longest ending looked up, in tokens.
+    """
+
+    name = "lookup"
+
+    def __init__(self, draft_tokens: int = 8, longest: int = 3) -> None:
+        self.draft_tokens, self.longest = draft_tokens, longest
+
+    def law(self, sampling: Sampling) -> Law:
+        return "point"
+
+    def start(self, request: Request) -> LookupSession:
+        return LookupSession(request, self.longest)
+
+
+class LookupSession:
+    """Keeps, for every n-gram of a request, where its latest occurrence ended; grows with the text."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, request: Request, longest: int) -> None:
+        self.request, self.longest = request, longest
+        self.follows: dict[tuple[int, ...], int] = {}
+        self.indexed = 0
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        """The text itself is all that it needs."""
+
+    def propose(self, k: int) -> Proposal | None:
+        tokens = self.request.tokens
+        for end in range(self.indexed + 1, len(tokens)):  # n-grams that something follows
+            for n in range(1, min(self.longest, end) + 1):
+                self.follows[tuple(tokens[end - n : end])] = end
+        self.indexed = max(self.indexed, len(tokens) - 1)
+        for n in range(min(self.longest, len(tokens) - 1), 0, -1):
+            start = self.follows.get(tuple(tokens[-n:]))
+            if start is not None:
+                return Proposal(torch.tensor(self._copy(tokens, start, k), device=self._device), "point")
+        return None
+
+    @staticmethod
+    def _copy(tokens: list[int], start: int, k: int) -> list[int]:
+        """k tokens from `start` on; past the end of the text it goes on copying from the copy, so that a
+        cycle
+        is continued."""
+        period = len(tokens) - start
+        return [tokens[start + i % period] for i in range(k)]
+
+    @property
+    def _device(self) -> torch.device:
+        return self.request.target.device

@@ -1,0 +1,163 @@
+"""`python -m decode.generate "prompt"`: stream the target's answer, drafted ahead, and say how fast it
+was."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from align.errors import UserError, cli, nearest
+
+if TYPE_CHECKING:
+    from decode.decoder import Decoder
+    from decode.engine import Generation
+
+DEFAULT_DRAFTER = Path(__file__).resolve().parent.parent / "drafters" / "smollm2-135m-block"
+"""The drafter that the repository ships, made for the default target."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (--help lists the options)")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, at least 1")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    p = _Parser(
+        prog="python -m decode.generate",
+        description="Answer a prompt with a target, sped up by a drafter. The output's law is the target's own.",
+        epilog='example: python -m decode.generate --temperature 0.7 "Explain tides to a child."',
+        allow_abbrev=False,
+    )
+    p.add_argument("prompt", nargs="?", help="the user's message; - reads standard input")
+    p.add_argument("--target", help="hub id, folder, FILE.gguf or debug; default: SmolLM2-135M-Instruct")
+    p.add_argument("--drafter", help="folder, hub id, lookup or none; default: the shipped one, else lookup")
+    p.add_argument("--verifier", default="auto", help="auto (default), greedy, point_mass or token")
+    p.add_argument("--draft-tokens", type=_count, help="draft at most this many tokens a call")
+    p.add_argument(
+        "--max-new-tokens", type=_count, default=256, help="length limit of the answer; default: 256"
+    )
+    p.add_argument("--temperature", type=float, default=0.0, help="0 = greedy (default)")
+    p.add_argument(
+        "--top-p", type=float, default=1.0, help="keep the most probable tokens up to this mass; default: 1"
+    )
+    p.add_argument(
+        "--top-k", type=int, default=0, help="keep this many most probable tokens; default: 0 = all"
+    )
+    p.add_argument("--repetition-penalty", type=float, default=1.0, help="default: 1 = off")
+    p.add_argument("--seed", type=int, default=0, help="same seed and settings, same answer; default: 0")
+    p.add_argument("--stop", action="append", default=[], help="end before this string; may be repeated")
+    p.add_argument("--system", help="a system message before the prompt")
+    p.add_argument("--raw", action="store_true", help="continue the prompt as plain text, no chat template")
+    p.add_argument("--dtype", default="auto", help="auto (default), float32, bfloat16 or float16")
+    p.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    return p
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    p = parser()
+    args, unknown = p.parse_known_args(argv)
+    if unknown:
+        options = [o for action in p._actions for o in action.option_strings if o.startswith("--")]
+        hint = (
+            nearest(unknown[0].split("=")[0], options)
+            if unknown[0].startswith("-")
+            else " (quote the prompt)"
+        )
+        p.error(f"unrecognized argument {unknown[0]!r}{hint}")
+    if args.prompt is None:
+        p.error('no prompt: give it in quotes, or "-" for standard input')
+    if args.raw and args.system:
+        p.error("--system needs the chat template that --raw leaves out")
+    return args
+
+
+def _load(args: argparse.Namespace) -> Decoder:
+    from align.target import DEFAULT_TARGET
+    from decode.decoder import load
+
+    drafter, note = args.drafter, ""
+    if drafter is None:
+        if args.target not in (None, DEFAULT_TARGET):
+            drafter, note = "lookup", f"no drafter is shipped for {args.target}: prompt lookup drafts instead"
+        elif not (DEFAULT_DRAFTER / "config.json").is_file():
+            drafter, note = "lookup", f"no drafter at {DEFAULT_DRAFTER}: prompt lookup drafts instead"
+        else:
+            drafter = DEFAULT_DRAFTER
+    if note:
+        print(f"note: {note}", file=sys.stderr)
+    return load(
+        args.target or DEFAULT_TARGET,
+        drafter,
+        args.verifier,
+        dtype=args.dtype,
+        device=args.device,
+        draft_tokens=args.draft_tokens,
+    )
+
+
+def _read_prompt(given: str) -> str:
+    if given != "-":
+        return given
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input is not valid text: {error}") from None
+
+
+def summary(decoder: Decoder, out: Generation, verifier: str) -> str:
+    """The line that follows an answer."""
+    parts = [f"{len(out.tokens)} tokens ({out.finish})"]
+    if out.calls:
+        parts.append(f"{out.tokens_per_second:.1f} tokens/s")
+        parts.append(f"τ {out.tau:.2f}")
+    if decoder.drafter is not None:
+        drafted, accepted = sum(out.drafted), sum(out.accepted)
+        share = f" ({accepted / drafted:.0%})" if drafted else ""
+        parts.append(f"accepted {accepted} of {drafted} drafted{share}")
+    parts.append(f"prefill {out.prefill_seconds:.2f} s")
+    who = f"{decoder.name}, {verifier}" if decoder.drafter is not None else "plain decoding"
+    return f"[{who}] " + " · ".join(parts)
+
+
+@cli
+def main(argv: list[str] | None = None) -> None:
+    """Run the command. Exit code 0, 2 for an input that can't be used, 130 when interrupted."""
+    args = _parse(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character gets a "?"
+    from decode.sampling import Sampling
+
+    sampling = Sampling(args.temperature, args.top_p, args.top_k, args.repetition_penalty, args.seed)
+    text = _read_prompt(args.prompt)
+    decoder = _load(args)
+    verifier = decoder.verifier_for(sampling)
+    messages = [{"role": "system", "content": args.system}, {"role": "user", "content": text}]
+    out = decoder.generate(
+        messages if args.system else text,
+        max_new_tokens=args.max_new_tokens,
+        sampling=sampling,
+        stop=args.stop,
+        stream=lambda piece: print(piece, end="", flush=True),
+        raw=args.raw,
+    )
+    print()
+    print(summary(decoder, out, verifier), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BrokenPipeError:  # the reader of the pipe has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

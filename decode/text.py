@@ -1,0 +1,77 @@
+"""Tokens → text as they come: never half a character, never past a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+UNFINISHED = "\ufffd"
+
+
+class TextStream:
+    """Text of a growing token list.
+
+    Args:
+        decode: tokens → text, the tokenizer's.
+        stops: strings that end the text; it is cut before the first of them to be complete.
+        emit: called with every new piece of text that can no longer change; the pieces make up `text`.
+
+    Tokens are taken one by one, so that where the text stops does not depend on how they were grouped into
+    blocks.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        stops: Sequence[str] = (),
+        emit: Callable[[str], object] | None = None,
+    ) -> None:
+        self.decode, self.stops, self.emit = decode, tuple(stops), emit
+        self.text = ""
+        self.longest = max(map(len, self.stops), default=0)
+        self.tokens: list[int] = []
+        self.window = (
+            0  # decoding starts here: one settled piece back, for tokenizers that look at what is before
+        )
+        self.settled = 0  # the text holds the tokens before this
+        self.sent = 0
+
+    def push(self, token: int) -> bool:
+        """Take one token in. True when a stop string is complete: the text is cut before it and nothing may
+        follow."""
+        self.tokens.append(token)
+        before = self.decode(self.tokens[self.window : self.settled])
+        fresh = self.decode(self.tokens[self.window :])[len(before) :]
+        if self.stops and self._cut(self.text + fresh):
+            return True
+        if not fresh.endswith(UNFINISHED):
+            self.text += fresh
+            self.window, self.settled = self.settled, len(self.tokens)
+            self._send(len(self.text) - self._maybe_stop())
+        return False
+
+    def finish(self) -> str:
+        """No more tokens: what was held back is sent. The whole text."""
+        if self.settled < len(self.tokens):
+            before = self.decode(self.tokens[self.window : self.settled])
+            self.text += self.decode(self.tokens[self.window :])[len(before) :]
+            self.settled = len(self.tokens)
+        self._send(len(self.text))
+        return self.text
+
+    def _cut(self, text: str) -> bool:
+        start = max(0, len(self.text) - self.longest + 1)
+        found = [at for at in (text.find(stop, start) for stop in self.stops) if at >= 0]
+        if found:
+            self.text = text[: min(found)]
+            self.settled = len(self.tokens)
+        return bool(found)
+
+    def _maybe_stop(self) -> int:
+        """Length of the text's longest ending that a stop string begins with."""
+        lengths = range(min(self.longest - 1, len(self.text)), 0, -1)
+        return next((n for n in lengths if any(s.startswith(self.text[-n:]) for s in self.stops)), 0)
+
+    def _send(self, end: int) -> None:
+        if self.emit is not None and end > self.sent:
+            piece, self.sent = self.text[self.sent : end], end
+            self.emit(piece)
