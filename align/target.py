@@ -141,7 +141,8 @@ class Target:
                 hook.remove()
         if cache is not None and cache.slots_B is None:
             cache.advance(length)
-        taps_BLFD = torch.stack([self._taps.pop(i) for i in taps], dim=2) if taps else None
+        taps_BLFD = torch.stack([self._taps[i] for i in taps], dim=2) if taps else None
+        self._taps.clear()
         return TargetOutput(self.head(hidden_BLD) if logits else None, hidden_BLD, taps_BLFD)
 
     def _tap(self, layer: int) -> Any:

@@ -1,0 +1,194 @@
+"""The block drafter: what is trained is what drafts, for both contexts; folders round-trip; bad folders say why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from align import data
+from align.corruption import Anchors, sample_anchors
+from align.drafters.block import BlockDrafter, BlockSession, target_features
+from align.drafters.checkpoint import frequent_tokens, from_target, load_drafter, mask_token, save_drafter, tap_layers
+from align.errors import UserError
+from align.target import Target, load_target
+
+
+def options(**changes: Any) -> Any:
+    base = {"context": "shared_kv", "block_size": 4, "layers": 2, "target_layers": None, "taps": 2}
+    more = {"init_from_target": True, "markov_rank": 0, "mask_token_id": None}
+    return SimpleNamespace(**{**base, **more, **changes})
+
+
+VARIANTS = [
+    {"context": "shared_kv"},
+    {"context": "taps"},
+    {"context": "shared_kv", "markov_rank": 8},
+    {"context": "taps", "init_from_target": False},
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return load_target("debug")
+
+
+@pytest.fixture(scope="module")
+def samples(target: Target) -> data.Samples:
+    generator = torch.Generator().manual_seed(0)
+    lists = [torch.randint(4, target.vocab_size, (n,), generator=generator).tolist() for n in (30, 17, 25, 40, 9)]
+    return data.from_lists(lists, [5, 4, 6, 3, 2], [1.0] * 5)
+
+
+def build(target: Target, samples: data.Samples, **changes: Any) -> BlockDrafter:
+    drafter = from_target(target, options(**changes), frequent_tokens(samples, target, 64))
+    with torch.no_grad():  # away from the symmetric start, so that a slip can't hide
+        generator = torch.Generator().manual_seed(1)
+        for parameter in drafter.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+    return drafter
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_training_graph_equals_drafting(target: Target, samples: data.Samples, variant: dict[str, Any]) -> None:
+    """Same hidden states, position by position, from packed rows and from the decoder's session and cache."""
+    drafter = build(target, samples, **variant)
+    batch = data.collate(data.pack(samples, 64, seed=0))
+    anchors = sample_anchors(batch, 12, 4, torch.Generator().manual_seed(2))
+    hidden = drafter(batch, target_features(target, batch, drafter.config), anchors)
+    checked = 0
+    for b in range(batch.tokens_BL.shape[0]):
+        for a, place in enumerate(anchors.index_BA[b].tolist()):
+            if not anchors.valid_BAK[b, a, 0]:
+                continue
+            own = batch.document_BL[b] == batch.document_BL[b, place]
+            text = batch.tokens_BL[b][own & (torch.arange(64) <= place)]
+            cache = target.new_cache(1, 64)
+            session = BlockSession(drafter, cache, 64)
+            cut = len(text) // 2
+            for part in (text[:cut], text[cut:-1]):
+                if len(part):
+                    junk = torch.cat([part, torch.tensor([9, 9])])[None]  # two rejected drafts behind every step
+                    output = target.forward(junk, cache=cache, taps=session.taps)
+                    cache.length = cache.length - 2
+                    session.observe(output.hidden_BLD, output.taps_BLFD, len(part))
+            drafted = session.hidden(int(text[-1]))
+            torch.testing.assert_close(drafted, hidden[b, a], atol=2e-4, rtol=1e-4)
+            checked += 1
+    assert checked > 10
+
+
+def test_markov_bias_in_training_equals_drafting(target: Target, samples: data.Samples) -> None:
+    drafter = build(target, samples, markov_rank=8)
+    batch = data.collate(data.pack(samples, 64, seed=0))
+    anchors = Anchors(torch.tensor([[7]] * batch.tokens_BL.shape[0]), torch.ones(batch.tokens_BL.shape[0], 1, 4).bool())
+    hidden = drafter(batch, target_features(target, batch, drafter.config), anchors)
+    factors = drafter.markov_factors(batch, anchors, hidden)
+    assert factors is not None
+    session = BlockSession(drafter, target.new_cache(1, 8), 8)
+    for k in range(4):
+        bias = session.bias(hidden[0, 0, k].detach(), int(batch.tokens_BL[0, 7 + k]))
+        assert bias is not None
+        torch.testing.assert_close(bias, (factors[0][0, 0, k] @ factors[1]).detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_starting_weights_are_the_targets(target: Target, samples: data.Samples) -> None:
+    drafter = from_target(target, options(layers=2), None)
+    assert drafter.config.init_layer_ids == [2, 3] and drafter.draft_size == target.vocab_size
+    mine, theirs = drafter.layers[1].mlp.up_proj.weight, target.layers[3].mlp.up_proj.weight
+    assert torch.equal(mine, theirs)
+    fresh = from_target(target, options(init_from_target=False), None)
+    assert not torch.equal(fresh.layers[1].mlp.up_proj.weight, theirs)
+    again = from_target(target, options(init_from_target=False), None)
+    assert torch.equal(fresh.fc.weight, again.fc.weight)
+
+
+def test_target_is_not_trained_or_saved(target: Target, samples: data.Samples) -> None:
+    drafter = build(target, samples)
+    names = {n for n, _ in drafter.named_parameters()}
+    assert not any("embed" in n or "head" in n for n in names)
+    assert "layers.0.self_attn.q_proj.weight" in names and "layers.1.mlp.down_proj.weight" in names
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_folder_round_trip(target: Target, samples: data.Samples, tmp_path: Path, variant: dict[str, Any]) -> None:
+    drafter = build(target, samples, **variant)
+    save_drafter(drafter, tmp_path, card="# card\n", dtype=torch.float32)
+    again = load_drafter(tmp_path, target)
+    assert again.config == drafter.config and torch.equal(again.draft_vocab, drafter.draft_vocab)
+    for name, parameter in drafter.named_parameters():
+        assert torch.equal(parameter, dict(again.named_parameters())[name])
+    assert (tmp_path / "README.md").read_text() == "# card\n"
+
+
+def test_taps_have_the_published_names(target: Target) -> None:
+    names = {n for n, _ in from_target(target, options(context="taps", layers=1), None).named_parameters()}
+    attention = {f"self_attn.{p}.weight" for p in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")}
+    rest = {f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")}
+    norms = {"input_layernorm.weight", "post_attention_layernorm.weight"}
+    assert names == {f"layers.0.{n}" for n in attention | rest | norms} | {"fc.weight", "hidden_norm.weight", "norm.weight"}
+    assert tap_layers(36, 5) == [1, 9, 17, 25, 33] and tap_layers(30, 5) == [1, 8, 14, 20, 27]
+
+
+def test_anchors(target: Target, samples: data.Samples) -> None:
+    batch = data.collate(data.pack(samples, 64, seed=0))
+    anchors = sample_anchors(batch, 40, 4, torch.Generator().manual_seed(0))
+    for b in range(batch.tokens_BL.shape[0]):
+        for a in range(anchors.index_BA.shape[1]):
+            i = int(anchors.index_BA[b, a])
+            for k in range(4):
+                j = i + 1 + k
+                good = j < 64 and bool((batch.document_BL[b, i : j + 1] == batch.document_BL[b, i]).all())
+                good = good and bool(batch.answer_BL[b, i + 1 : j + 1].all()) and int(batch.positions_BL[b, i]) > 0
+                good = good and int(batch.document_BL[b, i]) >= 0
+                assert bool(anchors.valid_BAK[b, a, k]) == good
+
+
+def test_mask_token_is_unused(target: Target) -> None:
+    assert target.tokenizer.convert_ids_to_tokens(mask_token(target)) in ("<unused>", "<|endoftext|>")
+
+
+def test_broken_folders(target: Target, samples: data.Samples, tmp_path: Path) -> None:
+    def fails(says: str) -> None:
+        with pytest.raises(UserError, match=says):
+            load_drafter(tmp_path, target)
+
+    fails("no config.json")
+    drafter = build(target, samples)
+    save_drafter(drafter, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    weights = load_file(str(tmp_path / "model.safetensors"))
+
+    def rewrite(changes: dict[str, Any]) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+
+    rewrite({"architectures": ["LlamaForCausalLM"]})
+    fails("not a block drafter")
+    rewrite({"vocab_size": 9})
+    fails("vocab_size is 9")
+    rewrite({"context": "tap"})
+    fails("did you mean 'taps'")
+    rewrite({"block_size": 0})
+    fails("at least 1")
+    rewrite({"target_layer_ids": [1, 77]})
+    fails("target layer 77")
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "rms_norm_eps"}))
+    fails("missing key 'rms_norm_eps'")
+    rewrite({"draft_vocab_size": 63})
+    fails("63 entries")
+    rewrite({"intermediate_size": 64})
+    fails("has shape")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({k: v for k, v in weights.items() if k != "fc.weight"}, str(tmp_path / "model.safetensors"))
+    fails("misses 'fc.weight'")
+    save_file({**weights, "odd": torch.zeros(1)}, str(tmp_path / "model.safetensors"))
+    fails("unknown tensor 'odd'")
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    fails("not readable")
+    with pytest.raises(UserError, match="no such folder"):
+        load_drafter(tmp_path / "nowhere", target)
