@@ -1,0 +1,115 @@
+"""Is a difference between two greedy outputs a rounding tie or a bug?
+
+Plain decoding runs the target over one token at a time, verification over several: the same sums in another
+order. Where two tokens are nearly as probable, either may win. So both paths are replayed up to the first
+difference, each in the widths that it had, with this file's own bookkeeping and not the engine's. With z the
+plain path's logits, z' the verifying path's and Δ = z' − z,
+
+    token b beats a in z' although z_a ≥ z_b   ⇒   z_a − z_b ≤ Δ_b − Δ_a ≤ 2·max_v |Δ_v|.
+
+It is called a rounding tie when the gap z_a − z_b obeys this bound, and the bound itself is no larger than
+what the dtype's rounding can explain (a wrong mask or position would make Δ large and hide behind it).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from align.target import Target
+from decode.records import Divergence
+
+TIE, BUG = "rounding tie", "BUG"
+
+_ULPS = {torch.float32: 256.0, torch.bfloat16: 16.0, torch.float16: 32.0}
+"""The dtype's limit on the bound, in units of eps · max|z|. Measured on SmolLM2-135M (30 layers): see the
+test.
+"""
+
+
+def first_difference(plain: list[int], other: list[int]) -> int | None:
+    """Index of the first token in which the outputs differ (the shorter's length when it is a prefix); None
+    = equal.
+    """
+    if plain == other:
+        return None
+    shared = min(len(plain), len(other))
+    return next((i for i in range(shared) if plain[i] != other[i]), shared)
+
+
+def examine(
+    target: Target,
+    prompt: list[int],
+    plain: list[int],
+    other: list[int],
+    drafted: list[int],
+    accepted: list[int],
+) -> Divergence | None:
+    """The first difference between plain decoding's output and another greedy one, judged; None when they
+    are equal.
+
+    Args:
+        prompt, plain, other: token ids.
+        drafted, accepted: drafted and committed draft tokens of each call of the other method.
+    """
+    index = first_difference(plain, other)
+    if index is None:
+        return None
+    if index >= min(
+        len(plain), len(other)
+    ):  # one of them stopped while the other went on: no logits explain that
+        ended = len(plain) <= index
+        return Divergence(index, None if ended else plain[index], other[index] if ended else None, BUG)
+    a, b = plain[index], other[index]
+    z_V = replay(target, prompt, plain, index, [0] * index, [0] * index)
+    other_V = replay(target, prompt, other, index, drafted, accepted)
+    gap = float(z_V[a] - z_V[b])
+    bound = min(2 * float((other_V - z_V).abs().max()), dtype_limit(target.dtype, z_V))
+    return Divergence(
+        index,
+        a,
+        b,
+        TIE if abs(gap) <= bound else BUG,
+        gap,
+        bound,
+        top2=sorted(z_V.topk(2).indices.tolist()) == sorted([a, b]),
+        reproduced=int(z_V.argmax()) == a and int(other_V.argmax()) == b,
+    )
+
+
+def dtype_limit(dtype: torch.dtype, logits_V: Tensor) -> float:
+    """The largest gap that rounding in this dtype may explain for logits of this size."""
+    return _ULPS.get(dtype, 16.0) * torch.finfo(dtype).eps * float(logits_V.abs().max())
+
+
+@torch.no_grad()
+def replay(
+    target: Target, prompt: list[int], output: list[int], index: int, drafted: list[int], accepted: list[int]
+) -> Tensor:
+    """Logits (V,) from which token `index` of the output was chosen, the target run in the widths of the
+    given calls.
+
+    The drafts that a call lost are not known and not needed: a token never sees what comes after it. Any
+    token stands in for them, so that the width, and with it the order of the sums, is the same.
+    """
+    capacity = len(prompt) + len(output) + max(drafted, default=0) + 1
+    cache = target.new_cache(1, capacity)
+    hidden_BLD = target.forward(_row(target, prompt), cache=cache, logits=False).hidden_BLD
+    if index == 0:
+        return target.head(hidden_BLD[:, -1:])[0, 0]
+    start = 1  # tokens of the output before this are in the prompt of the call
+    for width, kept in zip(drafted, accepted, strict=True):
+        tokens = output[start - 1 : start + min(kept, width)]
+        tokens = tokens + [prompt[0]] * (width + 1 - len(tokens))
+        before = cache.length
+        logits_BLV = target.forward(_row(target, tokens), cache=cache).logits_BLV
+        assert logits_BLV is not None
+        if start <= index <= start + kept:
+            return logits_BLV[0, index - start].clone()
+        cache.length = before + kept + 1
+        start += kept + 1
+    raise ValueError(f"token {index} lies after the last call")
+
+
+def _row(target: Target, tokens: list[int]) -> Tensor:
+    return torch.tensor([tokens], device=target.device)

@@ -1,0 +1,151 @@
+"""The report's plots: matplotlib onto given axes, PNG bytes out. No display, no torch."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from decode.records import PLAIN, Record
+from decode.statistics import times
+
+_COLOURS = ("#1f6f8b", "#c8553d", "#6a8d3a", "#8a5a9e", "#b58900", "#555555")
+
+
+def _colour(index: int) -> str:
+    return _COLOURS[index % len(_COLOURS)]
+
+
+def _methods(summary: dict[str, Any]) -> list[str]:
+    return [m for m in summary["overall"] if m != PLAIN]
+
+
+def speedups(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None:
+    """Speed-up per suite and method with its 95% interval; the line at 1 is plain decoding."""
+    methods, suites = _methods(summary), list(summary["suites"])
+    width = 0.8 / max(len(methods), 1)
+    for m, method in enumerate(methods):
+        for s, suite in enumerate(suites):
+            figures = summary["suites"][suite].get(method)
+            if not figures or figures["speedup"] is None:
+                continue
+            value, lo, hi = figures["speedup"], figures["speedup_lo"], figures["speedup_hi"]
+            error = None if lo is None else [[value - min(lo, value)], [max(hi, value) - value]]
+            x = s + (m - (len(methods) - 1) / 2) * width
+            axes.bar(
+                x,
+                value,
+                width * 0.92,
+                yerr=error,
+                capsize=3,
+                color=_colour(m),
+                label=method if s == 0 else None,
+            )
+            axes.text(x, max(value, hi or 0) + 0.02, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
+    axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
+    axes.set_xticks(range(len(suites)), suites)
+    axes.margins(y=0.15)
+    axes.set_ylabel("speed-up over plain decoding")
+    axes.set_title("Speed-up, 95% interval")
+    _legend(axes)
+
+
+def taus(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None:
+    """τ per suite and method: bars micro, dots macro."""
+    methods, suites = _methods(summary), list(summary["suites"])
+    width = 0.8 / max(len(methods), 1)
+    for m, method in enumerate(methods):
+        for s, suite in enumerate(suites):
+            figures = summary["suites"][suite].get(method)
+            if not figures or figures["tau"] is None:
+                continue
+            x = s + (m - (len(methods) - 1) / 2) * width
+            axes.bar(x, figures["tau"], width * 0.92, color=_colour(m), label=method if s == 0 else None)
+            axes.plot(x, figures["tau_macro"], "o", color="#222222", markersize=4)
+    axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
+    axes.set_xticks(range(len(suites)), suites)
+    axes.set_ylabel("τ, tokens per target call")
+    axes.set_title("τ (bar: all calls together, dot: mean over prompts)")
+    _legend(axes)
+
+
+def acceptance_by_position(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None:
+    """Acceptance of the k-th drafted token: solid unconditional, dashed given that all before it were
+    kept.
+    """
+    for m, method in enumerate(_methods(summary)):
+        rows = summary["overall"][method]["acceptance"]
+        at = [row["position"] for row in rows]
+        axes.plot(
+            at, [row["unconditional"] for row in rows], "-o", color=_colour(m), markersize=4, label=method
+        )
+        kept = [(row["position"], row["conditional"]) for row in rows if row["conditional"] is not None]
+        axes.plot([k for k, _ in kept], [value for _, value in kept], "--", color=_colour(m), linewidth=1)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("drafted position k")
+    axes.set_ylabel("share kept")
+    axes.set_title("Acceptance (dashed: given all before were kept)")
+    _legend(axes)
+
+
+def per_prompt(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None:
+    """One dot a prompt: its τ against its speed-up."""
+    plain = times(records, PLAIN)
+    for m, method in enumerate(_methods(summary)):
+        mine = times(records, method)
+        committed: dict[tuple[str, str], int] = {}
+        calls: dict[tuple[str, str], int] = {}
+        for record in records:
+            if record.method == method:
+                key = record.suite, record.prompt
+                committed[key] = committed.get(key, 0) + record.committed
+                calls[key] = calls.get(key, 0) + record.calls
+        keys = sorted(key for key in plain.keys() & mine.keys() if calls.get(key))
+        x, y = [committed[key] / calls[key] for key in keys], [plain[key] / mine[key] for key in keys]
+        axes.scatter(x, y, s=14, alpha=0.7, color=_colour(m), label=method)
+    axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
+    axes.set_xlabel("τ of the prompt")
+    axes.set_ylabel("speed-up of the prompt")
+    axes.set_title("Every prompt")
+    _legend(axes)
+
+
+def _legend(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=8, frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+Plot = Callable[[Axes, dict[str, Any], Sequence[Record]], None]
+PLOTS: dict[str, Plot] = {
+    "speed-up": speedups,
+    "tau": taus,
+    "acceptance": acceptance_by_position,
+    "prompts": per_prompt,
+}
+
+
+def one(plot: Plot, summary: dict[str, Any], records: Sequence[Record]) -> bytes:
+    """One plot as PNG bytes."""
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    plot(figure.subplots(), summary, records)
+    return _png(figure)
+
+
+def all_in_one(summary: dict[str, Any], records: Sequence[Record], title: str) -> bytes:
+    """The four plots in one PNG."""
+    figure = Figure(figsize=(12.8, 8.4), layout="constrained")
+    figure.suptitle(title)
+    for axes, plot in zip(figure.subplots(2, 2).flat, PLOTS.values(), strict=True):
+        plot(axes, summary, records)
+    return _png(figure)
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
+    return buffer.getvalue()

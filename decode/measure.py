@@ -1,0 +1,150 @@
+"""Run the methods side by side: warmed up, interleaved prompt by prompt, repeated. Gives records; judges
+nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from align.errors import UserError
+from decode.decoder import Decoder, prompt_tokens
+from decode.divergence import examine
+from decode.engine import Generation
+from decode.provenance import load_average
+from decode.records import PLAIN, Record
+from decode.sampling import Sampling
+from decode.suites.prompt import Prompt
+
+WARMUP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Task:
+    """One prompt in one repeat: every method runs on it, one after another, before the next task begins."""
+
+    suite: str
+    prompt: Prompt
+    tokens: tuple[int, ...]
+    repeat: int
+    order: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every generation has in common."""
+
+    sampling: Sampling
+    max_new_tokens: int
+
+
+def plan(
+    suites: Sequence[tuple[str, Sequence[tuple[Prompt, list[int]]]]],
+    methods: Sequence[str],
+    repeats: int,
+    seed: int,
+) -> list[Task]:
+    """All tasks: repeat by repeat, suite by suite; every order of the methods comes up equally often
+    (seeded).
+    """
+    orders = list(itertools.permutations(methods))
+    random.Random(seed).shuffle(orders)
+    turn = itertools.cycle(orders)
+    return [
+        Task(name, prompt, tuple(tokens), repeat, next(turn))
+        for repeat in range(repeats)
+        for name, prompts in suites
+        for prompt, tokens in prompts
+    ]
+
+
+def tokenised(
+    decoder: Decoder, prompts: Sequence[Prompt]
+) -> tuple[list[tuple[Prompt, list[int]]], list[str]]:
+    """Prompts with their tokens, and a line for each that was left out (longer than the context, refused)."""
+    fitting, refused = [], []
+    for prompt in prompts:
+        try:
+            fitting.append((prompt, prompt_tokens(decoder.target, prompt.content)))
+        except UserError as error:
+            refused.append(f"{prompt.id}: {error}")
+    return fitting, refused
+
+
+def warm_up(decoders: dict[str, Decoder], tokens: list[int], settings: Settings, times: int) -> None:
+    """Short generations whose times are thrown away: memory is allocated, weights are paged in, kernels are
+    chosen.
+    """
+    count = min(WARMUP_TOKENS, settings.max_new_tokens)
+    for decoder in [decoder for _ in range(times) for decoder in decoders.values()]:
+        decoder.generate(tokens, max_new_tokens=count, sampling=settings.sampling)
+
+
+def run_task(
+    decoders: dict[str, Decoder],
+    task: Task,
+    settings: Settings,
+    ended: Callable[[str], object] = lambda method: None,
+) -> list[Record]:
+    """One record per method, in the order in which they ran. `ended(method)` is called after each.
+
+    At temperature 0 each output is compared with plain decoding's, when `plain` is among the methods.
+    Otherwise every repeat draws with a seed of its own, the same for all methods.
+    """
+    sampling = settings.sampling
+    if not sampling.greedy:
+        sampling = replace(sampling, seed=(sampling.seed + 1_000_003 * task.repeat) % 2**63)
+    records = []
+    for position, method in enumerate(task.order):
+        generation = decoders[method].generate(
+            list(task.tokens), max_new_tokens=settings.max_new_tokens, sampling=sampling
+        )
+        records.append(record_of(task, method, position, generation))
+        ended(method)
+    plain = next((record for record in records if record.method == PLAIN), None)
+    if sampling.greedy and plain is not None:
+        target = decoders[PLAIN].target
+        for record in records:
+            record.divergence = examine(
+                target, list(task.tokens), plain.tokens, record.tokens, record.drafted, record.accepted
+            )
+            record.identical = record.divergence is None
+    return records
+
+
+def record_of(task: Task, method: str, position: int, generation: Generation) -> Record:
+    """The generation as a record. The prefill gives the first token; calls committed the rest."""
+    committed = len(generation.tokens) - 1 if generation.calls else 0
+    return Record(
+        suite=task.suite,
+        prompt=task.prompt.id,
+        method=method,
+        repeat=task.repeat,
+        category=task.prompt.category,
+        prompt_tokens=generation.prompt_tokens,
+        new_tokens=len(generation.tokens),
+        committed=committed,
+        seconds=generation.seconds,
+        prefill_seconds=generation.prefill_seconds,
+        tokens_per_s=committed / generation.seconds if committed and generation.seconds > 0 else 0.0,
+        calls=generation.calls,
+        accepted=list(generation.accepted),
+        drafted=list(generation.drafted),
+        tau=committed / generation.calls if generation.calls else None,
+        finish=generation.finish,
+        tokens=list(generation.tokens),
+        draft_seconds=generation.draft_seconds,
+        verify_seconds=generation.verify_seconds,
+        load=load_average(),
+        position=position,
+    )
+
+
+def remaining(tasks: Sequence[Task], records: Sequence[Record]) -> Iterator[Task]:
+    """The tasks that have no complete set of records yet."""
+    done = {record.key for record in records}
+    for task in tasks:
+        if not all((task.suite, task.prompt.id, method, task.repeat) in done for method in task.order):
+            yield task

@@ -1,0 +1,87 @@
+"""How far a measurement is: a bar with the time left on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from time import monotonic
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from decode.records import PLAIN, Record
+
+LINE_EVERY = 30.0
+"""Seconds between lines where there is no terminal."""
+
+
+class TaskProgress:
+    """Context manager over `total` tasks of `methods` generations each."""
+
+    def __init__(self, console: Console, total: int, methods: Sequence[str]) -> None:
+        self.console, self.total, self.methods = console, total, list(methods)
+        self.finished = 0
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.tokens: defaultdict[str, int] = defaultdict(int)
+        self.started = self.spoken = monotonic()
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self.row = self.bar.add_task("measuring", total=total * len(self.methods))
+
+    def __enter__(self) -> TaskProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def step(self, prompt: str, method: str) -> None:
+        """One generation is done."""
+        self.bar.update(self.row, advance=1, description=f"{prompt} {self.speeds()}".strip())
+
+    def done(self, records: Sequence[Record]) -> None:
+        """One task is done; off a terminal a line is printed when the last one is old."""
+        self.finished += 1
+        for record in records:
+            self.seconds[record.method] += record.seconds
+            self.tokens[record.method] += record.committed
+        now = monotonic()
+        if not self.console.is_terminal and (now - self.spoken >= LINE_EVERY or self.finished == self.total):
+            self.spoken = now
+            left = (now - self.started) / self.finished * (self.total - self.finished)
+            text = f"{self.finished}/{self.total} rounds · {self.speeds()} · {_clock(left)} left"
+            self.console.print(text, markup=False, highlight=False)
+
+    def speeds(self) -> str:
+        """Tokens/s of every method so far, with what it is to plain decoding."""
+        rates = {m: self.tokens[m] / self.seconds[m] for m in self.methods if self.seconds[m] > 0}
+        base = rates.get(PLAIN)
+        return ", ".join(
+            f"{m} {rate:.1f}" + (f" ({rate / base:.2f}×)" if base and m != PLAIN else "")
+            for m, rate in rates.items()
+        ) + (" tokens/s" if rates else "")
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

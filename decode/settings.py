@@ -1,0 +1,105 @@
+"""What a measurement depends on, and the folder that holds it: begun, continued or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from align.errors import UserError
+from decode.provenance import machine
+from decode.records import PLAIN, RECORDS, RUN, SUMMARY, Record, Run, read_records, read_run, write_run
+from decode.suites.sources import Loaded
+
+if TYPE_CHECKING:
+    from decode.decoder import Decoder
+
+
+def settings_of(
+    options: Any,
+    decoders: dict[str, Decoder],
+    drafter: str | None,
+    prepared: Sequence[tuple[Loaded, Sequence[tuple[Any, list[int]]]]],
+) -> dict[str, Any]:
+    """Everything that a figure depends on."""
+    import torch
+
+    target = decoders[PLAIN].target
+    prompts = [(s.name, prompt.id, tokens) for s, pairs in prepared for prompt, tokens in pairs]
+    use_drafter = "drafter" in decoders
+    found = machine()
+    return {
+        "target": target.spec,
+        "target_hash": target.hash,
+        "drafter": drafter if use_drafter else None,
+        "drafter_hash": _folder_hash(Path(str(drafter)).expanduser()) if use_drafter else None,
+        "methods": list(decoders),
+        "suites": [s.name for s, _ in prepared],
+        "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        "limit": options.limit,
+        "max_new_tokens": options.max_new_tokens,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "seed": options.seed,
+        "repeats": options.repeats,
+        "warmup": options.warmup,
+        "draft_tokens": options.draft_tokens,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "threads": torch.get_num_threads(),
+        "processor": found["processor"],
+        "gpu": found.get("gpu") if target.device.type == "cuda" else None,
+    }
+
+
+def _folder_hash(folder: Path) -> str | None:
+    """sha256 over the drafter's config and weights; None where it is no folder."""
+    digest = hashlib.sha256()
+    files = sorted(p for p in folder.glob("*") if p.name == "config.json" or p.suffix == ".safetensors")
+    for path in files:
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest() if files else None
+
+
+def folder_name(suites: Sequence[Loaded], settings: dict[str, Any]) -> str:
+    short = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    return "-".join([*(s.name for s in suites[:3]), short])
+
+
+def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record]]:
+    """The folder's own run and records when it holds some under the same settings, else a new run and none.
+
+    Raises:
+        UserError: it holds a run under other settings, or can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if replace:
+            for name in (RECORDS, RUN, SUMMARY):
+                (folder / name).unlink(missing_ok=True)
+        if (folder / RUN).is_file() or (folder / RECORDS).is_file():
+            old = read_run(folder)
+            _check_same(folder, old.settings, run.settings)
+            return old, read_records(folder, mend=True)
+        write_run(folder, run)
+    except OSError as error:
+        raise UserError(f"--out={str(folder)!r} can't be written: {error.strerror}") from None
+    return run, []
+
+
+def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    for key in [*new, *(key for key in old if key not in new)]:
+        there, here = old.get(key), new.get(key)
+        if there != here:
+            raise UserError(
+                f"--out={str(folder)!r} holds a measurement under other settings ({key}: {_short(there)} "
+                f"there, {_short(here)} now): take another folder, or --no-resume to replace it"
+            )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:37] + "…"

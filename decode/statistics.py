@@ -1,0 +1,154 @@
+"""Figures from records: paired speed-ups with bootstrap intervals, τ, acceptance per position. numpy only.
+
+Definitions (c = committed tokens, those after the prefill's own first token; nothing after an end of sequence
+counts):
+
+    time per token of a prompt   mean over repeats of seconds / c; decoding alone, prefill excluded
+    speed-up                     mean over prompts of plain's time per token / mean over the same prompts of
+    the method's interval                     percentiles 2.5 and 97.5 of that ratio over bootstrap resamples
+                                 of the prompts, each prompt drawn with both its times (Efron & Tibshirani
+                                 1993, sections 6 and 13.3)
+    τ, micro                     Σ c / Σ calls; macro: mean over prompts of the prompt's own Σ c / Σ calls
+    acceptance at position k     of the calls that drafted at least k tokens: the share that kept the k-th
+                                 (unconditional), and that share among calls that kept the first k−1
+                                 (conditional)
+
+A prompt whose output ended with the prefill's token has no decoding to compare and is left out of times and
+τ.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from decode.records import Record
+
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its 95% interval; `lo` and `hi` are None where there are too few prompts for one."""
+
+    value: float
+    lo: float | None
+    hi: float | None
+    prompts: int
+
+
+PromptKey = tuple[str, str]
+
+
+def decode_time(record: Record) -> float:
+    """Seconds per committed token, prefill excluded."""
+    return record.seconds / record.committed
+
+
+def whole_time(record: Record) -> float:
+    """Seconds per new token, prefill included."""
+    return (record.seconds + record.prefill_seconds) / record.new_tokens
+
+
+def times(
+    records: Iterable[Record], method: str, time: Callable[[Record], float] = decode_time
+) -> dict[PromptKey, float]:
+    """(suite, prompt) → that method's mean time per token over its repeats."""
+    collected: defaultdict[PromptKey, list[float]] = defaultdict(list)
+    for record in records:
+        if record.method == method and record.committed > 0:
+            collected[record.suite, record.prompt].append(time(record))
+    return {key: float(np.mean(values)) for key, values in collected.items()}
+
+
+def paired_ratio(
+    baseline: dict[PromptKey, float],
+    method: dict[PromptKey, float],
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> Estimate | None:
+    """mean(baseline) / mean(method) over the prompts that both have, resampled within each suite.
+
+    Returns None when they share no prompt. An interval needs two prompts.
+    """
+    keys = sorted(baseline.keys() & method.keys())
+    if not keys:
+        return None
+    pairs = np.array([[baseline[key], method[key]] for key in keys])
+    value = float(pairs[:, 0].sum() / pairs[:, 1].sum())
+    if len(keys) < 2:
+        return Estimate(value, None, None, len(keys))
+    generator = np.random.default_rng(seed)
+    sums = np.zeros((resamples, 2))
+    names = np.array([suite for suite, _ in keys])
+    for name in sorted(set(names.tolist())):
+        stratum = pairs[names == name]
+        drawn = generator.integers(len(stratum), size=(resamples, len(stratum)))
+        sums += stratum[drawn].sum(axis=1)
+    lo, hi = np.quantile(sums[:, 0] / sums[:, 1], [0.025, 0.975])
+    return Estimate(value, float(lo), float(hi), len(keys))
+
+
+def tau_micro(records: Sequence[Record]) -> float | None:
+    """Σ committed / Σ calls; None without a call."""
+    calls = sum(record.calls for record in records)
+    return sum(record.committed for record in records) / calls if calls else None
+
+
+def tau_macro(records: Sequence[Record]) -> float | None:
+    """Mean over prompts of the prompt's own micro τ."""
+    groups: defaultdict[PromptKey, list[Record]] = defaultdict(list)
+    for record in records:
+        groups[record.suite, record.prompt].append(record)
+    values = [tau for group in groups.values() if (tau := tau_micro(group)) is not None]
+    return float(np.mean(values)) if values else None
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Acceptance at one drafted position, 1 = the first."""
+
+    position: int
+    calls: int
+    """Calls whose draft reached this far and whose verdict on it is known."""
+    unconditional: float
+    conditional: float | None
+    """None where no call kept everything before."""
+
+
+def acceptance(records: Iterable[Record]) -> list[Acceptance]:
+    """Acceptance per position, in order.
+
+    An output cut at an end of sequence or a limit ends inside a call: the drafted tokens after the cut were
+    neither kept nor refused, and are not counted.
+    """
+    drafted_by: defaultdict[int, int] = defaultdict(int)
+    reached_by: defaultdict[int, int] = defaultdict(int)
+    kept_by: defaultdict[int, int] = defaultdict(int)
+    for record in records:
+        for drafted, accepted, cut in _calls(record):
+            for position in range(1, (accepted if cut else drafted) + 1):
+                drafted_by[position] += 1
+                reached_by[position] += accepted >= position - 1
+                kept_by[position] += accepted >= position
+    return [
+        Acceptance(
+            position, count, kept_by[position] / count,
+            kept_by[position] / reached_by[position] if reached_by[position] else None,
+        )
+        for position, count in sorted(drafted_by.items())
+    ]  # fmt: skip
+
+
+def _calls(record: Record) -> list[tuple[int, int, bool]]:
+    """(drafted, accepted, cut) of each call. The last was cut when it committed no token of the target's
+    own."""
+    rows = [(d, a, False) for d, a in zip(record.drafted, record.accepted, strict=True)]
+    if rows:
+        before = sum(accepted + 1 for _, accepted, _ in rows[:-1])
+        drafted, accepted, _ = rows[-1]
+        rows[-1] = (drafted, accepted, record.committed - before <= accepted)
+    return rows

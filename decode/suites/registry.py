@@ -1,0 +1,46 @@
+"""The suites by name, and the groups that name several at once."""
+
+from __future__ import annotations
+
+from align.errors import UserError, nearest
+from decode.suites import aime, builtin, champ, gpqa, gsm8k, humaneval, math500, mtbench
+from decode.suites.prompt import Suite
+
+SUITES: dict[str, Suite] = {
+    "mtbench": mtbench.SUITE,
+    "humaneval": humaneval.SUITE,
+    "gsm8k": gsm8k.SUITE,
+    "math500": math500.SUITE,
+    "aime": aime.SUITE,
+    "champ": champ.SUITE,
+    "gpqa": gpqa.SUITE,
+    "builtin": builtin.SUITE,
+}
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "chat": ("mtbench",),
+    "reasoning": ("gpqa",),
+    "coding": ("humaneval",),
+    "math": ("gsm8k", "math500", "aime", "champ"),
+}
+
+
+def resolve(names: str) -> list[tuple[Suite, bool]]:
+    """`a,b,group` → suites in that order, each once; the flag says that it was named itself, not through a
+    group.
+
+    A suite that is only there through a group may be left out, with a notice, when its prompts can't be had.
+
+    Raises:
+        UserError: empty, or an unknown name.
+    """
+    wanted = [name.strip().lower() for name in names.split(",") if name.strip()]
+    if not wanted:
+        raise UserError(f"--suite={names!r} names no suite{nearest('', [*SUITES, *GROUPS])}")
+    found: dict[str, bool] = {}
+    for name in wanted:
+        if name not in SUITES and name not in GROUPS:
+            raise UserError(f"--suite: unknown suite {name!r}{nearest(name, [*SUITES, *GROUPS])}")
+        for member in GROUPS.get(name, (name,)):
+            found[member] = found.get(member, False) or name in SUITES
+    return [(SUITES[name], own) for name, own in found.items()]

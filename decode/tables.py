@@ -1,0 +1,97 @@
+"""A summary as lines of text: the table's cells for terminal and page, the sources, the baseline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from decode.records import PLAIN
+from decode.summary import interval, plural, titles
+
+SUITE, METHOD, SPEED, SPEEDUP, WHOLE, TAU, TAU_MACRO, SAME, PROMPTS = COLUMNS = (
+    "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ", "τ macro", "identical", "prompts",
+)  # fmt: skip
+ON_TERMINAL = (SUITE, METHOD, SPEED, SPEEDUP, TAU, SAME)
+"""What fits 80 characters."""
+
+
+def headline(summary: dict[str, Any]) -> str:
+    """Target, sampling, dtype and suites."""
+    settings = summary["settings"]
+    how = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
+    return f"{settings['target']} · {how} · {settings['dtype']} · {', '.join(titles(summary).values())}"
+
+
+def rows(summary: dict[str, Any]) -> list[dict[str, str]]:
+    """One dict of `COLUMNS` per suite and method; a last block over all suites when there are several."""
+    blocks = [(titles(summary).get(name, name), methods) for name, methods in summary["suites"].items()]
+    if len(blocks) > 1:
+        blocks.append(("all", summary["overall"]))
+    return [_row(title, method, figures) for title, methods in blocks for method, figures in methods.items()]
+
+
+def _row(title: str, method: str, figures: dict[str, Any]) -> dict[str, str]:
+    plain = method == PLAIN
+    return {
+        SUITE: title,
+        METHOD: method,
+        SPEED: number(figures["tokens_per_s"], 1),
+        SPEEDUP: "1" if plain else interval(figures),
+        WHOLE: "1" if plain else number(figures["speedup_with_prefill"], 2, "×"),
+        TAU: number(figures["tau"], 2),
+        TAU_MACRO: number(figures["tau_macro"], 2),
+        SAME: _identity(figures),
+        PROMPTS: str(figures["prompts"]),
+    }
+
+
+def number(value: float | None, digits: int, unit: str = "") -> str:
+    """A figure with so many decimals, or n/a."""
+    return "n/a" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def _identity(figures: dict[str, Any]) -> str:
+    if figures["identical"] is None:
+        return "n/a (sampled)"
+    notes = [plural(figures["bugs"], "BUG")] if figures["bugs"] else []
+    notes += [plural(figures["rounding_ties"], "tie")] if figures["rounding_ties"] else []
+    return f"{figures['identical']}/{figures['prompts']}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def table(summary: dict[str, Any]) -> Table:
+    """The rows for the terminal."""
+    result = Table(title=headline(summary), title_justify="left")
+    for name in ON_TERMINAL:
+        result.add_column(name, justify="left" if name in (SUITE, METHOD) else "right", no_wrap=name != SUITE)
+    before = None
+    for row in rows(summary):
+        if before is not None and row[SUITE] != before:
+            result.add_section()
+        cells = ["" if name == SUITE and row[name] == before else row[name] for name in ON_TERMINAL]
+        result.add_row(*cells, style="bold" if row[METHOD] == "drafter" else "")
+        before = row[SUITE]
+    return result
+
+
+def source_lines(summary: dict[str, Any]) -> list[str]:
+    """Where the prompts came from, and what was left out."""
+    lines = [f"{s['name']}: {plural(s['prompts'], 'prompt')} from {s['source']}" for s in summary["sources"]]
+    return lines + [f"left out: {line}" for line in summary["skipped"]]
+
+
+def baseline_line(summary: dict[str, Any]) -> str | None:
+    """Plain decoding against transformers' own generate, in one sentence."""
+    check = summary["baseline"]
+    if check is None:
+        return None
+    if "error" in check:
+        return f"transformers' own generate could not be timed: {check['error']}"
+    fair = (
+        "an honest baseline" if check["ratio"] >= 0.97 else "SLOWER than transformers: the speed-ups flatter"
+    )
+    same = "the same tokens" if check["identical"] else "other tokens, the two round differently"
+    return (
+        f"Plain decoding: {check['plain_tokens_per_s']:.1f} tokens/s; transformers' own generate: "
+        f"{check['transformers_tokens_per_s']:.1f} ({check['ratio']:.2f}×, prefill included, {same}): {fair}."
+    )
