@@ -106,27 +106,31 @@ def prompt_tokens(target: Target, prompt: Prompt, raw: bool = False) -> list[int
         tokens = target.text_tokens(prompt) if raw else _chat(target, prompt)
     elif not isinstance(prompt, list | tuple) or not prompt:
         raise UserError(f"the prompt must be text, messages or tokens, not {_short(prompt)}")
-    elif all(isinstance(m, dict) for m in prompt):
-        for message in prompt:
-            if not all(isinstance(message.get(key), str) for key in ("role", "content")):
-                raise UserError(f"a message needs the strings 'role' and 'content', not {_short(message)}")
-            _check_text(message["content"], f"the {message['role']} message", empty=True)
-        tokens = _chat(target, list(prompt))
+    elif isinstance(prompt[0], dict):
+        tokens = _chat(target, [_message(m) for m in prompt])
     else:
-        bad = [t for t in prompt if not isinstance(t, int) or not 0 <= t < target.vocab_size]
-        if bad:
-            raise UserError(
-                f"prompt token {_short(bad[0])} is not a whole number within 0..{target.vocab_size - 1}"
-            )
-        tokens = list(prompt)
+        tokens = [_token(t, target.vocab_size) for t in prompt]
     if not tokens:
         raise UserError("the prompt is empty")
-    if len(tokens) >= target.context_limit:
-        limit = target.context_limit
+    limit = target.context_limit
+    if len(tokens) >= limit:
         raise UserError(
-            f"the prompt has {len(tokens)} tokens; the target's context of {limit} leaves no room to answer"
+            f"the prompt has {len(tokens)} tokens: the target's context of {limit} leaves no room"
         )
     return tokens
+
+
+def _message(message: Any) -> dict[str, str]:
+    if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+        raise UserError(f"a message needs the strings 'role' and 'content', not {_short(message)}")
+    _check_text(message["content"], f"the {_short(message['role'])} message", empty=True)
+    return message
+
+
+def _token(token: Any, vocab_size: int) -> int:
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+        raise UserError(f"prompt token {_short(token)} is not a whole number within 0..{vocab_size - 1}")
+    return token
 
 
 def _check_text(text: str, what: str, empty: bool = False) -> None:
@@ -135,9 +139,7 @@ def _check_text(text: str, what: str, empty: bool = False) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(
-            f"{what} is not valid Unicode at character {error.start}: {_short(text[error.start])}"
-        ) from None
+        raise UserError(f"{what} is not valid Unicode at character {error.start}") from None
 
 
 def _chat(target: Target, messages: str | list[dict[str, str]]) -> list[int]:

@@ -36,7 +36,7 @@ def _count(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     p = _Parser(
         prog="python -m decode.generate",
-        description="Answer a prompt with a target, sped up by a drafter. The output's law is the target's own.",
+        description="Answer a prompt with a target, sped up by a drafter; the output keeps its law.",
         epilog='example: python -m decode.generate --temperature 0.7 "Explain tides to a child."',
         allow_abbrev=False,
     )

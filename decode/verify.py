@@ -182,8 +182,8 @@ def choose(law: str, temperature: float) -> str:
 
 
 _WHY = {
-    "point": "these drafts were not drawn from any q (an argmax, a lookup, a choice): a ratio p/q has no meaning",
-    "unmasked": "these drafts were unmasked out of order: their q is not a token's law given those left of it",
+    "point": "these drafts were not drawn from any q (an argmax, a lookup, a choice): p/q has no meaning",
+    "unmasked": "these drafts were unmasked out of order: q is not a law given those left of them",
 }
 
 

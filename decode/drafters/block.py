@@ -7,8 +7,6 @@ drafted before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -87,12 +85,12 @@ class BlockDrafts:
         """The same with the Markov bias of the token before: one position after the other."""
         columns, rows = [], []
         token = self.request.tokens[-1]
-        to_token: Callable[[int], int] = int if self._ids is None else lambda column: int(self._ids[column])
+        ids = self._ids
         for hidden_D, logits_V in zip(hidden_KD, logits_KV, strict=True):
             bias_V = self.session.bias(hidden_D, token)
             column, q = self._choose((logits_V + bias_V)[None])
             columns.append(column)
             if q is not None:
                 rows.append(q)
-            token = to_token(int(column))
+            token = int(column if ids is None else ids[column])
         return torch.cat(columns), torch.cat(rows) if rows else None

@@ -1,0 +1,85 @@
+"""The engine's sampled output has the target's joint law: every draft law, verifier and processor, on a table
+target."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+
+from decode.decoder import Decoder
+from decode.drafters.lookup import LookupDrafter
+from decode.sampling import Sampling
+from tests.decode.fakes import DRAFTERS, ScriptedDrafter, TableTarget
+
+PROMPT = [0, 1, 2, 0, 1, 2, 0]
+LENGTH, RUNS = 5, 800
+SETTINGS = {
+    "plain": Sampling(1.0),
+    "sharp top-k": Sampling(0.7, top_k=2),
+    "penalty": Sampling(1.3, repetition_penalty=2.5),
+}
+
+
+def chi_square(found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float], runs: int) -> float:
+    """Standard deviations by which the chi-square statistic exceeds its mean; rare outcomes are pooled."""
+    assert set(found) <= set(law), "an outcome that the target never gives"
+    cells, rare_found, rare_law = [], 0, 0.0
+    for outcome, mass in law.items():
+        if mass * runs < 5:
+            rare_found, rare_law = rare_found + found[outcome], rare_law + mass
+        else:
+            cells.append((found[outcome], mass * runs))
+    if rare_law * runs >= 5:
+        cells.append((rare_found, rare_law * runs))
+    statistic = sum((n - expected) ** 2 / expected for n, expected in cells)
+    freedom = len(cells) - 1
+    return (statistic - freedom) / math.sqrt(2 * freedom)
+
+
+def frequencies(decoder: Decoder, sampling: Sampling, runs: int = RUNS) -> Counter[tuple[int, ...]]:
+    found: Counter[tuple[int, ...]] = Counter()
+    for seed in range(runs):
+        settings = Sampling(
+            sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty, seed
+        )
+        found[tuple(decoder.generate(PROMPT, max_new_tokens=LENGTH, sampling=settings).tokens)] += 1
+    return found
+
+
+CASES = [
+    ("independent", "token", "plain"),
+    ("independent", "token", "sharp top-k"),
+    ("independent", "token", "penalty"),
+    ("independent", "point_mass", "penalty"),
+    ("pruned", "token", "penalty"),
+    ("causal", "token", "penalty"),
+    ("guessed", "point_mass", "plain"),
+    ("guessed", "point_mass", "penalty"),
+]
+
+
+@pytest.mark.parametrize(("kind", "verifier", "setting"), CASES)
+def test_joint_frequencies(kind: str, verifier: str, setting: str) -> None:
+    target = TableTarget(3)
+    decoder = Decoder(target, ScriptedDrafter(*DRAFTERS[kind]), verifier)  # type: ignore[arg-type]
+    law = target.law(PROMPT, LENGTH, SETTINGS[setting])
+    assert chi_square(frequencies(decoder, SETTINGS[setting]), law, RUNS) < 4
+
+
+def test_joint_frequencies_with_an_end_of_sequence_inside() -> None:
+    target = TableTarget(3, seed=3)
+    target.eos_ids = (2,)
+    decoder = Decoder(target, ScriptedDrafter(*DRAFTERS["independent"]))  # type: ignore[arg-type]
+    law = target.law(PROMPT, LENGTH, SETTINGS["plain"])
+    assert chi_square(frequencies(decoder, SETTINGS["plain"]), law, RUNS) < 4
+
+
+@pytest.mark.parametrize("setting", ["plain", "penalty"])
+def test_joint_frequencies_of_lookup_and_plain_decoding(setting: str) -> None:
+    target = TableTarget(3, seed=5)
+    law = target.law(PROMPT, LENGTH, SETTINGS[setting])
+    for drafter in (LookupDrafter(3), None):
+        found = frequencies(Decoder(target, drafter), SETTINGS[setting])  # type: ignore[arg-type]
+        assert chi_square(found, law, RUNS) < 4

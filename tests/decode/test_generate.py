@@ -1,0 +1,116 @@
+"""The command: output on stdout, figures on stderr, one line and exit code 2 for what can't be used."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decode import generate
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code: Any = 0
+    try:
+        generate.main(list(argv))
+    except SystemExit as stop:
+        code = stop.code or 0
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+DEBUG = ("--target", "debug", "--max-new-tokens", "12")
+
+
+def test_answers_and_says_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *DEBUG, "--drafter", "lookup", "hello")
+    assert code == 0 and len(out) > 3
+    for part in ("[lookup, greedy]", "12 tokens (length)", "tokens/s", "τ", "drafted", "prefill"):
+        assert part in err
+    assert run(capsys, *DEBUG, "--drafter", "none", "hello")[1] == out
+
+
+def test_default_drafter_of_another_target_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    err = run(capsys, *DEBUG, "hello")[2]
+    assert err.startswith("note: no drafter is shipped for debug: prompt lookup drafts instead\n")
+
+
+def test_a_missing_shipped_drafter_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(generate, "DEFAULT_DRAFTER", Path("/nowhere/block"))
+    monkeypatch.setattr("align.target.DEFAULT_TARGET", "debug")
+    code, _, err = run(capsys, *DEBUG, "hello")
+    assert (
+        code == 0
+        and err.splitlines()[0] == "note: no drafter at /nowhere/block: prompt lookup drafts instead"
+    )
+
+
+def test_standard_input_system_message_and_sampling(
+    capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    options = (
+        *DEBUG,
+        "--drafter",
+        "none",
+        "--temperature",
+        "1",
+        "--seed",
+        "3",
+        "--top-k",
+        "9",
+        "--top-p",
+        "0.9",
+    )
+    expected = run(capsys, *options, "hello")[1]
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello"))
+    assert run(capsys, *options, "-")[1] == expected
+    assert run(capsys, *options, "--system", "Be kind.", "hello")[1] != expected
+    assert run(capsys, *options, "--raw", "hello")[1] != expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        ((), "no prompt"),
+        (("--temprature", "1", "hi"), "did you mean '--temperature'"),
+        (("hi", "there"), "unrecognized argument 'there' (quote the prompt)"),
+        (("--temperature", "hot", "hi"), "invalid float value: 'hot'"),
+        (("--temperature", "-1", "hi"), "temperature=-1.0: must be 0"),
+        (("--top-p", "2", "hi"), "top_p=2.0"),
+        (("--max-new-tokens", "0", "hi"), "at least 1"),
+        (("--draft-tokens", "x", "hi"), "at least 1"),
+        (("--raw", "--system", "s", "hi"), "--system needs the chat template"),
+        (("--target", "debug", "--drafter", "none", ""), "the prompt is empty"),
+        (("--target", "debug", "--drafter", "lokup", "hi"), "did you mean 'lookup'"),
+        (("--target", "debug", "--drafter", "lookup", "--verifier", "tokn", "hi"), "did you mean 'token'"),
+        (
+            ("--target", "debug", "--drafter", "lookup", "--verifier", "token", "--temperature", "1", "hi"),
+            "these fit: point_mass",
+        ),
+        (("--target", "debug", "--drafter", "none", "--stop", "", "hi"), "non-empty strings"),
+        (("--target", "no/where/at/all", "--drafter", "none", "hi"), "neither a folder"),
+    ],
+)
+def test_malformed_commands(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], line: str) -> None:
+    code, out, err = run(capsys, *argv)
+    last = err.strip().splitlines()[-1]
+    assert code == 2 and out == "" and last.startswith("error: ") and line in last
+    assert "Traceback" not in err
+
+
+def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    for option in (
+        "--target",
+        "--drafter",
+        "--verifier",
+        "--temperature",
+        "--stop",
+        "--seed",
+        "--raw",
+        "--system",
+    ):
+        assert option in out
