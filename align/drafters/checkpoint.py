@@ -31,8 +31,14 @@ def tap_layers(num_layers: int, taps: int) -> list[int]:
 
 
 def shared_layers(num_layers: int, layers: int) -> list[int]:
-    """Target layers that a shared_kv drafter starts from: the last ones, whose outputs the head reads."""
-    return list(range(num_layers - layers, num_layers))
+    """Target layers that a drafter starts from: the first, made for embeddings, then the last, whose outputs the head reads.
+
+    After 60 steps on SmolLM2 the drafter's argmax agreed with the target's on 17% of first positions with layers
+    (0, 29), on 10% with (28, 29): an embedding has a two-hundredth of the size that a late layer expects.
+    """
+    if layers == 1:
+        return [num_layers - 1]
+    return [0, *range(num_layers - layers + 1, num_layers)]
 
 
 def mask_token(target: Target) -> int:
@@ -133,7 +139,8 @@ def _initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> Non
         count = len(config.target_layer_ids)
         drafter.fc.weight.copy_(torch.eye(width).repeat(1, count) / count)
     else:
-        drafter.fc.weight.copy_(torch.eye(width))
+        # an embedding's own size is about 0.1: more would drown the anchor token
+        drafter.fc.weight.copy_(0.02 * torch.eye(width))
     if drafter.markov is not None:
         drafter.markov.out.weight.zero_()
         head = drafter.head_weight_VdD.float()

@@ -99,7 +99,7 @@ def test_markov_bias_in_training_equals_drafting(target: Target, samples: data.S
 
 def test_starting_weights_are_the_targets(target: Target, samples: data.Samples) -> None:
     drafter = from_target(target, options(layers=2), None)
-    assert drafter.config.init_layer_ids == [2, 3] and drafter.draft_size == target.vocab_size
+    assert drafter.config.init_layer_ids == [0, 3] and drafter.draft_size == target.vocab_size
     mine, theirs = drafter.layers[1].mlp.up_proj.weight, target.layers[3].mlp.up_proj.weight
     assert torch.equal(mine, theirs)
     fresh = from_target(target, options(init_from_target=False), None)
