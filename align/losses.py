@@ -125,7 +125,7 @@ def row_statistics(
         cut = slice(start, start + chunk_rows)
         z = None if rows.z_Rr is None else rows.z_Rr[cut]
         args = (rows.hidden_RD[cut], z, rows.basis_rV, rows.place_R[cut])
-        if needs_grad:
+        if needs_grad and rows.hidden_RD.shape[0] > chunk_rows:  # a single chunk is within the bound as it is
             part = checkpoint(_chunk, *args, places, head_VdD, draft_vocab, names, temperature, use_reentrant=False)
         else:
             part = _chunk(*args, places, head_VdD, draft_vocab, names, temperature)
