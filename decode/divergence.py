@@ -7,8 +7,9 @@ plain path's logits, z' the verifying path's and Δ = z' − z,
 
     token b beats a in z' although z_a ≥ z_b   ⇒   z_a − z_b ≤ Δ_b − Δ_a ≤ 2·max_v |Δ_v|.
 
-It is called a rounding tie when the gap z_a − z_b obeys this bound, and the bound itself is no larger than
-what the dtype's rounding can explain (a wrong mask or position would make Δ large and hide behind it).
+It is called a rounding tie when the gap obeys this bound; the bound itself is no larger than what the dtype's
+rounding can explain (a wrong mask or position would make Δ large and hide behind it); and the replays give
+both tokens again, which on a CPU they do bit for bit (an accelerator may sum in another order each time).
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import torch
 from torch import Tensor
 
 from align.target import Target
+from decode.engine import PREFILL_CHUNK
 from decode.records import Divergence
 
 TIE, BUG = "rounding tie", "BUG"
 
 _ULPS = {torch.float32: 256.0, torch.bfloat16: 16.0, torch.float16: 32.0}
-"""The dtype's limit on the bound, in units of eps · max|z|. Measured on SmolLM2-135M (30 layers): see the
-test.
+"""The dtype's limit on the bound, in units of eps · max|z|. Measured on SmolLM2-135M (30 layers), widths 4,
+9 and
+16 against 1: the bound itself is 20 to 47 such units in fp32, 0 to 4 in bf16.
 """
 
 
@@ -65,15 +68,17 @@ def examine(
     other_V = replay(target, prompt, other, index, drafted, accepted)
     gap = float(z_V[a] - z_V[b])
     bound = min(2 * float((other_V - z_V).abs().max()), dtype_limit(target.dtype, z_V))
+    reproduced = int(z_V.argmax()) == a and int(other_V.argmax()) == b
+    explained = abs(gap) <= bound and (reproduced or target.device.type != "cpu")
     return Divergence(
         index,
         a,
         b,
-        TIE if abs(gap) <= bound else BUG,
+        TIE if explained else BUG,
         gap,
         bound,
         top2=sorted(z_V.topk(2).indices.tolist()) == sorted([a, b]),
-        reproduced=int(z_V.argmax()) == a and int(other_V.argmax()) == b,
+        reproduced=reproduced,
     )
 
 
@@ -94,7 +99,9 @@ def replay(
     """
     capacity = len(prompt) + len(output) + max(drafted, default=0) + 1
     cache = target.new_cache(1, capacity)
-    hidden_BLD = target.forward(_row(target, prompt), cache=cache, logits=False).hidden_BLD
+    for begin in range(0, len(prompt), PREFILL_CHUNK):
+        chunk = _row(target, prompt[begin : begin + PREFILL_CHUNK])
+        hidden_BLD = target.forward(chunk, cache=cache, logits=False).hidden_BLD
     if index == 0:
         return target.head(hidden_BLD[:, -1:])[0, 0]
     start = 1  # tokens of the output before this are in the prompt of the call

@@ -10,6 +10,7 @@ import datetime
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -281,9 +282,7 @@ def _run_tasks(
         write_run(folder, run)
     with TaskProgress(console, len(tasks), list(decoders)) as progress:
         for task in tasks:
-            records = run_task(
-                decoders, task, settings, lambda method, task=task: progress.step(task.prompt.id, method)
-            )
+            records = run_task(decoders, task, settings, partial(progress.step, task.prompt.id))
             append(folder, records)
             progress.done(records)
 

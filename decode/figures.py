@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ def _methods(summary: dict[str, Any]) -> list[str]:
 def speedups(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None:
     """Speed-up per suite and method with its 95% interval; the line at 1 is plain decoding."""
     methods, suites = _methods(summary), list(summary["suites"])
-    width = 0.8 / max(len(methods), 1)
+    width = min(0.8 / max(len(methods), 1), 0.3)
     for m, method in enumerate(methods):
         for s, suite in enumerate(suites):
             figures = summary["suites"][suite].get(method)
@@ -47,6 +47,7 @@ def speedups(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> 
             axes.text(x, max(value, hi or 0) + 0.02, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
     axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
     axes.set_xticks(range(len(suites)), suites)
+    axes.set_xlim(-0.6, len(suites) - 0.4)
     axes.margins(y=0.15)
     axes.set_ylabel("speed-up over plain decoding")
     axes.set_title("Speed-up, 95% interval")
@@ -56,7 +57,7 @@ def speedups(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> 
 def taus(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None:
     """τ per suite and method: bars micro, dots macro."""
     methods, suites = _methods(summary), list(summary["suites"])
-    width = 0.8 / max(len(methods), 1)
+    width = min(0.8 / max(len(methods), 1), 0.3)
     for m, method in enumerate(methods):
         for s, suite in enumerate(suites):
             figures = summary["suites"][suite].get(method)
@@ -67,6 +68,7 @@ def taus(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None
             axes.plot(x, figures["tau_macro"], "o", color="#222222", markersize=4)
     axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
     axes.set_xticks(range(len(suites)), suites)
+    axes.set_xlim(-0.6, len(suites) - 0.4)
     axes.set_ylabel("τ, tokens per target call")
     axes.set_title("τ (bar: all calls together, dot: mean over prompts)")
     _legend(axes)
@@ -120,32 +122,15 @@ def _legend(axes: Axes) -> None:
         axes.spines[side].set_visible(False)
 
 
-Plot = Callable[[Axes, dict[str, Any], Sequence[Record]], None]
-PLOTS: dict[str, Plot] = {
-    "speed-up": speedups,
-    "tau": taus,
-    "acceptance": acceptance_by_position,
-    "prompts": per_prompt,
-}
+PLOTS = (speedups, taus, acceptance_by_position, per_prompt)
 
 
-def one(plot: Plot, summary: dict[str, Any], records: Sequence[Record]) -> bytes:
-    """One plot as PNG bytes."""
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    plot(figure.subplots(), summary, records)
-    return _png(figure)
-
-
-def all_in_one(summary: dict[str, Any], records: Sequence[Record], title: str) -> bytes:
-    """The four plots in one PNG."""
+def picture(summary: dict[str, Any], records: Sequence[Record], title: str) -> bytes:
+    """The four plots as one PNG."""
     figure = Figure(figsize=(12.8, 8.4), layout="constrained")
     figure.suptitle(title)
-    for axes, plot in zip(figure.subplots(2, 2).flat, PLOTS.values(), strict=True):
+    for axes, plot in zip(figure.subplots(2, 2).flat, PLOTS, strict=True):
         plot(axes, summary, records)
-    return _png(figure)
-
-
-def _png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
     return buffer.getvalue()

@@ -17,7 +17,6 @@ table{border-collapse:collapse;margin:1rem 0;font-size:.92rem}
 td,th{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:right}
 td:first-child,th:first-child,td:nth-child(2),th:nth-child(2){text-align:left}
 .verdict{background:#eef4f6;padding:1rem 1.2rem;border-left:4px solid #1f6f8b}
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(26rem,1fr));gap:1rem}
 img{max-width:100%}pre{white-space:pre-wrap;font-size:.85rem}.bug{color:#b00020;font-weight:bold}
 """
 
@@ -26,8 +25,8 @@ _DIVERGENCE = (
 )  # fmt: skip
 
 
-def page(summary: dict[str, Any], records: Sequence[Record], pictures: dict[str, bytes]) -> str:
-    """The whole page. `pictures`: PNG bytes by name."""
+def page(summary: dict[str, Any], records: Sequence[Record], png: bytes) -> str:
+    """The whole page, with the plots in `png`."""
     baseline = baseline_line(summary)
     parts = [
         "<h1>How much faster, and is it the same?</h1>",
@@ -35,7 +34,7 @@ def page(summary: dict[str, Any], records: Sequence[Record], pictures: dict[str,
         f'<p class="verdict">{html.escape(summary["verdict"])}</p>',
         _table(COLUMNS, [tuple(row.values()) for row in rows(summary)]),
         f"<p>{html.escape(baseline)}</p>" if baseline else "",
-        f'<div class="plots">{_images(pictures)}</div>',
+        f'<img alt="plots" src="data:image/png;base64,{base64.b64encode(png).decode()}">',
         "<h2>Lossless?</h2>" + _losslessness(summary, records),
         "<h2>Prompts</h2>" + _list(source_lines(summary)),
         "<h2>How it was measured</h2>" + _list(_method_notes(summary)),
@@ -43,13 +42,6 @@ def page(summary: dict[str, Any], records: Sequence[Record], pictures: dict[str,
     ]
     head = f'<meta charset="utf-8"><title>Speed report</title><style>{_STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
-
-
-def _images(pictures: dict[str, bytes]) -> str:
-    return "".join(
-        f'<img alt="{html.escape(name)}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
-        for name, data in pictures.items()
-    )
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -30,15 +30,12 @@ def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     try:
         summary = summarise(run, records)
         summary["verdict"] = verdict(summary)
-        text = page(
-            summary,
-            records,
-            {name: figures.one(plot, summary, records) for name, plot in figures.PLOTS.items()},
-        )
+        png = figures.picture(summary, records, headline(summary))
+        text = page(summary, records, png)
     except KeyError as error:
         raise UserError(f"{folder}: run.json lacks the setting {error}") from None
     write_json(folder / SUMMARY, summary)
-    (folder / "report.png").write_bytes(figures.all_in_one(summary, records, headline(summary)))
+    (folder / "report.png").write_bytes(png)
     (folder / "report.html").write_text(text, encoding="utf-8")
     return summary, records
 

@@ -1,0 +1,170 @@
+"""The report reads records alone: no torch, nothing fetched, the same figures every time."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from decode import tables
+from decode.records import Divergence, Record, Run, append, read_records, read_run, write_run
+from decode.report import make_report, print_report
+from decode.summary import summarise, verdict
+from tests.decode.test_statistics import record
+
+ROOT = Path(__file__).parents[2]
+
+
+def fill(folder: Path, gain: float = 2.0, temperature: float = 0.0, change: Divergence | None = None) -> Path:
+    folder.mkdir(exist_ok=True)
+    settings = {
+        "target": "t/<model>", "methods": ["plain", "lookup", "drafter"], "temperature": temperature,
+        "max_new_tokens": 20, "dtype": "float32", "seed": 0, "repeats": 1, "warmup": 1, "threads": 2,
+        "target_hash": "ab", "drafter_hash": "cd",
+    }  # fmt: skip
+    sources = [
+        {
+            "name": "s",
+            "title": "Suite S",
+            "group": "chat",
+            "prompts": 6,
+            "source": "the package s==1 (6 of 9)",
+        }
+    ]
+    write_run(folder, Run(settings, sources, machine={"cores": 2}, versions={"torch": "2"}))
+    rows: list[Record] = []
+    for i in range(6):
+        same = None if temperature else True
+        slow = 1.0 + 0.1 * i
+        rows.append(record("plain", f"p{i}", slow, 20, 20, [0] * 20, [0] * 20, identical=same, load=0.2))
+        rows.append(
+            record(
+                "lookup",
+                f"p{i}",
+                slow * (1 + (-0.1) ** (i % 2)),
+                20,
+                18,
+                [1, 1, *[0] * 16],
+                [1] * 18,
+                identical=same,
+            )
+        )
+        mine = record("drafter", f"p{i}", slow / gain, 20, 10, [1] * 10, [3] * 10, identical=same)
+        if change is not None and i == 0:
+            mine.identical, mine.divergence = False, change
+        rows.append(mine)
+    append(folder, rows)
+    return folder
+
+
+def test_summary_holds_the_promised_figures(tmp_path: Path) -> None:
+    summary, records = make_report(fill(tmp_path / "o"))
+    figures = summary["suites"]["s"]["drafter"]
+    assert figures["speedup"] == pytest.approx(2.0) == pytest.approx(figures["speedup_lo"])
+    assert figures["tau"] == figures["tau_macro"] == 2.0 and figures["mean_accepted"] == 1.0
+    assert (figures["prompts"], figures["identical"], figures["bugs"], figures["rounding_ties"]) == (
+        6,
+        6,
+        0,
+        0,
+    )
+    assert figures["tokens_per_s"] == pytest.approx(120 / sum((1 + 0.1 * i) / 2 for i in range(6)))
+    assert [a["unconditional"] for a in figures["acceptance"]] == [1.0, 0.0, 0.0]
+    assert summary["suites"]["s"]["plain"]["speedup"] == 1.0 and summary["overall"]["drafter"] == figures
+    assert summary["target_hash"] == "ab" and summary["drafter_hash"] == "cd" and summary["records"] == 18
+    assert json.loads((tmp_path / "o/summary.json").read_text()) == json.loads(json.dumps(summary))
+
+
+def test_remaking_changes_nothing(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "o")
+    names = ("summary.json", "report.html", "report.png")
+    make_report(folder)
+    first = [(folder / name).read_bytes() for name in names]
+    make_report(folder)
+    assert [(folder / name).read_bytes() for name in names] == first
+
+
+def test_the_page_stands_alone(tmp_path: Path) -> None:
+    make_report(fill(tmp_path / "o"))
+    page = (tmp_path / "o/report.html").read_text()
+    assert page.count("data:image/png;base64,") == 1
+    assert not re.search(r"https?:|<script|<link|@import|url\(", page)
+    assert "t/&lt;model&gt;" in page and "<model>" not in page
+    assert "6 of 9" in page and "2.00×" in page
+    assert (tmp_path / "o/report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_imports_no_torch(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "o")
+    code = (
+        "import sys; from decode.report import main\n"
+        f"main([{str(folder)!r}])\n"
+        "heavy = {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Suite S" in done.stdout and "report.html" in done.stdout
+
+
+def test_verdict_in_plain_words(tmp_path: Path) -> None:
+    summary, _ = make_report(fill(tmp_path / "a"))
+    assert "The drafter makes the target faster by 2.00× (95% interval 2.00 to 2.00)" in summary["verdict"]
+    assert "6 prompts (Suite S), greedy" in summary["verdict"]
+    assert "identical to plain decoding's on 6 of 6 prompts" in summary["verdict"]
+    assert "not idle" not in summary["verdict"]
+    slower = summarise(read_run(tmp_path / "a"), read_records(fill(tmp_path / "b", gain=0.5)))
+    assert "SLOWER: 0.50×" in verdict(slower)
+    summary["load_average"] = {"min": 3.0, "median": 3.5, "max": 4.0}
+    assert "not idle (load 3.5 on 2 cores)" in verdict(summary)
+    sampled, _ = make_report(fill(tmp_path / "c", temperature=1.0))
+    assert "identity does not apply" in sampled["verdict"] and "temperature 1" in sampled["verdict"]
+    assert sampled["suites"]["s"]["drafter"]["identical"] is None
+
+
+def test_ties_and_bugs_are_told_apart(tmp_path: Path) -> None:
+    tie = Divergence(4, 7, 8, "rounding tie", 1e-6, 4e-5, True, True)
+    summary, records = make_report(fill(tmp_path / "a", change=tie))
+    figures = summary["suites"]["s"]["drafter"]
+    assert (figures["identical"], figures["rounding_ties"], figures["bugs"], summary["bugs"]) == (5, 1, 0, 0)
+    assert "5 of 6" in summary["verdict"] and "rounding tie" in summary["verdict"]
+    assert read_records(tmp_path / "a") == records and any(r.divergence == tie for r in records)
+    assert "rounding tie" in (tmp_path / "a/report.html").read_text()
+    summary, _ = make_report(fill(tmp_path / "b", change=Divergence(4, 7, 8, "BUG", 1.0, 4e-5)))
+    assert summary["bugs"] == 1 and "OUTPUT CHANGED: 1 difference" in summary["verdict"]
+
+
+def test_the_table_fits_80_columns_and_names_several_suites(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fill(tmp_path / "o")
+    rows = [asdict(r) for r in read_records(folder)]
+    append(folder, [Record(**{**row, "suite": "z"}) for row in rows])
+    run = json.loads((folder / "run.json").read_text())
+    run["suites"].append({"name": "z", "title": "Suite Z", "group": "", "prompts": 6, "source": "here"})
+    run["baseline"] = {
+        "plain_tokens_per_s": 30.0, "transformers_tokens_per_s": 25.0, "ratio": 1.2, "identical": True,
+    }  # fmt: skip
+    run["skipped"] = ["math500: nowhere"]
+    (folder / "run.json").write_text(json.dumps(run))
+    summary, _ = make_report(folder)
+    assert [row["suite"] for row in tables.rows(summary)] == ["Suite S"] * 3 + ["Suite Z"] * 3 + ["all"] * 3
+    assert summary["overall"]["drafter"]["prompts"] == 12
+    print_report(summary, folder, Console(width=80, no_color=True))
+    output = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in output.splitlines() if "│" in line) and "…" not in output
+    for part in ("Suite Z", "2.00× [2.00, 2.00]", "an honest baseline", "left out: math500: nowhere"):
+        assert part in output.replace("\n", " "), part
+
+
+def test_later_records_of_the_same_generation_count(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "o")
+    append(folder, [record("plain", "p0", 99.0, 20, 20)])
+    records = read_records(folder)
+    assert len(records) == 18 and records[0].seconds == 99.0
