@@ -183,13 +183,16 @@ class Engine:
             self.gaps = (top2[:, 0] - top2[:, 1]).tolist()
         if proposal is None:
             if sampling.greedy:
-                return [0, int(best(logits_NV, sampling, seen))]
-            return [0, int(draw(probs(logits_NV, sampling, seen), self.request.generator))]
+                return [0, int(best(logits_NV, sampling, seen, overwrite=True))]
+            return [0, int(draw(probs(logits_NV, sampling, seen, overwrite=True), self.request.generator))]
         if self.verifier == "greedy":
-            verdict = match(proposal.tokens_K, best(logits_NV, sampling, seen))
+            verdict = match(proposal.tokens_K, best(logits_NV, sampling, seen, overwrite=True))
         else:
             verdict = verify(
-                self.verifier, proposal, probs(logits_NV, sampling, seen), self.request.generator
+                self.verifier,
+                proposal,
+                probs(logits_NV, sampling, seen, overwrite=True),
+                self.request.generator,
             )
         return torch.cat((torch.stack(verdict), proposal.tokens_K)).tolist()
 

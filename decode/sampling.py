@@ -69,79 +69,93 @@ class Sampling:
         return self.temperature == 0
 
 
-def penalised(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Tensor:
+def penalised(logits: Tensor, sampling: Sampling, seen: Tensor | None, overwrite: bool = False) -> Tensor:
     """Logits (…, V) in fp32 (fp64 stays) after the repetition penalty (CTRL, arXiv 1909.05858 section 4.1).
 
     `seen`: bool, broadcastable to the logits, True where the token occurs in that row's own prefix; None =
-    nowhere.
+    nowhere. `overwrite`: the logits' memory may be used for the result.
     """
     if logits.dtype != torch.float64:
         logits = logits.float()
     penalty = sampling.repetition_penalty
     if seen is None or penalty == 1.0:
         return logits
-    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+    places = seen.expand_as(logits).nonzero(as_tuple=True)  # few of V: cheaper than passes over all
+    held = logits[places]
+    logits = logits if overwrite else logits.clone()
+    logits[places] = torch.where(held > 0, held / penalty, held * penalty)
+    return logits
 
 
-def best(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
-    """The most probable token, (…, V) → (…), the lowest id among equals: the law of temperature 0 without its
-    one-hot."""
-    return penalised(logits, sampling, seen).argmax(dim=-1)
+def best(logits: Tensor, sampling: Sampling, seen: Tensor | None = None, overwrite: bool = False) -> Tensor:
+    """The most probable token, (…, V) → (…), the lowest id among equals: temperature 0 without a one-hot."""
+    return penalised(logits, sampling, seen, overwrite).argmax(dim=-1)
 
 
-def probs(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
+def probs(logits: Tensor, sampling: Sampling, seen: Tensor | None = None, overwrite: bool = False) -> Tensor:
     """Logits (…, V) → probabilities (…, V) in fp32 (fp64 stays fp64), every processor applied.
 
     Args:
-        logits: of any floating type; not changed.
+        logits: of any floating type.
         seen: bool, broadcastable to the logits, True where the token occurs in that row's own prefix,
             accepted drafts of its path included; only the repetition penalty looks at it.
+        overwrite: the logits are not needed any more; a fresh (K+1, V) block of memory costs milliseconds.
     """
     if sampling.greedy:
-        one_hot = F.one_hot(best(logits, sampling, seen), logits.shape[-1])
+        one_hot = F.one_hot(best(logits, sampling, seen, overwrite), logits.shape[-1])
         return one_hot.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
-    logits = penalised(logits, sampling, seen)
+    given, logits = logits, penalised(logits, sampling, seen, overwrite)
     if sampling.temperature != 1.0:
-        logits = logits / sampling.temperature
+        own = overwrite or logits is not given
+        logits = logits.div_(sampling.temperature) if own else logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1:
-        logits = logits.masked_fill(~_kept(logits, sampling.top_k, sampling.top_p), -math.inf)
+        rows_RV = _best_only(logits.reshape(-1, logits.shape[-1]), sampling.top_k, sampling.top_p)
+        return rows_RV.reshape(logits.shape)
     return logits.softmax(dim=-1)
 
 
-def _kept(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Bool (…, V): the tokens that top-k and then top-p, on what top-k left, keep. Ties at the edge: lowest
-    ids."""
-    size = logits.shape[-1]
-    width = min(top_k, size) if top_k else size
-    if top_p < 1:
-        values, mass = _ranked_mass(logits, width if top_k else 0, top_p)
-        count = ((mass < top_p).sum(dim=-1, keepdim=True) + 1).clamp(max=values.shape[-1])
-        edge = values.gather(-1, count - 1)
-    else:
-        edge = logits.topk(width, dim=-1).values[..., -1:]
-        count = torch.full_like(edge, width, dtype=torch.int64)
-    above, tied = logits > edge, logits == edge
-    return above | (tied & (tied.cumsum(dim=-1) <= count - above.sum(dim=-1, keepdim=True)))
+def _best_only(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Softmax over what top-k, and then top-p on what top-k left, keep of every row.
 
-
-def _ranked_mass(logits: Tensor, width: int, top_p: float) -> tuple[Tensor, Tensor]:
-    """The largest logits in falling order and the running probability mass up to each; `width` 0 = of all
-    tokens.
-
-    Without top-k a full sort of V would cost more than the model's own head, and top-p seldom needs it: a few
-    hundred candidates are ranked first, more only while they hold less than `top_p`.
+    Passes over V cost more than the ranking, so only the ranked candidates are normalised. Without top-k a
+    full sort is seldom needed either: a few hundred candidates hold the mass, and rows that need more get more.
     """
-    if width:
-        values = logits.topk(width, dim=-1).values
-        return values, values.double().softmax(dim=-1).cumsum(dim=-1)
-    total = torch.logsumexp(logits.double(), dim=-1, keepdim=True)
-    size = logits.shape[-1]
-    for candidates in (*(w for w in _TOP_P_WIDTHS if w < size), size):
-        values = logits.topk(candidates, dim=-1).values
-        mass = (values.double() - total).exp().cumsum(dim=-1)
-        if candidates == size or bool((mass[..., -1] >= top_p).all()):
+    out_RV, size = torch.zeros_like(logits_RV), logits_RV.shape[-1]
+    widths = [min(top_k, size)] if top_k else [*(w for w in _TOP_P_WIDTHS if w < size), size]
+    todo = torch.arange(len(logits_RV), device=logits_RV.device)
+    for width in widths:
+        part = logits_RV if len(todo) == len(logits_RV) else logits_RV[todo]
+        ranked = part.topk(min(width + 1, size), dim=-1)
+        values = ranked.values[:, :width].double()
+        mass = (
+            (values - torch.logsumexp(values if top_k else part, dim=-1, keepdim=True)).exp().cumsum(dim=-1)
+        )
+        need = (
+            (mass < top_p).sum(dim=-1, keepdim=True) + 1
+            if top_p < 1
+            else torch.full_like(todo[:, None], width)
+        )
+        done = (need[:, 0] <= width) | (width == widths[-1])
+        count = need.clamp(max=width)
+        beyond = torch.arange(width, device=count.device) >= count
+        rows = values.masked_fill(beyond, -math.inf).softmax(dim=-1).to(out_RV.dtype)
+        out_RV[todo[done][:, None], ranked.indices[done, :width]] = rows[done]
+        _settle_ties(out_RV, logits_RV, todo[done], ranked.values[done], count[done])
+        todo = todo[~done]
+        if len(todo) == 0:
             break
-    return values, mass
+    return out_RV
+
+
+def _settle_ties(out_RV: Tensor, logits_RV: Tensor, rows: Tensor, ranked: Tensor, count: Tensor) -> None:
+    """Redo the rows whose next candidate equals the last one kept: among equals the lowest ids stay."""
+    edge = ranked.gather(1, count - 1)
+    tied_rows = (ranked.gather(1, count.clamp(max=ranked.shape[1] - 1)) == edge) & (count < ranked.shape[1])
+    for i in tied_rows[:, 0].nonzero()[:, 0].tolist():
+        row = logits_RV[rows[i]]
+        above, equal = row > edge[i], row == edge[i]
+        kept = above | (equal & (equal.cumsum(0) <= count[i] - above.sum()))
+        out_RV[rows[i]] = row.masked_fill(~kept, -math.inf).softmax(0)
 
 
 def uniform(count: int, generator: torch.Generator) -> Tensor:

@@ -77,8 +77,8 @@ class BlockDrafts:
         if seen is not None and self._ids is not None:
             seen = seen[self._ids]
         if sampling.greedy:
-            return best(logits, sampling, seen), None
-        q = probs(logits, sampling, seen)
+            return best(logits, sampling, seen, overwrite=True), None
+        q = probs(logits, sampling, seen, overwrite=True)
         return draw(q, self.request.generator), q
 
     def _choose_in_turn(self, hidden_KD: Tensor, logits_KV: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -306,7 +306,7 @@ def test_prompts_of_every_kind(target: Target) -> None:
         ([{"role": "user"}], "a message needs the strings 'role' and 'content'"),
         ([{"role": "user", "content": 3}], "a message needs"),
         ("a\ud800b", "not valid Unicode at character 1"),
-        ([5] * 400, "400 tokens; the target's context of 400 leaves no room"),
+        ([5] * 400, "400 tokens: the target's context of 400 leaves no room"),
         ("x" * 1000, "leaves no room"),
     ],
 )

@@ -4,7 +4,7 @@ import torch
 from align.errors import UserError
 from decode.proposal import DenseQ, Proposal, SparseQ
 from decode.sampling import Sampling, probs
-from decode.verify import VERIFIERS, check_pair, choose, verify
+from decode.verify import VERIFIERS, accept_probability, check_pair, choose, verify
 
 TOKENS = torch.tensor([3, 1])
 Q = DenseQ(torch.full((2, 4), 0.25))
@@ -48,6 +48,11 @@ def test_sparse_q_is_the_dense_one_with_zeros() -> None:
     dense = DenseQ(torch.stack([sparse.row(torch.tensor(k), 5) for k in range(2)]))
     assert torch.equal(dense.at(torch.tensor([0, 3])), sparse.at(torch.tensor([0, 3])))
     assert len(sparse.cut(1)) == len(dense.cut(1)) == 1
+
+
+def test_acceptance_at_the_edges() -> None:
+    p, q = torch.tensor([0.0, 0.0, 0.5, 0.5, 0.2]), torch.tensor([0.0, 0.5, 0.0, 0.5, 0.8])
+    assert accept_probability(p, q).tolist() == pytest.approx([0, 0, 1, 1, 0.25])
 
 
 def test_p_equal_to_q_accepts_everything_and_rounding_leaves_no_nan() -> None:

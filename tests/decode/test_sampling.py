@@ -75,11 +75,22 @@ def test_top_p_ranks_as_many_candidates_as_it_needs() -> None:
     V = 9000
     for scale in (0.0, 0.01, 1.0, 5.0):
         row = logits(1, V) * scale
-        found = probs(row, Sampling(1.0, top_p=0.9))[0]
+        found = probs(row, Sampling(1.0, top_p=0.90003))[0]
         full = row.double().softmax(-1)[0]
         order = full.argsort(descending=True, stable=True)
-        count = int((full[order].cumsum(0) < 0.9).sum()) + 1
+        count = int((full[order].cumsum(0) < 0.90003).sum()) + 1
         assert set(found.nonzero()[:, 0].tolist()) == set(order[:count].tolist())
+
+
+def test_rows_of_one_call_may_need_different_widths() -> None:
+    rows_RV = logits(4, 9000) * torch.tensor([[0.01], [5.0], [1.0], [0.3]])
+    found = probs(rows_RV, Sampling(1.0, top_p=0.9))
+    assert torch.equal(found, torch.cat([probs(row[None], Sampling(1.0, top_p=0.9)) for row in rows_RV]))
+    counts = (found > 0).sum(1)
+    assert counts[1] < 256 and counts[0] > 4096
+    torch.testing.assert_close(found.sum(1), torch.ones(4))
+    rows_RV[1, 100:200] = rows_RV[1].max()  # ties in one row alone
+    assert (probs(rows_RV, Sampling(1.0, top_k=30))[1] > 0).nonzero()[:, 0].max() < 130
 
 
 def test_temperature_one_row_at_a_time_equals_all_rows() -> None:
@@ -96,6 +107,15 @@ def test_the_input_is_left_alone() -> None:
     for sampling in (Sampling(), Sampling(0.5, 0.5, 5, 2.0)):
         probs(rows_RV, sampling, torch.ones(30, dtype=torch.bool))
     assert torch.equal(before, rows_RV)
+    for sampling in (
+        Sampling(repetition_penalty=2.0),
+        Sampling(0.5, 0.5, 5, 2.0),
+        Sampling(0.5),
+        Sampling(1.0),
+    ):
+        seen = torch.arange(30) < 9
+        expected = probs(before, sampling, seen)
+        assert torch.equal(probs(before.clone(), sampling, seen, overwrite=True), expected)
 
 
 def test_seen_rows_hold_each_rows_own_prefix() -> None:
