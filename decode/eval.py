@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import shlex
 import sys
+from argparse import BooleanOptionalAction
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -41,41 +42,33 @@ def parser() -> Parser:
         epilog="example: python -m decode.eval --suite mtbench,coding --limit 20",
     )
     names = f"{', '.join(SUITES)}; groups {', '.join(GROUPS)}; comma lists"
-    p.add_argument("--suite", help=f"{names} (default builtin)")
-    p.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="your own prompts: .jsonl .json .csv .parquet .txt"
+    add = p.add_argument
+    add("--suite", help=f"{names} (default builtin)")
+    add("--prompts", type=Path, metavar="FILE", help="your own: .jsonl .json .csv .parquet .txt")
+    add("--data-dir", type=Path, metavar="DIR", help="local copies of the benchmarks, in the hub's layout")
+    add("--target", help="hub id, folder, file.gguf or debug (default SmolLM2-135M-Instruct)")
+    add("--drafter", help="the drafter's folder (default: the shipped one, for the default target)")
+    add("--methods", help=f"comma list of {', '.join(METHODS)}; plain is always measured")
+    add("--draft-tokens", type=whole(1), metavar="K", help="draft at most K tokens a call")
+    add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
+    add("--max-new-tokens", type=whole(1), default=128, metavar="N", help="default 128")
+    add("--temperature", type=number, default=0.0, help="0 = greedy (default)")
+    add("--top-p", type=number, default=1.0, help="keep the most probable tokens up to this mass")
+    add("--top-k", type=whole(0), default=0, help="keep this many most probable tokens; 0 = all")
+    add("--seed", type=whole(0), default=0, help="of sampling, the order of methods, the intervals")
+    add("--repeats", type=whole(1), default=1, metavar="N", help="generations per prompt and method")
+    add("--warmup", type=whole(0), default=1, metavar="N", help="untimed rounds before the first prompt")
+    add("--dtype", default="auto", help="auto, float32, bfloat16, float16")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
+    add("--threads", type=whole(1), metavar="N", help="CPU threads (default: torch's own choice)")
+    add("--out", type=Path, metavar="DIR", help="default runs/eval/SUITE-SETTINGS")
+    add(
+        "--resume",
+        action=BooleanOptionalAction,
+        default=True,
+        help="continue what --out holds, or replace it",
     )
-    p.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="local copies of the benchmarks, in the hub's layout"
-    )
-    p.add_argument("--target", help="hub id, folder, file.gguf or debug (default SmolLM2-135M-Instruct)")
-    p.add_argument(
-        "--drafter", help="the drafter's folder (default: the shipped one, for the default target)"
-    )
-    p.add_argument("--methods", help=f"comma list of {', '.join(METHODS)}; plain is always measured")
-    p.add_argument("--draft-tokens", type=whole(1), metavar="K", help="draft at most K tokens a call")
-    p.add_argument("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
-    p.add_argument("--max-new-tokens", type=whole(1), default=128, metavar="N", help="default 128")
-    p.add_argument("--temperature", type=number, default=0.0, help="0 = greedy (default)")
-    p.add_argument("--top-p", type=number, default=1.0)
-    p.add_argument("--top-k", type=whole(0), default=0)
-    p.add_argument(
-        "--seed", type=whole(0), default=0, help="of sampling, of the order of methods, of the intervals"
-    )
-    p.add_argument(
-        "--repeats", type=whole(1), default=1, metavar="N", help="generations per prompt and method"
-    )
-    p.add_argument(
-        "--warmup", type=whole(0), default=1, metavar="N", help="untimed rounds before the first prompt"
-    )
-    p.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16")
-    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
-    p.add_argument("--threads", type=whole(1), metavar="N", help="CPU threads (default: torch's own choice)")
-    p.add_argument("--out", type=Path, metavar="DIR", help="default runs/eval/SUITE-SETTINGS")
-    p.add_argument(
-        "--no-resume", action="store_true", help="replace what --out holds instead of continuing it"
-    )
-    p.add_argument("--no-hf-check", action="store_true", help="skip timing transformers' own generate")
+    add("--no-hf-check", action="store_true", help="skip timing transformers' own generate")
     return p
 
 
@@ -241,7 +234,7 @@ def _measure(
         skipped=skipped,
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-    run, records = open_folder(folder, run, options.no_resume)
+    run, records = open_folder(folder, run, not options.resume)
     tasks = measure.plan(
         [(s.name, pairs) for s, pairs in prepared], list(decoders), options.repeats, options.seed
     )
