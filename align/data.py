@@ -8,8 +8,6 @@ int64 (M+1,), answer_start int32 (M,) counted within the sample, temperature flo
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from align.errors import UserError
+from align.files import write_atomically
 
 
 @dataclass
@@ -54,20 +53,6 @@ def from_lists(samples: Sequence[Tensor | Sequence[int]], starts: Sequence[int],
         offsets[1:] = torch.tensor([len(p) for p in parts]).cumsum(0)
     tokens = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
     return Samples(tokens, offsets, torch.tensor(list(starts), dtype=torch.int64), torch.tensor(list(temperatures)))
-
-
-def write_atomically(path: Path, write: Any) -> None:
-    """Call `write(temporary path)` beside `path`, then rename: a kill leaves the old file or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        write(Path(part))
-        os.chmod(part, 0o644)
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
 
 
 def shard_path(folder: Path, index: int) -> Path:

@@ -23,7 +23,8 @@ from align import data
 from align.duplicates import NearDuplicates
 from align.errors import UserError, cli
 from align.prompts import read_prompts
-from align.recipe import Recipe, parse_command
+from align.recipe import Recipe
+from align.recipe_reader import parse_command
 from align.target import Target, load_target
 from align.writer import Row, Writer, WriterSettings
 

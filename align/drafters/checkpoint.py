@@ -12,9 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from align.data import Samples, write_atomically
+from align.data import Samples
 from align.drafters.block import BlockConfig, BlockDrafter, BlockLayer
 from align.errors import UserError
+from align.files import write_atomically
 from align.target import Target, read_config
 
 if TYPE_CHECKING:

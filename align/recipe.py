@@ -1,0 +1,234 @@
+"""The recipe: everything a run depends on, as dataclasses. `align.recipe_reader` fills them from YAML and key=value.
+
+Every field carries its documentation and its limits; `--help` and the error messages are made from them. No torch here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, get_type_hints
+
+from align.errors import UserError, nearest
+
+LOSS_NAMES = ("cross_entropy", "forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "streak")
+
+
+def option(default: Any, doc: str, low: float | None = None, high: float | None = None, above: float | None = None) -> Any:
+    """A field with its documentation; numbers (each entry of a list) must lie in [low, high] and above `above`."""
+    metadata = {"doc": doc, "low": low, "high": high, "above": above}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+class Group:
+    """A part of the recipe; knows how to check its own numbers."""
+
+    def problem(self, prefix: str) -> str | None:
+        """The first impossible value, as `key=value must …`, or None."""
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            for number in _numbers(value):
+                limit = _limit(number, f.metadata)
+                if limit:
+                    return f"{prefix}{f.name}={value} must be {limit}"
+        return None
+
+
+def _numbers(value: Any) -> list[float]:
+    entries = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return [v for v in entries if isinstance(v, int | float) and not isinstance(v, bool)]
+
+
+def _limit(number: float, metadata: Any) -> str | None:
+    if not math.isfinite(number):
+        return "a finite number"
+    if metadata.get("above") is not None and not number > metadata["above"]:
+        return f"greater than {metadata['above']:g}"
+    if metadata.get("low") is not None and number < metadata["low"]:
+        return f"at least {metadata['low']:g}"
+    if metadata.get("high") is not None and number > metadata["high"]:
+        return f"at most {metadata['high']:g}"
+    return None
+
+
+@dataclass
+class TargetConfig(Group):
+    """The language model that is to become faster."""
+
+    name: str = option("HuggingFaceTB/SmolLM2-135M-Instruct", "hub id, folder in hub layout, FILE.gguf, or debug")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "auto = bf16 where products run on hardware")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    revision: str | None = option(None, "hub revision: branch, tag or commit")
+    trust_remote_code: bool = option(False, "run modelling code that comes with the model")
+
+
+@dataclass
+class DataConfig(Group):
+    """The text that the target writes."""
+
+    path: str | None = option(None, "data folder; default: data in the output folder")
+    samples: int = option(2000, "samples to write in all", low=2)
+    prompts: str | None = option(None, "null = the target writes the prompts; else a hub id, JSONL or Parquet file")
+    prompts_split: str = option("train", "split of a hub data set")
+    prompts_column: str = option("prompt", "column that holds the prompts")
+    prompt_temperature: float = option(1.0, "temperature of written prompts", low=0)
+    answer_temperatures: list[float] = option([0.0, 0.0, 0.7, 1.0], "temperatures of answers, taken in turn", low=0)
+    top_p: float = option(1.0, "nucleus limit of what is written", above=0, high=1)
+    top_k: int = option(0, "top-k limit of what is written; 0 = none", low=0)
+    max_prompt_tokens: int = option(80, "longest prompt; a longer written one is dropped", low=1)
+    max_answer_tokens: int = option(160, "longest answer", low=1)
+    batch_size: int = option(128, "rows written at a time; one shard each", low=1)
+    length: int = option(512, "length of a packed row", low=8)
+    validation_fraction: float = option(0.02, "share of samples held out", above=0, high=0.5)
+    near_duplicate_threshold: float = option(0.8, "share of 3-grams from which a prompt counts as seen; above 1 = off", above=0)
+
+
+@dataclass
+class DrafterConfig(Group):
+    """The network that drafts."""
+
+    kind: Literal["block"] = option("block", "target-conditioned block diffusion")
+    context: Literal["shared_kv", "taps"] = option("shared_kv", "how the drafter sees the context")
+    init: str | None = option(None, "drafter folder or hub id to start from; its architecture is kept")
+    block_size: int = option(4, "K: tokens drafted in one pass", low=1, high=64)
+    layers: int = option(2, "drafter layers", low=1)
+    target_layers: list[int] | None = option(None, "target layers shared (shared_kv) or tapped (taps); null = chosen", low=0)
+    taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1)
+    draft_vocab: int = option(8192, "size of the draft vocabulary, the commonest tokens; 0 = all", low=0)
+    init_from_target: bool = option(True, "start from the target's layers")
+    markov_rank: int = option(192, "rank of the bias from the token before; 0 = positions drawn independently", low=0)
+    mask_token_id: int | None = option(None, "row of the target's embedding used as mask; null = an unused one", low=0)
+
+
+@dataclass
+class ObjectiveConfig(Group):
+    """The calibration loss."""
+
+    terms: dict[str, float] = option({"forward_kl": 1.0}, f"loss name: weight; names: {', '.join(LOSS_NAMES)}", above=0)
+    weighting: Literal["d_pace", "exponential", "uniform"] = option("d_pace", "weights of the K positions")
+    decay: float = option(4.0, "decay of the exponential weights, in positions", above=0)
+    d_pace_alpha: float = option(0.5, "alpha of the D-PACE weights", low=0, high=1)
+    temperature: float = option(1.0, "temperature of p in the divergences", above=0)
+    chunk_rows: int = option(2048, "rows of the head computed at a time", low=1)
+
+
+@dataclass
+class TrainerConfig(Group):
+    """The optimisation."""
+
+    max_steps: int = option(1000, "optimizer steps", low=1)
+    batch_size: int = option(2, "packed rows a step, over all devices", low=1)
+    anchors: int = option(256, "random anchors a row", low=1)
+    learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0)
+    min_learning_rate_ratio: float = option(0.05, "last learning rate over the peak", low=0, high=1)
+    warmup_steps: int = option(50, "linear warm-up", low=0)
+    weight_decay: float = option(0.01, "AdamW's decoupled weight decay", low=0)
+    betas: list[float] = option([0.9, 0.98], "AdamW's two decays", low=0, high=0.99999)
+    gradient_clip: float = option(1.0, "largest gradient norm; 0 = no clipping", low=0)
+    accumulate: int = option(1, "micro-batches a step; batch_size is split over them", low=1)
+    ema: float = option(0.0, "decay of the averaged weights; 0 = off", low=0, high=0.99999)
+    precision: Literal["auto", "fp32", "bf16"] = option("auto", "auto = bf16 where products run on hardware")
+    validate_every: int = option(200, "steps between validations", low=1)
+    validation_rows: int = option(16, "packed rows to validate on", low=1)
+    checkpoint_every: int = option(200, "steps between checkpoints", low=1)
+    keep_checkpoints: int = option(2, "checkpoints kept", low=1)
+    resume: str = option("auto", "auto = newest complete checkpoint of the output folder, never, or a checkpoint's path")
+    logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb")
+    log_every: int = option(10, "steps between progress lines", low=1)
+    max_minutes: float | None = option(None, "stop in time, with the learning rate brought down by then", above=0)
+
+
+@dataclass
+class LaunchConfig(Group):
+    """Where it runs."""
+
+    strategy: Literal["auto", "ddp", "deepspeed_1", "deepspeed_2", "deepspeed_3"] = option("auto", "how to spread over devices")
+    devices: int = option(1, "processes on this machine, one a device", low=1)
+    accelerator: Literal["auto", "cpu", "gpu"] = option("auto", "what to run on")
+    num_nodes: int = option(1, "machines", low=1)
+
+
+@dataclass
+class Recipe(Group):
+    """One run: what is aligned to what, on which text, how, where."""
+
+    name: str = option("unnamed", "the recipe's name; the file's, unless given")
+    base: str | None = option(None, "recipe whose values this one starts from")
+    stage: Literal["calibrate"] = option("calibrate", "what training does")
+    seed: int = option(0, "seed of data, initialisation and order", low=0)
+    output: str = option("", "output folder; default: runs/NAME")
+    target: TargetConfig = field(default_factory=TargetConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+
+    def check(self) -> None:
+        """Raises UserError at the first impossible value, alone or beside another; the line names the key."""
+        for group in GROUPS:
+            part = self if group == "" else getattr(self, group)
+            problem = part.problem(f"{group}." if group else "")
+            if problem:
+                raise UserError(problem)
+        for problem in self._together():
+            raise UserError(problem)
+
+    def _together(self) -> list[str]:
+        t, d, o = self.trainer, self.drafter, self.objective
+        found = [
+            f"objective.terms.{name}: unknown loss{nearest(name, LOSS_NAMES)}" for name in o.terms if name not in LOSS_NAMES
+        ]
+        found += [
+            f"trainer.logger: unknown logger {name!r}{nearest(name, _LOGGERS)}" for name in t.logger if name not in _LOGGERS
+        ]
+        shared = d.context == "shared_kv" and d.target_layers is not None and len(d.target_layers) != d.layers
+        rules = {
+            "objective.terms must name at least one loss" + nearest("", LOSS_NAMES): not o.terms,
+            f"trainer.warmup_steps={t.warmup_steps} must be at most trainer.max_steps={t.max_steps}": t.warmup_steps > t.max_steps,
+            f"trainer.betas={t.betas} must be two numbers": len(t.betas) != 2,
+            f"trainer.batch_size={t.batch_size} must be a multiple of trainer.accumulate={t.accumulate} times the "
+            f"{self.processes} processes": t.batch_size % (t.accumulate * self.processes) != 0,
+            "data.answer_temperatures must hold at least one temperature": not self.data.answer_temperatures,
+            "drafter.target_layers must not be empty": d.target_layers == [],
+            f"drafter.target_layers must name drafter.layers={d.layers} layers for shared_kv": shared,
+        }
+        return found + [rule for rule, broken in rules.items() if broken]
+
+    @property
+    def processes(self) -> int:
+        """Training processes over all machines."""
+        return self.launch.devices * self.launch.num_nodes
+
+
+_LOGGERS = ("csv", "tensorboard", "wandb")
+GROUPS = ("", "target", "data", "drafter", "objective", "trainer", "launch")
+
+
+@dataclass(frozen=True)
+class Key:
+    """One settable key: its dotted name, type, default and documentation."""
+
+    name: str
+    type: Any
+    default: Any
+    doc: str
+
+
+def keys() -> dict[str, Key]:
+    """All settable keys by dotted name, in the order of the dataclasses."""
+    found: dict[str, Key] = {}
+    hints = get_type_hints(Recipe)
+    for group in GROUPS:
+        cls = Recipe if group == "" else hints[group]
+        types = get_type_hints(cls)
+        for f in fields(cls):
+            if group == "" and f.name in GROUPS:
+                continue
+            factory = f.default_factory
+            default = f.default if factory is MISSING else factory()
+            name = f"{group}.{f.name}" if group else f.name
+            found[name] = Key(name, types[f.name], default, f.metadata["doc"])
+    return found
