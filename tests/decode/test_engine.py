@@ -247,6 +247,7 @@ def test_a_drafter_that_drafts_too_much_is_cut(target: Target, monkeypatch: pyte
 def test_gaps_belong_to_the_tokens(target: Target) -> None:
     expected = plain(target, 20, record_gaps=True)
     assert expected.top2_gaps is not None and len(expected.top2_gaps) == 20
+    assert expected.tokens == plain(target, 20).tokens
     for drafter in drafters(expected.tokens).values():
         decoder = Decoder(target, drafter)
         out = decoder.generate(PROMPT, max_new_tokens=20, sampling=VARIED, record_gaps=True)
