@@ -118,7 +118,7 @@ def _best_only(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
     """Softmax over what top-k, and then top-p on what top-k left, keep of every row.
 
     Passes over V cost more than the ranking, so only the ranked candidates are normalised. Without top-k a
-    full sort is seldom needed either: a few hundred candidates hold the mass, and rows that need more get more.
+    full sort is seldom needed either: a few hundred candidates hold the mass, and rows in need get more.
     """
     out_RV, size = torch.zeros_like(logits_RV), logits_RV.shape[-1]
     widths = [min(top_k, size)] if top_k else [*(w for w in _TOP_P_WIDTHS if w < size), size]
