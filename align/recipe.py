@@ -1,12 +1,16 @@
-"""The recipe: everything a run depends on, as dataclasses. `align.recipe_reader` fills them from YAML and key=value.
+"""The recipe: everything a run depends on, as dataclasses.
 
-Every field carries its documentation and its limits; `--help` and the error messages are made from them. No torch here.
+`align.recipe_reader` fills them from YAML and key=value.
+
+Every field carries its documentation and its limits: `--help` and the error messages are made from them.
+No torch here.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, dataclass, field, fields
+import re
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Literal, get_type_hints
 
 from align.errors import UserError, nearest
@@ -14,8 +18,10 @@ from align.errors import UserError, nearest
 LOSS_NAMES = ("cross_entropy", "forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "streak")
 
 
-def option(default: Any, doc: str, low: float | None = None, high: float | None = None, above: float | None = None) -> Any:
-    """A field with its documentation; numbers (each entry of a list) must lie in [low, high] and above `above`."""
+def option(
+    default: Any, doc: str, low: float | None = None, high: float | None = None, above: float | None = None
+) -> Any:
+    """A field with its documentation; numbers (each entry of a list too) lie in [low, high] and above `above`."""
     metadata = {"doc": doc, "low": low, "high": high, "above": above}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -29,6 +35,8 @@ class Group:
         """The first impossible value, as `key=value must …`, or None."""
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
+            if isinstance(value, str) and not value.isprintable():
+                return f"{prefix}{f.name}={value!r} must not hold control characters"
             for number in _numbers(value):
                 limit = _limit(number, f.metadata)
                 if limit:
@@ -37,7 +45,9 @@ class Group:
 
 
 def _numbers(value: Any) -> list[float]:
-    entries = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    entries = (
+        list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    )
     return [v for v in entries if isinstance(v, int | float) and not isinstance(v, bool)]
 
 
@@ -45,11 +55,11 @@ def _limit(number: float, metadata: Any) -> str | None:
     if not math.isfinite(number):
         return "a finite number"
     if metadata.get("above") is not None and not number > metadata["above"]:
-        return f"greater than {metadata['above']:g}"
+        return f"greater than {metadata['above']:.12g}"
     if metadata.get("low") is not None and number < metadata["low"]:
-        return f"at least {metadata['low']:g}"
+        return f"at least {metadata['low']:.12g}"
     if metadata.get("high") is not None and number > metadata["high"]:
-        return f"at most {metadata['high']:g}"
+        return f"at most {metadata['high']:.12g}"
     return None
 
 
@@ -57,8 +67,10 @@ def _limit(number: float, metadata: Any) -> str | None:
 class TargetConfig(Group):
     """The language model that is to become faster."""
 
-    name: str = option("HuggingFaceTB/SmolLM2-135M-Instruct", "hub id, folder in hub layout, FILE.gguf, or debug")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "auto = bf16 where products run on hardware")
+    name: str = option("HuggingFaceTB/SmolLM2-135M-Instruct", "hub id, hub folder, FILE.gguf, or debug")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "weights and products; auto = bf16 where the hardware multiplies it, else float32"
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     revision: str | None = option(None, "hub revision: branch, tag or commit")
     trust_remote_code: bool = option(False, "run modelling code that comes with the model")
@@ -70,11 +82,11 @@ class DataConfig(Group):
 
     path: str | None = option(None, "data folder; default: data in the output folder")
     samples: int = option(2000, "samples to write in all", low=2)
-    prompts: str | None = option(None, "null = the target writes the prompts; else a hub id, JSONL or Parquet file")
+    prompts: str | None = option(None, "null = the target writes them; else a hub id, JSONL or Parquet file")
     prompts_split: str = option("train", "split of a hub data set")
     prompts_column: str = option("prompt", "column that holds the prompts")
     prompt_temperature: float = option(1.0, "temperature of written prompts", low=0)
-    answer_temperatures: list[float] = option([0.0, 0.0, 0.7, 1.0], "temperatures of answers, taken in turn", low=0)
+    answer_temperatures: list[float] = option([0.0, 0.0, 0.7, 1.0], "of answers, taken in turn", low=0)
     top_p: float = option(1.0, "nucleus limit of what is written", above=0, high=1)
     top_k: int = option(0, "top-k limit of what is written; 0 = none", low=0)
     max_prompt_tokens: int = option(80, "longest prompt; a longer written one is dropped", low=1)
@@ -82,7 +94,9 @@ class DataConfig(Group):
     batch_size: int = option(128, "rows written at a time; one shard each", low=1)
     length: int = option(512, "length of a packed row", low=8)
     validation_fraction: float = option(0.02, "share of samples held out", above=0, high=0.5)
-    near_duplicate_threshold: float = option(0.8, "share of 3-grams from which a prompt counts as seen; above 1 = off", above=0)
+    near_duplicate_threshold: float = option(
+        0.8, "share of 3-grams from which a prompt counts as seen; above 1 = off", above=0
+    )
 
 
 @dataclass
@@ -94,19 +108,25 @@ class DrafterConfig(Group):
     init: str | None = option(None, "drafter folder or hub id to start from; its architecture is kept")
     block_size: int = option(4, "K: tokens drafted in one pass", low=1, high=64)
     layers: int = option(2, "drafter layers", low=1)
-    target_layers: list[int] | None = option(None, "target layers shared (shared_kv) or tapped (taps); null = chosen", low=0)
+    target_layers: list[int] | None = option(
+        None, "target layers shared (one for each drafter layer) or tapped (taps); null = chosen", low=0
+    )
     taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1)
     draft_vocab: int = option(8192, "size of the draft vocabulary, the commonest tokens; 0 = all", low=0)
     init_from_target: bool = option(True, "start from the target's layers")
-    markov_rank: int = option(192, "rank of the bias from the token before; 0 = positions drawn independently", low=0)
-    mask_token_id: int | None = option(None, "row of the target's embedding used as mask; null = an unused one", low=0)
+    markov_rank: int = option(192, "rank of the bias from the token before; 0 = independent positions", low=0)
+    mask_token_id: int | None = option(
+        None, "row of the target's embedding used as mask; null = an unused one", low=0
+    )
 
 
 @dataclass
 class ObjectiveConfig(Group):
     """The calibration loss."""
 
-    terms: dict[str, float] = option({"forward_kl": 1.0}, f"loss name: weight; names: {', '.join(LOSS_NAMES)}", above=0)
+    terms: dict[str, float] = option(
+        {"forward_kl": 1.0}, f"loss name: weight; names: {', '.join(LOSS_NAMES)}", above=0
+    )
     weighting: Literal["d_pace", "exponential", "uniform"] = option("d_pace", "weights of the K positions")
     decay: float = option(4.0, "decay of the exponential weights, in positions", above=0)
     d_pace_alpha: float = option(0.5, "alpha of the D-PACE weights", low=0, high=1)
@@ -129,23 +149,29 @@ class TrainerConfig(Group):
     gradient_clip: float = option(1.0, "largest gradient norm; 0 = no clipping", low=0)
     accumulate: int = option(1, "micro-batches a step; batch_size is split over them", low=1)
     ema: float = option(0.0, "decay of the averaged weights; 0 = off", low=0, high=0.99999)
-    precision: Literal["auto", "fp32", "bf16"] = option("auto", "auto = bf16 where products run on hardware")
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "auto", "auto = bf16 where hardware multiplies it, else fp32"
+    )
     validate_every: int = option(200, "steps between validations", low=1)
     validation_rows: int = option(16, "packed rows to validate on", low=1)
     checkpoint_every: int = option(200, "steps between checkpoints", low=1)
     keep_checkpoints: int = option(2, "checkpoints kept", low=1)
-    resume: str = option("auto", "auto = newest complete checkpoint of the output folder, never, or a checkpoint's path")
+    resume: str = option(
+        "auto", "auto = newest complete checkpoint of the output folder, never, or a checkpoint's path"
+    )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb")
     log_every: int = option(10, "steps between progress lines", low=1)
-    max_minutes: float | None = option(None, "stop in time, with the learning rate brought down by then", above=0)
+    max_minutes: float | None = option(None, "stop in time, the learning rate brought down by then", above=0)
 
 
 @dataclass
 class LaunchConfig(Group):
     """Where it runs."""
 
-    strategy: Literal["auto", "ddp", "deepspeed_1", "deepspeed_2", "deepspeed_3"] = option("auto", "how to spread over devices")
-    devices: int = option(1, "processes on this machine, one a device", low=1)
+    strategy: Literal["auto", "ddp", "deepspeed_1", "deepspeed_2", "deepspeed_3"] = option(
+        "auto", "how to spread over devices; auto = ddp when there are several"
+    )
+    devices: int = option(1, "processes on this machine, one a device; auto = one a GPU, else 1", low=1)
     accelerator: Literal["auto", "cpu", "gpu"] = option("auto", "what to run on")
     num_nodes: int = option(1, "machines", low=1)
 
@@ -155,9 +181,11 @@ class Recipe(Group):
     """One run: what is aligned to what, on which text, how, where."""
 
     name: str = option("unnamed", "the recipe's name; the file's, unless given")
-    base: str | None = option(None, "recipe whose values this one starts from")
+    base: str | None = option(
+        None, "in a file: the recipe (a name, or a path from that file) whose values this one starts from"
+    )
     stage: Literal["calibrate"] = option("calibrate", "what training does")
-    seed: int = option(0, "seed of data, initialisation and order", low=0)
+    seed: int = option(0, "seed of data, initialisation and order", low=0, high=2**32 - 1)
     output: str = option("", "output folder; default: runs/NAME")
     target: TargetConfig = field(default_factory=TargetConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -177,25 +205,51 @@ class Recipe(Group):
             raise UserError(problem)
 
     def _together(self) -> list[str]:
+        """What no single number shows: unknown names, and values that exclude one another."""
         t, d, o = self.trainer, self.drafter, self.objective
         found = [
-            f"objective.terms.{name}: unknown loss{nearest(name, LOSS_NAMES)}" for name in o.terms if name not in LOSS_NAMES
+            f"objective.terms.{name}: unknown loss{nearest(name, LOSS_NAMES)}"
+            for name in o.terms
+            if name not in LOSS_NAMES
         ]
         found += [
-            f"trainer.logger: unknown logger {name!r}{nearest(name, _LOGGERS)}" for name in t.logger if name not in _LOGGERS
+            f"trainer.logger: unknown logger {name!r}{nearest(name, LOGGERS)}"
+            for name in t.logger
+            if name not in LOGGERS
         ]
-        shared = d.context == "shared_kv" and d.target_layers is not None and len(d.target_layers) != d.layers
-        rules = {
-            "objective.terms must name at least one loss" + nearest("", LOSS_NAMES): not o.terms,
-            f"trainer.warmup_steps={t.warmup_steps} must be at most trainer.max_steps={t.max_steps}": t.warmup_steps > t.max_steps,
-            f"trainer.betas={t.betas} must be two numbers": len(t.betas) != 2,
-            f"trainer.batch_size={t.batch_size} must be a multiple of trainer.accumulate={t.accumulate} times the "
-            f"{self.processes} processes": t.batch_size % (t.accumulate * self.processes) != 0,
-            "data.answer_temperatures must hold at least one temperature": not self.data.answer_temperatures,
-            "drafter.target_layers must not be empty": d.target_layers == [],
-            f"drafter.target_layers must name drafter.layers={d.layers} layers for shared_kv": shared,
-        }
-        return found + [rule for rule, broken in rules.items() if broken]
+        layers = d.target_layers if d.context == "shared_kv" else None
+        place = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.target.device)
+        rules = [
+            (self.name in ("", ".", "..") or "/" in self.name, f"name={self.name!r} must be a file name"),
+            (not self.target.name.strip(), "target.name must not be empty"),
+            (place is None, f"target.device={self.target.device!r} must be auto, cpu, cuda or cuda:N"),
+            (
+                not self.data.answer_temperatures,
+                "data.answer_temperatures must hold at least one temperature",
+            ),
+            (
+                d.block_size >= self.data.length,
+                f"drafter.block_size={d.block_size} must be less than data.length={self.data.length}",
+            ),
+            (d.target_layers == [], "drafter.target_layers must name at least one layer"),
+            (
+                layers is not None and len(layers) != d.layers,
+                f"drafter.target_layers={layers} must name drafter.layers={d.layers} layers for shared_kv",
+            ),
+            (not o.terms, f"objective.terms must name at least one loss{nearest('', LOSS_NAMES)}"),
+            (
+                t.warmup_steps > t.max_steps,
+                f"trainer.warmup_steps={t.warmup_steps} must be at most trainer.max_steps={t.max_steps}",
+            ),
+            (len(t.betas) != 2, f"trainer.betas={t.betas} must be two numbers"),
+            (
+                t.batch_size % (t.accumulate * self.processes) != 0,
+                f"trainer.batch_size={t.batch_size} must be a multiple of trainer.accumulate={t.accumulate} "
+                f"times the {self.processes} processes of launch.devices",
+            ),
+            (not t.resume.strip(), "trainer.resume must be auto, never or a checkpoint's path"),
+        ]
+        return found + [text for broken, text in rules if broken]
 
     @property
     def processes(self) -> int:
@@ -203,7 +257,7 @@ class Recipe(Group):
         return self.launch.devices * self.launch.num_nodes
 
 
-_LOGGERS = ("csv", "tensorboard", "wandb")
+LOGGERS = ("csv", "tensorboard", "wandb")
 GROUPS = ("", "target", "data", "drafter", "objective", "trainer", "launch")
 
 
@@ -232,3 +286,8 @@ def keys() -> dict[str, Key]:
             name = f"{group}.{f.name}" if group else f.name
             found[name] = Key(name, types[f.name], default, f.metadata["doc"])
     return found
+
+
+def resolve(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain values, every key present: feeding it back in gives the same recipe."""
+    return {key: value for key, value in asdict(recipe).items() if key != "base"}

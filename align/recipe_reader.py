@@ -6,46 +6,22 @@ Whatever does not fit is one line that names the key, the place and the nearest 
 from __future__ import annotations
 
 import json
-import platform
 import re
-import subprocess
-import sys
 import types
-from collections.abc import Sequence
-from dataclasses import asdict
-from importlib import metadata
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-import yaml
-
 from align.errors import UserError, nearest
-from align.files import write_atomically
-from align.recipe import GROUPS, Key, Recipe, keys
+from align.recipe import GROUPS, Key, Recipe, keys, resolve
+from align.run_record import save_run_record
+from align.strict_yaml import dump_yaml, parse_yaml
+
+__all__ = ["find", "help_text", "load_recipe", "parse_command", "resolve", "save_run_record", "shipped"]
 
 FOLDER = Path(__file__).resolve().parent.parent / "recipes"
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice and reads 1e-3 as a number."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    result: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str):
-            raise yaml.YAMLError(f"key {key!r} on line {key_node.start_mark.line + 1} is not a name")
-        if key in result:
-            raise yaml.YAMLError(f"key {key!r} stands twice, again on line {key_node.start_mark.line + 1}")
-        result[key] = loader.construct_object(value_node, deep=True)
-    return result
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-)
+_COMMAND = "command line"
+_TERMS = "objective.terms"
 
 
 def shipped() -> list[str]:
@@ -54,36 +30,42 @@ def shipped() -> list[str]:
 
 
 def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe:
-    """The recipe of a command line; `--help` and `--print` print and end the process with 0."""
+    """The recipe of a command line; `--help` and `--print` print and end the process with 0.
+
+    Raises:
+        UserError: see `load_recipe`.
+    """
     words = list(argv)
-    if not words or any(w in ("-h", "--help") for w in words):
+    if "-h" in words or "--help" in words:
         print(help_text(prog, description))
         raise SystemExit(0)
-    show = "--print" in words
     recipe = load_recipe([w for w in words if w != "--print"])
-    if show:
-        print(yaml.safe_dump(resolve(recipe), sort_keys=False, allow_unicode=True), end="")
+    if "--print" in words:
+        print(dump_yaml(resolve(recipe)), end="")
         raise SystemExit(0)
     return recipe
 
 
 def load_recipe(argv: Sequence[str]) -> Recipe:
-    """`recipe=NAME key=value …` → a checked recipe.
+    """`recipe=NAME key=value …` → a checked recipe; the command line counts over the file, that over its base.
 
     Raises:
         UserError: anything that is unknown, of the wrong type, impossible or given twice.
     """
     given = _pairs(argv)
     if "recipe" not in given:
-        raise UserError(f"command line: recipe=NAME is missing{nearest('', shipped())}")
-    path = find(given.pop("recipe"))
+        raise UserError(f"{_COMMAND}: recipe=NAME is missing{nearest('', shipped())}; --help shows all keys")
+    path = find(given.pop("recipe"), _COMMAND)
+    layers = [(file.name, flat) for file, flat in _with_bases(path)]
+    pairs = [pair for key, text in given.items() for pair in _flatten(_word(key, text), key, _COMMAND)]
+    layers.append((_COMMAND, _unique(pairs, _COMMAND)))
     values: dict[str, tuple[Any, str]] = {}  # dotted key → value, and where it came from
-    for file, flat in _with_bases(path):
-        for key, value in flat.items():
-            values[key] = (value, file.name)
-    for key, text in given.items():
-        for name, value in _flatten(_yaml(text, f"command line: {key}"), key):
-            values[name] = (value, "command line")
+    for where, flat in layers:
+        for key in sorted(flat, key=lambda key: key != _TERMS):  # the mapping, then its entries
+            if key == _TERMS:
+                values = {k: v for k, v in values.items() if not k.startswith(f"{_TERMS}.")}
+            values.pop(key, None)
+            values[key] = (flat[key], where)
     return _build(values, path)
 
 
@@ -94,29 +76,47 @@ def _pairs(argv: Sequence[str]) -> dict[str, str]:
     while words:
         word = words.pop(0)
         dashed = word.startswith("--")
-        key, equals, text = word.lstrip("-").partition("=") if dashed else word.partition("=")
+        key, equals, text = word.removeprefix("--").partition("=")
         if not equals:
             if not dashed or not words or "=" in words[0] or words[0].startswith("--"):
-                raise UserError(f"command line: {word!r} is not key=value{nearest(key, ['recipe', *keys()])}")
+                raise UserError(f"{_COMMAND}: {word!r} is not key=value{nearest(key, ['recipe', *keys()])}")
             text = words.pop(0)
         if key.startswith(("+", "~")):
-            raise UserError(f"command line: {word!r}: keys can't be added or removed{nearest(key.lstrip('+~'), keys())}")
+            bare = nearest(key.lstrip("+~"), keys())
+            raise UserError(f"{_COMMAND}: {word!r}: keys can't be added or removed{bare}")
         if key in given:
-            raise UserError(f"command line: {key} is given twice ({given[key]!r} and {text!r})")
+            raise UserError(f"{_COMMAND}: {key} is given twice ({given[key]!r} and {text!r})")
         given[key] = text
     return given
 
 
-def find(name: str) -> Path:
-    """The file behind recipe=NAME: a shipped name, or a path to a .yaml."""
-    if name.endswith((".yaml", ".yml")) or "/" in name:
-        path = Path(name).expanduser()
-        if not path.is_file():
-            raise UserError(f"recipe={name}: no such file")
-        return path
-    if not (FOLDER / f"{name}.yaml").is_file():
-        raise UserError(f"recipe={name}: no recipe of that name{nearest(name, shipped())}")
-    return FOLDER / f"{name}.yaml"
+def _word(key: str, text: str) -> Any:
+    """The value of a word: YAML, save that a key of text takes anything (`output=2024`)."""
+    kind = keys()[key].type if key in keys() else None
+    optional = type(None) in get_args(kind)
+    if optional and text in ("", "~", "null", "None"):  # None: how W&B's agent spells it
+        return None
+    if str in (kind, *get_args(kind)) and get_origin(kind) is not list and text[:1] not in ("'", '"'):
+        return text
+    return parse_yaml(text, f"{_COMMAND}: {key}")
+
+
+def find(name: str, where: str, beside: Path | None = None) -> Path:
+    """The file behind recipe=NAME or base: NAME: a shipped name, or a path to a .yaml (relative to `beside`).
+
+    Raises:
+        UserError: there is none; the line begins with `where`.
+    """
+    is_path = name.endswith((".yaml", ".yml")) or "/" in name
+    try:
+        path = (beside or Path()) / Path(name).expanduser() if is_path else FOLDER / f"{name}.yaml"
+        if path.is_file():
+            return path
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, an unknown ~user, a NUL
+        raise UserError(f"{where}: recipe {_short(name)} can't be read ({error})") from None
+    if is_path:
+        raise UserError(f"{where}: recipe {_short(name)}: no such file")
+    raise UserError(f"{where}: recipe {_short(name)} is unknown{nearest(name, shipped())}")
 
 
 def _with_bases(path: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -128,40 +128,51 @@ def _with_bases(path: Path) -> list[tuple[Path, dict[str, Any]]]:
         if current.resolve() in seen:
             raise UserError(f"{current.name}: base leads back to itself")
         seen.add(current.resolve())
-        try:
-            text = current.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{current}: can't be read ({error})") from None
-        content = _yaml(text, current.name)
-        if not isinstance(content, dict):
-            raise UserError(f"{current.name}: must hold key: value lines, holds {type(content).__name__}")
-        flat = dict(pair for key, value in content.items() for pair in _flatten(value, key))
+        flat = _read(current)
         chain.insert(0, (current, flat))
         base = flat.pop("base", None)
         if base is not None and not isinstance(base, str):
-            raise UserError(f"{current.name}: base={base!r} must be a recipe's name")
-        current = None if base is None else find(base)
+            raise UserError(f"{current.name}: base={_short(base)} must be a recipe's name")
+        current = None if base is None else find(base, f"{current.name}: base", current.parent)
     return chain
 
 
-def _yaml(text: str, where: str) -> Any:
+def _read(path: Path) -> dict[str, Any]:
+    """One recipe file as dotted keys."""
     try:
-        return yaml.load(text, Loader=_Loader)  # a SafeLoader: builds plain values only
-    except yaml.YAMLError as error:
-        raise UserError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise UserError(f"{where}: nested too deeply") from None
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path.name}: is not UTF-8 text") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror or error})") from None
+    content = parse_yaml(text, path.name)
+    if content is None:
+        raise UserError(f"{path.name}: is empty; a recipe holds lines like `trainer: {{max_steps: 1000}}`")
+    if not isinstance(content, dict):
+        raise UserError(f"{path.name}: must hold `key: value` lines, holds {_short(content)}")
+    pairs = [pair for key, value in content.items() for pair in _flatten(value, key, path.name)]
+    return _unique(pairs, path.name)
 
 
-def _flatten(value: Any, key: str) -> list[tuple[str, Any]]:
+def _flatten(value: Any, key: str, where: str) -> list[tuple[str, Any]]:
     """Groups open into dotted keys; other mappings (objective.terms) are values."""
-    if key in GROUPS and key:
-        if value is None:
-            return []
-        if not isinstance(value, dict):
-            raise UserError(f"{key} is a group of keys, not a value{nearest(f'{key}.', [k for k in keys() if k.startswith(key)])}")
-        return [(f"{key}.{name}", v) for name, v in value.items()]
-    return [(key, value)]
+    if key not in GROUPS or not key:
+        return [(key, value)]
+    if value is None:
+        return []
+    if not isinstance(value, dict):
+        names = nearest("", [name for name in keys() if name.startswith(f"{key}.")])
+        raise UserError(f"{where}: {key}={_short(value)}: {key} is a group of keys{names}")
+    return [(f"{key}.{name}", entry) for name, entry in value.items()]
+
+
+def _unique(pairs: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise UserError(f"{where}: {key} is given twice ({_short(found[key])} and {_short(value)})")
+        found[key] = value
+    return found
 
 
 def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
@@ -169,26 +180,37 @@ def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
     recipe = Recipe(name=path.stem)
     for name, (value, where) in values.items():
         key = known.get(name)
-        if key is None and name.startswith("objective.terms."):  # one entry of the mapping
+        if name == "base":
+            raise UserError(f"{where}: base stands in a recipe's file; choose a recipe with recipe=NAME")
+        if key is None and name.startswith(f"{_TERMS}."):  # one entry of the mapping
             number = _convert(value, float, name, where)
-            recipe.objective.terms = {**recipe.objective.terms, name.removeprefix("objective.terms."): number}
+            recipe.objective.terms = {**recipe.objective.terms, name.removeprefix(f"{_TERMS}."): number}
             continue
         if key is None:
-            raise UserError(f"{where}: unknown key {name!r}{nearest(name, known)}")
+            raise UserError(f"{where}: unknown key {_short(name)}{nearest(name, known)}")
         group, _, last = name.rpartition(".")
+        if (name, value) == ("launch.devices", "auto"):
+            value = _gpus() if values.get("launch.accelerator", ("auto", ""))[0] != "cpu" else 1
         setattr(getattr(recipe, group) if group else recipe, last, _convert(value, key.type, name, where))
     recipe.output = recipe.output or f"runs/{recipe.name}"
     try:
         recipe.check()
     except UserError as error:
-        name = re.split(r"[=: ]", str(error), maxsplit=1)[0]
-        name = name if name in known else name.rpartition(".")[0]
-        raise UserError(f"{values.get(name, (None, path.name))[1]}: {error}") from None
+        # Of the keys that the line names, the first that was given somewhere: the others are defaults.
+        words = re.findall(r"[\w.]+", str(error))
+        named = [key for word in words for key in (word, word.rpartition(".")[0]) if key in values]
+        raise UserError(f"{values[named[0]][1] if named else path.name}: {error}") from None
     return recipe
 
 
+def _gpus() -> int:
+    import torch  # only here: --help and --print stay fast
+
+    return max(1, torch.cuda.device_count())
+
+
 def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
-    """`value` as `kind`, without guessing: an int may stand for a float, a single entry for a list of strings."""
+    """`value` as `kind`, without guessing: an int may stand for a float, one text for a list of texts."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         if value is None:
@@ -197,7 +219,7 @@ def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
     if origin is Literal:
         if isinstance(value, str) and value in arguments:
             return value
-        raise UserError(f"{where}: {name}={value!r} is unknown{nearest(str(value), arguments)}")
+        raise UserError(f"{where}: {name}={_short(value)} is unknown{nearest(str(value), arguments)}")
     if origin is list:
         if isinstance(value, str) and arguments[0] is str:
             value = [part for part in re.split(r"[,\s]+", value) if part]
@@ -208,11 +230,14 @@ def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
             return {str(k): _convert(v, arguments[1], f"{name}.{k}", where) for k, v in value.items()}
     elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    elif kind is int and isinstance(value, int) and not isinstance(value, bool):
+    elif type(value) is kind:  # exactly: a bool is an int
         return value
-    elif kind in (bool, str) and isinstance(value, kind):
-        return value
-    raise UserError(f"{where}: {name}={value!r} must be {_type_name(kind)}")
+    raise UserError(f"{where}: {name}={_short(value)} must be {_type_name(kind)}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def _type_name(kind: Any) -> str:
@@ -222,20 +247,18 @@ def _type_name(kind: Any) -> str:
     if origin is Literal:
         return "|".join(arguments)
     if origin is list:
-        return f"a list of {_type_name(arguments[0])}"
+        return f"a list of {_type_name(arguments[0]).removeprefix('a ').removeprefix('an ')}s".replace(
+            "texts", "text"
+        )
     if origin is dict:
         return "a mapping of names to numbers"
     return {int: "an integer", float: "a number", bool: "true or false", str: "text"}[kind]
 
 
-def resolve(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain values, every key present: feeding it back in gives the same recipe."""
-    return {key: value for key, value in asdict(recipe).items() if key != "base"}
-
-
 def help_text(prog: str, description: str) -> str:
-    """Usage, the shipped recipes with their first comment line, and every key with type, default and documentation."""
-    lines = [f"usage: python -m {prog} recipe=NAME [key=value …] [--print]", "", " ".join(description.split()), "", "recipes:"]
+    """Usage, the shipped recipes with their first comment line, every key with type, default and documentation."""
+    usage = f"usage: python -m {prog} recipe=NAME [key=value …] [--print]"
+    lines = [usage, "", " ".join(description.split()), "", "recipes (recipe=NAME, or a path to a .yaml):"]
     for name in shipped():
         first = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
         lines.append(f"  {name:<24}{first.lstrip('# ') if first.startswith('#') else ''}")
@@ -248,45 +271,3 @@ def help_text(prog: str, description: str) -> str:
 
 def _show(key: Key) -> str:
     return "null" if key.default is None else json.dumps(key.default)
-
-
-_PACKAGES = ("torch", "lightning", "transformers", "datasets", "deepspeed", "wandb", "safetensors", "numpy")
-
-
-def versions() -> dict[str, Any]:
-    """Python, packages, git commit of this checkout: null for what is absent."""
-    found: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
-    return {**found, **_git()}
-
-
-def _git() -> dict[str, Any]:
-    def ask(*words: str) -> str | None:
-        try:
-            run = subprocess.run(["git", *words], cwd=FOLDER.parent, capture_output=True, text=True, check=False, timeout=20)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return run.stdout.strip() if run.returncode == 0 else None
-
-    commit = ask("rev-parse", "HEAD")
-    changed = ask("status", "--porcelain", "--untracked-files=no") if commit else None
-    return {"git_commit": commit, "git_dirty": None if changed is None else bool(changed)}
-
-
-def save_run_record(recipe: Recipe, folder: Path, argv: Sequence[str] | None = None) -> None:
-    """Write recipe.yaml (resolved) and versions.json into the run's folder.
-
-    Raises:
-        UserError: the folder can't be written.
-    """
-    text = yaml.safe_dump(resolve(recipe), sort_keys=False, allow_unicode=True)
-    record = {**versions(), "argv": list(sys.argv[1:] if argv is None else argv)}
-    try:
-        write_atomically(folder / "recipe.yaml", lambda part: part.write_text(text, encoding="utf-8"))
-        write_atomically(folder / "versions.json", lambda part: part.write_text(json.dumps(record, indent=2) + "\n"))
-    except OSError as error:
-        raise UserError(f"output={folder}: can't be written ({error.strerror or error})") from None
