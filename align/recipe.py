@@ -21,7 +21,7 @@ LOSS_NAMES = ("cross_entropy", "forward_kl", "reverse_kl", "jensen_shannon", "to
 def option(
     default: Any, doc: str, low: float | None = None, high: float | None = None, above: float | None = None
 ) -> Any:
-    """A field with its documentation; numbers (each entry of a list too) lie in [low, high] and above `above`."""
+    """A field with its documentation; its numbers (of a list too) lie in [low, high] and above `above`."""
     metadata = {"doc": doc, "low": low, "high": high, "above": above}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)

@@ -47,7 +47,7 @@ def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe:
 
 
 def load_recipe(argv: Sequence[str]) -> Recipe:
-    """`recipe=NAME key=value …` → a checked recipe; the command line counts over the file, that over its base.
+    """`recipe=NAME key=value …` → a checked recipe; the command line wins over the file, that over its base.
 
     Raises:
         UserError: anything that is unknown, of the wrong type, impossible or given twice.
@@ -96,7 +96,7 @@ def _word(key: str, text: str) -> Any:
     optional = type(None) in get_args(kind)
     if optional and text in ("", "~", "null", "None"):  # None: how W&B's agent spells it
         return None
-    if str in (kind, *get_args(kind)) and get_origin(kind) is not list and text[:1] not in ("'", '"'):
+    if str in (kind, *get_args(kind)) and get_origin(kind) not in (list, dict) and text[:1] not in ("'", '"'):
         return text
     return parse_yaml(text, f"{_COMMAND}: {key}")
 
@@ -256,7 +256,7 @@ def _type_name(kind: Any) -> str:
 
 
 def help_text(prog: str, description: str) -> str:
-    """Usage, the shipped recipes with their first comment line, every key with type, default and documentation."""
+    """Usage, shipped recipes with their first comment line, every key with type, default, documentation."""
     usage = f"usage: python -m {prog} recipe=NAME [key=value …] [--print]"
     lines = [usage, "", " ".join(description.split()), "", "recipes (recipe=NAME, or a path to a .yaml):"]
     for name in shipped():

@@ -1,4 +1,4 @@
-"""What a run leaves beside its results so that it can be repeated: resolved recipe, versions, commit, command."""
+"""What a run leaves beside its results: the resolved recipe, versions, commit and command, to repeat it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def versions() -> dict[str, Any]:
 
 
 def git_state(folder: Path) -> dict[str, Any]:
-    """`git_commit` and `git_dirty` (tracked files changed) of the checkout whose root `folder` is, else nulls."""
+    """`git_commit`, `git_dirty` (a tracked file changed) of the checkout rooted in `folder`, else nulls."""
 
     def ask(*words: str) -> str | None:
         command = ["git", *words]

@@ -1,7 +1,7 @@
 """YAML without its traps: a SafeLoader that refuses what people write by accident.
 
-A key given twice, aliases, tags and keys that are not names are errors. Plain words are of YAML 1.2's core types
-only: 1e-3 is a number, `yes` and `on` are text, 010 and 1:30 are text, there are no dates.
+A key given twice, aliases, tags and keys that are not names are errors. Plain words are of YAML 1.2's core
+types only: 1e-3 is a number, `yes` and `on` are text, 010 and 1:30 are text, there are no dates.
 """
 
 from __future__ import annotations

@@ -310,11 +310,13 @@ def _debug_model() -> tuple[Any, Any]:
     config = LlamaConfig(
         vocab_size=len(vocab), hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, rope_theta=10000.0,
-        bos_token_id=1, eos_token_id=2, pad_token_id=2, initializer_range=0.15, attn_implementation=attention.register(),
+        bos_token_id=1, eos_token_id=2, pad_token_id=None, initializer_range=0.15, attn_implementation=attention.register(),
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LlamaForCausalLM(config)
+    with torch.no_grad():  # turns that end now and then, so that text can be written with it
+        model.get_input_embeddings().weight[2] *= 2
     return model, tokenizer
 
 
