@@ -79,13 +79,15 @@ def _pairs(argv: Sequence[str]) -> dict[str, str]:
         key, equals, text = word.removeprefix("--").partition("=")
         if not equals:
             if not dashed or not words or "=" in words[0] or words[0].startswith("--"):
-                raise UserError(f"{_COMMAND}: {word!r} is not key=value{nearest(key, ['recipe', *keys()])}")
+                raise UserError(
+                    f"{_COMMAND}: {_short(word)} is not key=value{nearest(key, ['recipe', *keys()])}"
+                )
             text = words.pop(0)
         if key.startswith(("+", "~")):
             bare = nearest(key.lstrip("+~"), keys())
-            raise UserError(f"{_COMMAND}: {word!r}: keys can't be added or removed{bare}")
+            raise UserError(f"{_COMMAND}: {_short(word)}: keys can't be added or removed{bare}")
         if key in given:
-            raise UserError(f"{_COMMAND}: {key} is given twice ({given[key]!r} and {text!r})")
+            raise UserError(f"{_COMMAND}: {key} is given twice ({_short(given[key])} and {_short(text)})")
         given[key] = text
     return given
 
@@ -113,7 +115,9 @@ def find(name: str, where: str, beside: Path | None = None) -> Path:
         if path.is_file():
             return path
     except (OSError, RuntimeError, ValueError) as error:  # a name too long, an unknown ~user, a NUL
-        raise UserError(f"{where}: recipe {_short(name)} can't be read ({error})") from None
+        raise UserError(
+            f"{where}: recipe {_short(name)} can't be read ({getattr(error, 'strerror', None) or error})"
+        ) from None
     if is_path:
         raise UserError(f"{where}: recipe {_short(name)}: no such file")
     raise UserError(f"{where}: recipe {_short(name)} is unknown{nearest(name, shipped())}")
@@ -149,7 +153,9 @@ def _read(path: Path) -> dict[str, Any]:
     if content is None:
         raise UserError(f"{path.name}: is empty; a recipe holds lines like `trainer: {{max_steps: 1000}}`")
     if not isinstance(content, dict):
-        raise UserError(f"{path.name}: must hold `key: value` lines, holds {_short(content)}")
+        raise UserError(
+            f"{path.name}: must hold `key: value` lines, holds {'a list' if isinstance(content, list) else 'one value'}"
+        )
     pairs = [pair for key, value in content.items() for pair in _flatten(value, key, path.name)]
     return _unique(pairs, path.name)
 
