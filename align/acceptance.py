@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 
-def expected_accepted_token(log_q_label: Tensor, p_label: Tensor, acceptance: Tensor, valid: Tensor) -> Tensor:
+def expected_accepted_token(
+    log_q_label: Tensor, p_label: Tensor, acceptance: Tensor, valid: Tensor
+) -> Tensor:
     """Drafts accepted by token verification from each anchor, (…, K) → (…).
 
     Σ_m [Π_{j<m} min(1, q_j(x_j)/p_j(x_j))]·β_m with β_m = Σ_x min(p_m, q_m): unbiased over text x drawn from p at the

@@ -21,7 +21,9 @@ class _Layer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the memory is there from the start."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         assert self.keys is not None and self.values is not None
         owner, width = self.owner, key_states.shape[2]
         if owner.slots_B is None:
@@ -56,7 +58,9 @@ class KVCache(Cache):
     token a row writes row b at `slots_B[b]` instead (batched writing with rows of different lengths).
     """
 
-    def __init__(self, layers: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, layers: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._length = 0
         self.capacity = shape[2]
         self.slots_B: Tensor | None = None

@@ -98,7 +98,9 @@ class Calibrate(lightning.LightningModule):
     def _accepted(statistics: RowStatistics, valid: Tensor) -> tuple[Tensor, Tensor]:
         """Expected accepted drafts under token and greedy verification from every anchor with a whole block ahead."""
         whole = valid.all(-1)
-        token = expected_accepted_token(statistics.log_q_label, statistics.p_label, statistics.acceptance, valid)
+        token = expected_accepted_token(
+            statistics.log_q_label, statistics.p_label, statistics.acceptance, valid
+        )
         return token[whole], accepted_greedy(statistics.match, statistics.greedy_label, valid)[whole]
 
     def _save_nonfinite(self, step: Step) -> None:
@@ -130,7 +132,9 @@ class Calibrate(lightning.LightningModule):
 
     def out_of_time(self) -> bool:
         limit = self.recipe.trainer.max_minutes
-        return limit is not None and self._started is not None and time.monotonic() - self._started > 60 * limit
+        return (
+            limit is not None and self._started is not None and time.monotonic() - self._started > 60 * limit
+        )
 
     def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
         if (index + 1) % self.recipe.trainer.accumulate == 0:
@@ -140,7 +144,9 @@ class Calibrate(lightning.LightningModule):
         with self.ema.applied(self.drafter):
             statistics = self.model_step(step)
         valid = step.anchors.valid_BAK
-        self._parts.append((*self._accepted(statistics, valid), statistics.acceptance.flatten(0, 1), valid.flatten(0, 1)))
+        self._parts.append(
+            (*self._accepted(statistics, valid), statistics.acceptance.flatten(0, 1), valid.flatten(0, 1))
+        )
 
     def on_validation_epoch_end(self) -> None:
         token, greedy, acceptance, valid = (torch.cat(part) for part in zip(*self._parts, strict=True))
@@ -160,11 +166,18 @@ class Calibrate(lightning.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         t = self.recipe.trainer
         weights = [p for p in self.drafter.parameters() if p.requires_grad]
-        return torch.optim.AdamW(weights, lr=t.learning_rate, betas=(t.betas[0], t.betas[1]), weight_decay=t.weight_decay)
+        return torch.optim.AdamW(
+            weights, lr=t.learning_rate, betas=(t.betas[0], t.betas[1]), weight_decay=t.weight_decay
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         counters = {"positions": self.positions, "tokens_seen": self.tokens_seen}
-        checkpoint["calibrate"] = {"identity": self.identity, "ema": self.ema.state_dict(), "rng": _rng(), **counters}
+        checkpoint["calibrate"] = {
+            "identity": self.identity,
+            "ema": self.ema.state_dict(),
+            "rng": _rng(),
+            **counters,
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         mine = checkpoint["calibrate"]

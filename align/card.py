@@ -8,13 +8,17 @@ from typing import Any
 import yaml
 
 from align.drafters.block import BlockConfig
-from align.recipe import Recipe
-from align.recipe import resolve
+from align.recipe import Recipe, resolve
 from align.run_record import versions
 
 
 def write_card(
-    recipe: Recipe, config: BlockConfig, manifest: dict[str, Any], run: dict[str, Any], validation: dict[str, float], coverage: float
+    recipe: Recipe,
+    config: BlockConfig,
+    manifest: dict[str, Any],
+    run: dict[str, Any],
+    validation: dict[str, float],
+    coverage: float,
 ) -> str:
     """Markdown with hub metadata. `run`: steps, tokens_seen, positions, minutes, parameters."""
     found = versions()
@@ -33,7 +37,7 @@ def write_card(
         f"Drafts {config.block_size} tokens in one pass, conditioned on the target (`{config.context}`, target layers {layers}). "
         "Useful with that target alone: embedding and head are the target's and not stored here.",
         "",
-        "    python -m decode.generate --drafter FOLDER \"your prompt\"",
+        '    python -m decode.generate --drafter FOLDER "your prompt"',
         "",
         "| | |",
         "|---|---|",

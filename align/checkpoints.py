@@ -28,7 +28,9 @@ def seal(path: Path, step: int, target_sha256: str) -> None:
 
 
 def _steps(folder: Path) -> list[tuple[int, Path]]:
-    found = [(int(p.stem.removeprefix("step-")), p) for p in folder.glob("step-*.ckpt") if p.stem[5:].isdigit()]
+    found = [
+        (int(p.stem.removeprefix("step-")), p) for p in folder.glob("step-*.ckpt") if p.stem[5:].isdigit()
+    ]
     return sorted(found, reverse=True)
 
 
@@ -36,7 +38,9 @@ def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` complete checkpoints."""
     complete = [path for _, path in _steps(folder) if _fault(path) is None]
     for path in complete[keep:]:
-        path.with_suffix(".json").unlink(missing_ok=True)  # unsealed first: a kill here leaves no half checkpoint
+        path.with_suffix(".json").unlink(
+            missing_ok=True
+        )  # unsealed first: a kill here leaves no half checkpoint
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -62,7 +66,9 @@ def newest(folder: Path, resume: str, target_sha256: str) -> Path | None:
     if resume != "auto":
         path = Path(resume)
         if _fault(path):
-            raise UserError(f"trainer.resume={resume}: no complete checkpoint there (auto, never, or a step-N.ckpt)")
+            raise UserError(
+                f"trainer.resume={resume}: no complete checkpoint there (auto, never, or a step-N.ckpt)"
+            )
         return _of_target(path, target_sha256)
     for _, path in _steps(folder):
         fault = _fault(path)

@@ -41,18 +41,24 @@ class Samples:
     def select(self, indices: Sequence[int]) -> Samples:
         """The samples at `indices`, in that order."""
         return from_lists(
-            [self[i] for i in indices], [int(self.answer_start[i]) for i in indices], [float(self.temperature[i]) for i in indices]
+            [self[i] for i in indices],
+            [int(self.answer_start[i]) for i in indices],
+            [float(self.temperature[i]) for i in indices],
         )
 
 
-def from_lists(samples: Sequence[Tensor | Sequence[int]], starts: Sequence[int], temperatures: Sequence[float]) -> Samples:
+def from_lists(
+    samples: Sequence[Tensor | Sequence[int]], starts: Sequence[int], temperatures: Sequence[float]
+) -> Samples:
     """Samples from token lists, the index where each answer begins, and the temperature it was written at."""
     parts = [torch.as_tensor(s, dtype=torch.int64) for s in samples]
     offsets = torch.zeros(len(parts) + 1, dtype=torch.int64)
     if parts:
         offsets[1:] = torch.tensor([len(p) for p in parts]).cumsum(0)
     tokens = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
-    return Samples(tokens, offsets, torch.tensor(list(starts), dtype=torch.int64), torch.tensor(list(temperatures)))
+    return Samples(
+        tokens, offsets, torch.tensor(list(starts), dtype=torch.int64), torch.tensor(list(temperatures))
+    )
 
 
 def shard_path(folder: Path, index: int) -> Path:
@@ -75,10 +81,15 @@ def read_shard(path: Path) -> Samples:
     try:
         tensors = load_file(str(path))
         return Samples(
-            tensors["tokens"].long(), tensors["offsets"], tensors["answer_start"].long(), tensors["temperature"].float()
+            tensors["tokens"].long(),
+            tensors["offsets"],
+            tensors["answer_start"].long(),
+            tensors["temperature"].float(),
         )
     except (SafetensorError, OSError, KeyError) as error:
-        raise UserError(f"{path}: not a readable data shard ({error}); remove it and run align.synthesize again") from None
+        raise UserError(
+            f"{path}: not a readable data shard ({error}); remove it and run align.synthesize again"
+        ) from None
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -87,7 +98,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"{folder}: no manifest.json, so no data; write some with python -m align.synthesize") from None
+        raise UserError(
+            f"{folder}: no manifest.json, so no data; write some with python -m align.synthesize"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not readable JSON ({error})") from None
 
@@ -147,7 +160,9 @@ class Batch:
     answer_BL: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(*(t.to(device) for t in (self.tokens_BL, self.positions_BL, self.document_BL, self.answer_BL)))
+        return Batch(
+            *(t.to(device) for t in (self.tokens_BL, self.positions_BL, self.document_BL, self.answer_BL))
+        )
 
     def attention_mask(self) -> Tensor:
         """bool (B, 1, L, L): causal, within one document; a padding position sees itself alone."""

@@ -41,7 +41,16 @@ class StepSampler(Sampler[list[Place]]):
     rows over all processes, and each process its own slice of them.
     """
 
-    def __init__(self, rows: int, batches: int, batch_size: int, seed: int, rank: int = 0, world: int = 1, start: int = 0) -> None:
+    def __init__(
+        self,
+        rows: int,
+        batches: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        start: int = 0,
+    ) -> None:
         self.rows, self.batches, self.batch_size, self.seed = rows, batches, batch_size, seed
         self.rank, self.world, self.start = rank, world, start
         self._orders: dict[int, np.ndarray] = {}
@@ -80,7 +89,9 @@ def make_step(rows: Sequence[tuple[PackedRow, int]], anchors: int, block_size: i
     """Stack rows, each with anchors drawn from (seed, its place)."""
     parts = []
     for row, place in rows:
-        generator = torch.Generator().manual_seed(int(np.random.default_rng([seed, 2, place]).integers(2**62)))
+        generator = torch.Generator().manual_seed(
+            int(np.random.default_rng([seed, 2, place]).integers(2**62))
+        )
         parts.append(sample_anchors(data.collate([row]), anchors, block_size, generator))
     index, valid = torch.cat([p.index_BA for p in parts]), torch.cat([p.valid_BAK for p in parts])
     used = int(valid[..., 0].sum(1).max())  # anchors that no row of this batch has would only cost time
@@ -99,11 +110,15 @@ class RowsModule(lightning.LightningDataModule):
         block_size: K.
     """
 
-    def __init__(self, recipe: Recipe, training: data.Samples, validation: data.Samples, block_size: int) -> None:
+    def __init__(
+        self, recipe: Recipe, training: data.Samples, validation: data.Samples, block_size: int
+    ) -> None:
         super().__init__()
         self.recipe, self.block_size = recipe, block_size
         self.rows = data.pack(training, recipe.data.length, recipe.seed)
-        self.validation_rows = data.pack(validation, recipe.data.length, recipe.seed)[: recipe.trainer.validation_rows]
+        self.validation_rows = data.pack(validation, recipe.data.length, recipe.seed)[
+            : recipe.trainer.validation_rows
+        ]
         self.consumed = 0  # micro-batches behind us, set from a checkpoint
 
     def state_dict(self) -> dict[str, int]:
@@ -120,7 +135,13 @@ class RowsModule(lightning.LightningDataModule):
         assert trainer is not None
         share = t.batch_size // (t.accumulate * trainer.world_size)
         sampler = StepSampler(
-            len(self.rows), t.max_steps * t.accumulate, share, self.recipe.seed, trainer.global_rank, trainer.world_size, self.consumed
+            len(self.rows),
+            t.max_steps * t.accumulate,
+            share,
+            self.recipe.seed,
+            trainer.global_rank,
+            trainer.world_size,
+            self.consumed,
         )
         return DataLoader(Rows(self.rows), batch_sampler=sampler, collate_fn=self._collate)
 

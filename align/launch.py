@@ -37,7 +37,9 @@ def build_trainer(recipe: Recipe, quiet: bool = False) -> lightning.Trainer:
     t, launch = recipe.trainer, recipe.launch
     accelerator = launch.accelerator
     if accelerator == "gpu" and not torch.cuda.is_available():
-        raise UserError("launch.accelerator=gpu was asked for, but torch sees no GPU (launch.accelerator=cpu runs here)")
+        raise UserError(
+            "launch.accelerator=gpu was asked for, but torch sees no GPU (launch.accelerator=cpu runs here)"
+        )
     if accelerator == "auto":
         accelerator = "gpu" if torch.cuda.is_available() else "cpu"
     if accelerator == "gpu" and launch.devices > torch.cuda.device_count():
@@ -89,7 +91,9 @@ def _deepspeed(stage: int, accelerator: str) -> Strategy:
     try:
         import deepspeed  # noqa: F401
     except ImportError as error:
-        raise UserError(f"launch.strategy=deepspeed_{stage}: the package deepspeed is not installed ({error})") from None
+        raise UserError(
+            f"launch.strategy=deepspeed_{stage}: the package deepspeed is not installed ({error})"
+        ) from None
     from lightning.fabric.utilities.seed import reset_seed
     from lightning.pytorch.strategies import DeepSpeedStrategy
 
@@ -125,7 +129,9 @@ def _loggers(recipe: Recipe) -> list[Logger]:
             # nothing is sent unless the user has said so with a key or a mode
             offline = os.environ.get("WANDB_MODE", "") == "offline" or not os.environ.get("WANDB_API_KEY")
             folder.mkdir(parents=True, exist_ok=True)
-            found.append(WandbLogger(project="block-drafter", name=recipe.name, save_dir=str(folder), offline=offline))
+            found.append(
+                WandbLogger(project="block-drafter", name=recipe.name, save_dir=str(folder), offline=offline)
+            )
         else:
             found.append(AppendingCSV(str(folder)))
     return found
@@ -178,11 +184,15 @@ class Keeper(Callback):
             except ValueError:  # not the main thread
                 return
 
-    def on_train_batch_end(self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if (batch_idx + 1) % self.recipe.trainer.accumulate:
             return
         step = trainer.global_step
-        stop = trainer.strategy.reduce_boolean_decision(self.signal is not None or pl_module.out_of_time(), all=False)
+        stop = trainer.strategy.reduce_boolean_decision(
+            self.signal is not None or pl_module.out_of_time(), all=False
+        )
         if step % self.recipe.trainer.checkpoint_every == 0 or step == self.recipe.trainer.max_steps or stop:
             self.save(trainer, pl_module)
         if stop:
@@ -217,7 +227,9 @@ class Teller(Callback):
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         self._clock = (time.monotonic(), pl_module.positions, trainer.global_step)
 
-    def on_train_batch_end(self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         t = self.recipe.trainer
         step = trainer.global_step
         if (batch_idx + 1) % t.accumulate or step % t.log_every:
@@ -264,18 +276,24 @@ def _clock(seconds: float) -> str:
     return f"{minutes}:{rest:02d}"
 
 
-def fit(recipe: Recipe, module: Calibrate, rows: lightning.LightningDataModule, quiet: bool = False) -> lightning.Trainer:
+def fit(
+    recipe: Recipe, module: Calibrate, rows: lightning.LightningDataModule, quiet: bool = False
+) -> lightning.Trainer:
     """Train, going on from a checkpoint where the recipe says so.
 
     Raises:
         UserError: a checkpoint that does not fit. Interrupted: a signal came; the run can be resumed.
     """
     trainer = build_trainer(recipe, quiet)
-    path = newest(Path(recipe.output) / "checkpoints", recipe.trainer.resume, module.drafter.config.target_sha256)
+    path = newest(
+        Path(recipe.output) / "checkpoints", recipe.trainer.resume, module.drafter.config.target_sha256
+    )
     if path is not None and not quiet:
         print(f"going on from {path}", file=sys.stderr)
     trainer.fit(module, rows, ckpt_path=None if path is None else str(path), weights_only=True)
     keeper = next(c for c in trainer.callbacks if isinstance(c, Keeper))  # type: ignore[attr-defined]
     if keeper.signal is not None:
-        raise Interrupted(f"stopped by signal {keeper.signal} after step {trainer.global_step}; the same command goes on from there")
+        raise Interrupted(
+            f"stopped by signal {keeper.signal} after step {trainer.global_step}; the same command goes on from there"
+        )
     return trainer

@@ -13,7 +13,11 @@ from torch.nn import functional as F
 
 def packing_works(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this torch offers the packed product for the dtype on this device, tried on a small example."""
-    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+    if (
+        device.type != "cpu"
+        or dtype not in (torch.float32, torch.bfloat16)
+        or not torch.backends.mkldnn.is_available()
+    ):
         return False
     try:
         weight = torch.linspace(-1, 1, 64 * 32, dtype=torch.float32).reshape(64, 32).to(dtype)
@@ -21,7 +25,9 @@ def packing_works(dtype: torch.dtype, device: torch.device) -> bool:
         got = PackedLinear(weight, None)(rows)
     except (RuntimeError, NotImplementedError, AttributeError):
         return False
-    return torch.allclose(got.float(), F.linear(rows, weight).float(), atol=1e-5 if dtype == torch.float32 else 0.2)
+    return torch.allclose(
+        got.float(), F.linear(rows, weight).float(), atol=1e-5 if dtype == torch.float32 else 0.2
+    )
 
 
 class PackedLinear(nn.Module):

@@ -69,7 +69,11 @@ class TargetPlaces:
 
 @torch.no_grad()
 def target_places(
-    hidden_PD: Tensor, next_P: Tensor, head: Callable[[Tensor], Tensor], temperature: float = 1.0, chunk: int = 256
+    hidden_PD: Tensor,
+    next_P: Tensor,
+    head: Callable[[Tensor], Tensor],
+    temperature: float = 1.0,
+    chunk: int = 256,
 ) -> TargetPlaces:
     """Run the target's head, (chunk, D) → (chunk, V) logits at a time."""
     log_z, best, log_p = [], [], []
@@ -119,14 +123,18 @@ def row_statistics(
     for name in wanted - set(DIVERGENCES):
         raise UserError(f"objective: unknown divergence {name!r}{nearest(name, DIVERGENCES)}")
     names = tuple(n for n in DIVERGENCES if n in wanted)
-    needs_grad = torch.is_grad_enabled() and (rows.hidden_RD.requires_grad or _requires(rows.z_Rr) or _requires(rows.basis_rV))
+    needs_grad = torch.is_grad_enabled() and (
+        rows.hidden_RD.requires_grad or _requires(rows.z_Rr) or _requires(rows.basis_rV)
+    )
     parts: list[tuple[Tensor, ...]] = []
     for start in range(0, rows.hidden_RD.shape[0], chunk_rows):
         cut = slice(start, start + chunk_rows)
         z = None if rows.z_Rr is None else rows.z_Rr[cut]
         args = (rows.hidden_RD[cut], z, rows.basis_rV, rows.place_R[cut])
         if needs_grad and rows.hidden_RD.shape[0] > chunk_rows:  # a single chunk is within the bound as it is
-            part = checkpoint(_chunk, *args, places, head_VdD, draft_vocab, names, temperature, use_reentrant=False)
+            part = checkpoint(
+                _chunk, *args, places, head_VdD, draft_vocab, names, temperature, use_reentrant=False
+            )
         else:
             part = _chunk(*args, places, head_VdD, draft_vocab, names, temperature)
         parts.append(part)
@@ -252,7 +260,9 @@ class Objective:
         UserError: an unknown name, no term, or a weight that is not positive.
     """
 
-    def __init__(self, terms: Mapping[str, float], weighting: str = "d_pace", decay: float = 4.0, alpha: float = 0.5) -> None:
+    def __init__(
+        self, terms: Mapping[str, float], weighting: str = "d_pace", decay: float = 4.0, alpha: float = 0.5
+    ) -> None:
         for name, weight in terms.items():
             if name not in LOSSES:
                 raise UserError(f"objective.terms: unknown loss {name!r}{nearest(name, LOSSES)}")

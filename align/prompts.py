@@ -32,7 +32,9 @@ def read_prompts(source: str, split: str, column: str) -> list[str]:
         else:
             table = datasets.load_dataset(source, split=split)
     except Exception as error:  # datasets raises many kinds of its own
-        raise UserError(f"data.prompts={source!r} can't be read: {str(error).strip().splitlines()[0]}") from None
+        raise UserError(
+            f"data.prompts={source!r} can't be read: {str(error).strip().splitlines()[0]}"
+        ) from None
     if column not in table.column_names:
         raise UserError(f"data.prompts={source!r}: no column {column!r}{nearest(column, table.column_names)}")
     prompts = [text for text in (_text(value) for value in table[column]) if text]
@@ -43,7 +45,14 @@ def read_prompts(source: str, split: str, column: str) -> list[str]:
 
 def _text(value: object) -> str:
     if isinstance(value, list) and value:
-        value = next((v for v in value if not isinstance(v, dict) or v.get("role", v.get("from")) in ("user", "human")), value[0])
+        value = next(
+            (
+                v
+                for v in value
+                if not isinstance(v, dict) or v.get("role", v.get("from")) in ("user", "human")
+            ),
+            value[0],
+        )
     if isinstance(value, dict):
         value = value.get("content", value.get("value", ""))
     return value.strip() if isinstance(value, str) else ""

@@ -46,7 +46,9 @@ def chat_template(target: Target) -> Template:
     if not target.has_chat_template:
         first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else target.eos_ids[0]
         return Template((first,), (), hashlib.sha256(b"").hexdigest())
-    text = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=True
+    )
     before, found, after = text.partition(_MARK)
     if not found:
         raise UserError(f"target {target.spec!r}: its chat template does not keep the user's text")
@@ -55,7 +57,9 @@ def chat_template(target: Target) -> Template:
     return Template(parts[0], parts[1], digest)
 
 
-def _identity(recipe: Recipe, target: Target, template: Template, prompts: list[str] | None) -> dict[str, Any]:
+def _identity(
+    recipe: Recipe, target: Target, template: Template, prompts: list[str] | None
+) -> dict[str, Any]:
     """What a restart must find unchanged, or the shards would not belong together."""
     d = recipe.data
     return {
@@ -65,7 +69,9 @@ def _identity(recipe: Recipe, target: Target, template: Template, prompts: list[
         "dtype": str(target.dtype).removeprefix("torch."),
         "seed": recipe.seed,
         "prompts": d.prompts,
-        "prompts_sha256": None if prompts is None else hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        "prompts_sha256": None
+        if prompts is None
+        else hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
         "prompt_temperature": d.prompt_temperature,
         "answer_temperatures": list(d.answer_temperatures),
         "top_p": d.top_p,
@@ -80,7 +86,15 @@ def _identity(recipe: Recipe, target: Target, template: Template, prompts: list[
 def _resume(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
     """The manifest to go on from: the folder's own, when it was written with the same settings, else a fresh one."""
     if not (folder / "manifest.json").exists():
-        return {**identity, "shards": 0, "samples": 0, "tokens": 0, "answer_tokens": 0, "dropped": {}, "finished": False}
+        return {
+            **identity,
+            "shards": 0,
+            "samples": 0,
+            "tokens": 0,
+            "answer_tokens": 0,
+            "dropped": {},
+            "finished": False,
+        }
     manifest = data.read_manifest(folder)
     for key, value in identity.items():
         if manifest.get(key) != value:
@@ -108,7 +122,9 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
         shard = data.read_shard(data.shard_path(folder, number))
         for i in range(len(shard)):
             seen.add(_text_key(shard[i].tolist(), int(shard.answer_start[i]), len(template.prefix)))
-    settings = WriterSettings(d.prompt_temperature, d.top_p, d.top_k, d.max_prompt_tokens, d.max_answer_tokens)
+    settings = WriterSettings(
+        d.prompt_temperature, d.top_p, d.top_k, d.max_prompt_tokens, d.max_answer_tokens
+    )
     capacity = len(template.prefix) + d.max_prompt_tokens + len(template.turn) + d.max_answer_tokens
     writer = Writer(target, template.prefix, template.turn, settings, capacity)
     start, tokens_before = time.monotonic(), manifest["tokens"]
@@ -145,7 +161,9 @@ def _batch_seed(seed: int, batch: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def _rows(recipe: Recipe, batch: int, target: Target, template: Template, prompts: list[str] | None) -> list[Row]:
+def _rows(
+    recipe: Recipe, batch: int, target: Target, template: Template, prompts: list[str] | None
+) -> list[Row]:
     d = recipe.data
     indices = range(batch * d.batch_size, (batch + 1) * d.batch_size)
     heat = list(d.answer_temperatures)
@@ -157,7 +175,9 @@ def _rows(recipe: Recipe, batch: int, target: Target, template: Template, prompt
     for i in indices:
         if i >= len(prompts):
             break
-        tokens = list(target.tokenizer(prompts[i], add_special_tokens=False)["input_ids"])[: d.max_prompt_tokens]
+        tokens = list(target.tokenizer(prompts[i], add_special_tokens=False)["input_ids"])[
+            : d.max_prompt_tokens
+        ]
         rows.append(Row(i, heat[i % len(heat)], tokens + list(template.turn), writes_prompt=False))
     return rows
 
@@ -167,7 +187,9 @@ def _text_key(tokens: list[int], answer_start: int, prefix: int) -> list[int]:
     return tokens[prefix:answer_start] if answer_start > prefix else tokens[prefix : prefix + 64]
 
 
-def _keep(rows: list[Row], manifest: dict[str, Any], folder: Path, seen: NearDuplicates, prefix: int, total: int) -> None:
+def _keep(
+    rows: list[Row], manifest: dict[str, Any], folder: Path, seen: NearDuplicates, prefix: int, total: int
+) -> None:
     """Drop broken turns and near-duplicates, write the rest as one shard, then the manifest."""
     dropped = Counter(manifest["dropped"])
     kept: list[Row] = []
@@ -178,7 +200,9 @@ def _keep(rows: list[Row], manifest: dict[str, Any], folder: Path, seen: NearDup
             dropped["near-duplicate"] += 1
         elif manifest["samples"] + len(kept) < total:
             kept.append(row)
-    samples = data.from_lists([r.tokens for r in kept], [r.answer_start for r in kept], [r.answer_temperature for r in kept])
+    samples = data.from_lists(
+        [r.tokens for r in kept], [r.answer_start for r in kept], [r.answer_temperature for r in kept]
+    )
     data.write_shard(folder, manifest["shards"], samples)
     manifest["shards"] += 1
     manifest["samples"] += len(kept)
@@ -222,7 +246,9 @@ def ensure(recipe: Recipe, target: Target) -> Path:
     if target.spec == "debug":
         synthesize(recipe, target, folder, quiet=True)
     elif not (folder / "manifest.json").exists():
-        raise UserError(f"{folder}: no data yet; write them with python -m align.synthesize recipe={recipe.name}")
+        raise UserError(
+            f"{folder}: no data yet; write them with python -m align.synthesize recipe={recipe.name}"
+        )
     return folder
 
 

@@ -58,7 +58,9 @@ class Target:
         self.hidden_size: int = config.hidden_size
         self.num_heads: int = config.num_attention_heads
         self.num_kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.head_dim: int = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         self.context_limit: int = config.max_position_embeddings
         self.body = model.get_decoder()
         self.head_weight_VD: Tensor = model.get_output_embeddings().weight
@@ -126,7 +128,9 @@ class Target:
         if positions_BL is None:
             positions_BL = torch.arange(past, past + length, device=self.device)[None]
         if mask is None:
-            mask = torch.ones(length, past + length, dtype=torch.bool, device=self.device).tril(past)[None, None]
+            mask = torch.ones(length, past + length, dtype=torch.bool, device=self.device).tril(past)[
+                None, None
+            ]
         hooks = [self.layers[i].register_forward_hook(self._tap(i)) for i in taps]
         try:
             hidden_BLD = self.body(
@@ -182,7 +186,9 @@ class Target:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
 
-def load_target(spec: str = DEFAULT_TARGET, dtype: str = "auto", device: str = "auto", fast: bool = True, **options: Any) -> Target:
+def load_target(
+    spec: str = DEFAULT_TARGET, dtype: str = "auto", device: str = "auto", fast: bool = True, **options: Any
+) -> Target:
     """Load a target.
 
     Args:
@@ -208,7 +214,11 @@ def load_target(spec: str = DEFAULT_TARGET, dtype: str = "auto", device: str = "
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
         model = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=number, attn_implementation=attention.register(), use_safetensors=None, **options
+            str(folder),
+            dtype=number,
+            attn_implementation=attention.register(),
+            use_safetensors=None,
+            **options,
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError) as error:
         raise UserError(f"target {spec!r} can't be loaded: {str(error).strip().splitlines()[0]}") from None
@@ -230,7 +240,9 @@ def resolve_folder(spec: str) -> Path | str:
             raise UserError(f"target {spec!r}: unknown package{nearest(spec[6:], known)}")
         return converted_folder(package_file(*_WHEELS[known[spec[6:]]]))
     if path.is_file() or spec.count("/") != 1 or spec.startswith((".", "/", "~")):
-        raise UserError(f"target {spec!r}: neither a folder in hub layout, a .gguf file, nor a hub id (owner/name)")
+        raise UserError(
+            f"target {spec!r}: neither a folder in hub layout, a .gguf file, nor a hub id (owner/name)"
+        )
     if _in_hub_cache(spec) or hub_reachable():
         return spec
     if spec in _WHEELS:
@@ -305,7 +317,11 @@ def _debug_model() -> tuple[Any, Any]:
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token=specials[1], eos_token=specials[2], pad_token=specials[2], chat_template=template
+        tokenizer_object=core,
+        bos_token=specials[1],
+        eos_token=specials[2],
+        pad_token=specials[2],
+        chat_template=template,
     )
     config = LlamaConfig(
         vocab_size=len(vocab), hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,

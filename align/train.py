@@ -29,7 +29,9 @@ def build_drafter(recipe: Recipe, target: Target, samples: data.Samples) -> Bloc
     """The drafter to train: `drafter.init` as it was saved, or a fresh one after the recipe."""
     if recipe.drafter.init is not None:
         return load_drafter(recipe.drafter.init, target)
-    return from_target(target, recipe.drafter, frequent_tokens(samples, target, recipe.drafter.draft_vocab), recipe.seed)
+    return from_target(
+        target, recipe.drafter, frequent_tokens(samples, target, recipe.drafter.draft_vocab), recipe.seed
+    )
 
 
 def train(recipe: Recipe, quiet: bool = False) -> Calibrate:
@@ -41,11 +43,15 @@ def train(recipe: Recipe, quiet: bool = False) -> Calibrate:
     started = time.monotonic()
     output = Path(recipe.output)
     t = recipe.target
-    target = load_target(t.name, t.dtype, t.device, revision=t.revision, trust_remote_code=t.trust_remote_code)
+    target = load_target(
+        t.name, t.dtype, t.device, revision=t.revision, trust_remote_code=t.trust_remote_code
+    )
     folder = ensure(recipe, target)
     manifest = data.read_manifest(folder)
     if manifest["target_sha256"] != target.hash:
-        raise UserError(f"{folder}: written by {manifest['target']!r} (another sha256), not by {t.name!r}; give another data.path")
+        raise UserError(
+            f"{folder}: written by {manifest['target']!r} (another sha256), not by {t.name!r}; give another data.path"
+        )
     save_run_record(recipe, output)
     samples = data.read_samples(folder)
     training, validation = data.split_validation(samples, recipe.data.validation_fraction, recipe.seed)
@@ -68,7 +74,9 @@ def train(recipe: Recipe, quiet: bool = False) -> Calibrate:
             card = write_card(recipe, drafter.config, manifest, run, module.validation_numbers, share)
             save_drafter(drafter, output / "drafter", card)
         if not quiet:
-            print(f"the drafter is in {output / 'drafter'}; next:\n  python -m decode.eval --suite builtin --drafter {output / 'drafter'}")
+            print(
+                f"the drafter is in {output / 'drafter'}; next:\n  python -m decode.eval --suite builtin --drafter {output / 'drafter'}"
+            )
     return module
 
 

@@ -43,13 +43,17 @@ class WriterSettings:
     max_answer_tokens: int
 
 
-def draw(logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: float = 1.0, top_k: int = 0) -> Tensor:
+def draw(
+    logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: float = 1.0, top_k: int = 0
+) -> Tensor:
     """One token a row by inverse CDF: a single uniform a row and two passes over V. Temperature 0 takes the argmax.
 
     Gumbel noise, or `torch.multinomial`, would draw B·V random numbers a step (128 × 49152: more than the model's own
     time); here the noise is B numbers. Scratches `logits_BV`. Returns (B,) int64.
     """
-    rows = max(1, (1 << 19) // logits_BV.shape[-1])  # 2 MB at a time: every pass but the first stays in the cache
+    rows = max(
+        1, (1 << 19) // logits_BV.shape[-1]
+    )  # 2 MB at a time: every pass but the first stays in the cache
     parts = zip(logits_BV.split(rows), temperature_B.split(rows), uniform_B.split(rows), strict=True)
     return torch.cat([_draw_rows(z, t, u, top_p, top_k) for z, t, u in parts])
 
@@ -66,7 +70,9 @@ def _draw_rows(z: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: float
     if top_p < 1.0:
         ordered, index = z.sort(dim=-1, descending=True)
         before = ordered.cumsum(-1) - ordered
-        z = torch.zeros_like(z).scatter(-1, index, ordered.masked_fill(before >= top_p * ordered.sum(-1, True), 0.0))
+        z = torch.zeros_like(z).scatter(
+            -1, index, ordered.masked_fill(before >= top_p * ordered.sum(-1, True), 0.0)
+        )
     pad = -z.shape[-1] % _BLOCK
     if pad:
         z = torch.nn.functional.pad(z, (0, pad))
@@ -94,12 +100,21 @@ class Writer:
         capacity: longest row in tokens, prefix included.
     """
 
-    def __init__(self, target: Target, prefix: Sequence[int], turn: Sequence[int], settings: WriterSettings, capacity: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        prefix: Sequence[int],
+        turn: Sequence[int],
+        settings: WriterSettings,
+        capacity: int,
+    ) -> None:
         self.target, self.prefix, self.turn, self.settings = target, list(prefix), list(turn), settings
         self.capacity = min(capacity, target.context_limit)
         self.ends = set(target.eos_ids) | set(self.turn[:1])
 
-    def write(self, rows: list[Row], generator: torch.Generator, progress: Callable[[int], None] | None = None) -> None:
+    def write(
+        self, rows: list[Row], generator: torch.Generator, progress: Callable[[int], None] | None = None
+    ) -> None:
         """Write all rows to their ends, in place. `progress` hears how many tokens each step drew or fed."""
         target = self.target
         cache = target.new_cache(len(rows), self.capacity)
@@ -157,8 +172,12 @@ class Writer:
 
     def _choose(self, rows: list[Row], logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
         """The next token of every row, (B,), forced or drawn; moves the rows' states on. Ended rows get a filler."""
-        heat = [self.settings.prompt_temperature if r.answer_start < 0 else r.answer_temperature for r in rows]
-        drawn = draw(logits_BV, torch.tensor(heat), uniform_B, self.settings.top_p, self.settings.top_k).tolist()
+        heat = [
+            self.settings.prompt_temperature if r.answer_start < 0 else r.answer_temperature for r in rows
+        ]
+        drawn = draw(
+            logits_BV, torch.tensor(heat), uniform_B, self.settings.top_p, self.settings.top_k
+        ).tolist()
         for row, token in zip(rows, drawn, strict=True):
             if not row.done:
                 self._step(row, token)
@@ -174,7 +193,11 @@ class Writer:
         if row.answer_start >= 0:  # the answer
             row.tokens.append(token)
             written = len(row.tokens) - row.answer_start
-            if token in self.target.eos_ids or written >= self.settings.max_answer_tokens or len(row.tokens) >= self.capacity:
+            if (
+                token in self.target.eos_ids
+                or written >= self.settings.max_answer_tokens
+                or len(row.tokens) >= self.capacity
+            ):
                 row.done = True
                 if written == 1 and token in self.target.eos_ids:
                     row.broken = "empty answer"

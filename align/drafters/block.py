@@ -37,7 +37,9 @@ class BlockConfig:
 
     context: str
     block_size: int  # K, drafted tokens
-    target_layer_ids: list[int]  # shared_kv: whose keys and values; taps: whose outputs (id i = hidden_states[i + 1])
+    target_layer_ids: list[
+        int
+    ]  # shared_kv: whose keys and values; taps: whose outputs (id i = hidden_states[i + 1])
     init_layer_ids: list[int]  # the target layers that this drafter's layers started from
     hidden_size: int
     intermediate_size: int
@@ -61,12 +63,16 @@ class BlockConfig:
 
     def __post_init__(self) -> None:
         if self.context not in CONTEXTS:
-            raise UserError(f"drafter config: context={self.context!r} is unknown{nearest(self.context, CONTEXTS)}")
+            raise UserError(
+                f"drafter config: context={self.context!r} is unknown{nearest(self.context, CONTEXTS)}"
+            )
         if self.block_size < 1:
             raise UserError(f"drafter config: block_size={self.block_size} must be at least 1")
         bad = [i for i in self.target_layer_ids if not 0 <= i < self.num_target_layers]
         if bad:
-            raise UserError(f"drafter config: target layer {bad[0]} is not within 0..{self.num_target_layers - 1}")
+            raise UserError(
+                f"drafter config: target layer {bad[0]} is not within 0..{self.num_target_layers - 1}"
+            )
         if self.context == "shared_kv" and len(self.target_layer_ids) != len(self.init_layer_ids):
             raise UserError("drafter config: shared_kv needs one target layer for each drafter layer")
 
@@ -183,7 +189,9 @@ class BlockAttention(nn.Module):
         own = (q @ k.transpose(-1, -2)).transpose(1, 2)  # (B, Hkv, A, G·K, K)
         weights = torch.cat((scores, own), dim=-1).float().softmax(-1).to(q.dtype)
         length = ctx_k.shape[2]
-        out = (weights[..., :length].flatten(2, 3) @ ctx_v).view(batch, self.kv_heads, anchors, groups * size, width)
+        out = (weights[..., :length].flatten(2, 3) @ ctx_v).view(
+            batch, self.kv_heads, anchors, groups * size, width
+        )
         out = out + weights[..., length:] @ v.transpose(1, 2)
         out = out.view(batch, self.kv_heads, anchors, groups, size, width).permute(0, 2, 4, 1, 3, 5)
         return self.o_proj(out.reshape(batch, anchors, size, -1))
@@ -192,7 +200,9 @@ class BlockAttention(nn.Module):
         """Decoding: one block a row over the whole context given, (B, Hkv, n, d), and over itself."""
         q = self.queries(x_BKD, cos, sin)
         k, v = self.keys_values(x_BKD, cos, sin)
-        out = grouped_attention(q, torch.cat((ctx_k, k), dim=2), torch.cat((ctx_v, v), dim=2), None, self.scale)
+        out = grouped_attention(
+            q, torch.cat((ctx_k, k), dim=2), torch.cat((ctx_v, v), dim=2), None, self.scale
+        )
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -220,7 +230,9 @@ class BlockLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: tuple[Tensor, Tensor], see: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, context: tuple[Tensor, Tensor], see: Tensor
+    ) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, context, see)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -260,10 +272,16 @@ class BlockDrafter(nn.Module):
         self.layers = nn.ModuleList(BlockLayer(config) for _ in config.init_layer_ids)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         taps = config.context == "taps"
-        self.fc = nn.Linear(config.hidden_size * (len(config.target_layer_ids) if taps else 1), config.hidden_size, bias=False)
+        self.fc = nn.Linear(
+            config.hidden_size * (len(config.target_layer_ids) if taps else 1), config.hidden_size, bias=False
+        )
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.register_buffer("draft_vocab", draft_vocab, persistent=draft_vocab is not None)
-        self.markov = MarkovHead(config.hidden_size, config.markov_rank, self.draft_size) if config.markov_rank else None
+        self.markov = (
+            MarkovHead(config.hidden_size, config.markov_rank, self.draft_size)
+            if config.markov_rank
+            else None
+        )
         self._head: Tensor | None = None
 
     @property
@@ -291,7 +309,9 @@ class BlockDrafter(nn.Module):
     def _inputs(self, anchor_tokens: Tensor, hidden_before: Tensor) -> Tensor:
         """[anchor, MASK × (K−1)] as input rows, (…, K, D)."""
         c = self.config
-        masks = torch.full((*anchor_tokens.shape, c.block_size - 1), c.mask_token_id, device=anchor_tokens.device)
+        masks = torch.full(
+            (*anchor_tokens.shape, c.block_size - 1), c.mask_token_id, device=anchor_tokens.device
+        )
         x = self.target.embed(torch.cat((anchor_tokens[..., None], masks), dim=-1)).detach()
         if c.context == "shared_kv":
             x = x + self.fc(self.hidden_norm(hidden_before))[..., None, :]
@@ -306,7 +326,9 @@ class BlockDrafter(nn.Module):
         positions = batch.positions_BL[rows, index][..., None] + torch.arange(size, device=index.device)
         cos, sin = (t.unflatten(0, index.shape) for t in self._tables(x, positions.flatten(0, 1)))
         places = torch.arange(batch.tokens_BL.shape[1], device=index.device)
-        see = (places < index[..., None]) & (batch.document_BL[:, None, :] == batch.document_BL[rows, index][..., None])
+        see = (places < index[..., None]) & (
+            batch.document_BL[:, None, :] == batch.document_BL[rows, index][..., None]
+        )
         contexts = self._training_context(batch, features)
         for layer, context in zip(self.layers, contexts, strict=True):
             x = layer(x, cos, sin, context, see)
@@ -324,7 +346,9 @@ class BlockDrafter(nn.Module):
         cos, sin = self._tables(fused, positions_BL)
         return [layer.self_attn.keys_values(fused, cos, sin) for layer in self.layers]
 
-    def markov_factors(self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor) -> tuple[Tensor, Tensor] | None:
+    def markov_factors(
+        self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
         """Teacher-forced low-rank bias of every row: (z (B, A, K, r), basis (r, Vd)), or None without a Markov head."""
         if self.markov is None:
             return None
@@ -351,7 +375,9 @@ class BlockSession:
         self.own: KVCache | None = None
         if config.context == "taps":
             shape = (1, config.num_key_value_heads, capacity, config.head_dim)
-            self.own = KVCache(len(drafter.layers), shape, drafter.norm.weight.dtype, drafter.norm.weight.device)
+            self.own = KVCache(
+                len(drafter.layers), shape, drafter.norm.weight.dtype, drafter.norm.weight.device
+            )
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -384,7 +410,10 @@ class BlockSession:
         cos, sin = drafter._tables(x, positions)
         for i, layer in enumerate(drafter.layers):
             if self.own is None:
-                ctx_k, ctx_v = self.cache.k(config.target_layer_ids[i]), self.cache.v(config.target_layer_ids[i])
+                ctx_k, ctx_v = (
+                    self.cache.k(config.target_layer_ids[i]),
+                    self.cache.v(config.target_layer_ids[i]),
+                )
             else:
                 ctx_k, ctx_v = self.own.k(i), self.own.v(i)
             x = layer.draft(x, cos, sin, ctx_k, ctx_v)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +50,21 @@ def mask_token(target: Target) -> int:
     tokenizer = target.tokenizer
     if target.vocab_size > len(tokenizer):
         return target.vocab_size - 1
-    taken = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id, *target.eos_ids}
+    taken = {
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+        tokenizer.unk_token_id,
+        *target.eos_ids,
+    }
     template = str(getattr(tokenizer, "chat_template", "") or "")
     added = getattr(tokenizer, "added_tokens_decoder", {})
     for index, token in sorted(added.items()):
         if index not in taken and index < target.vocab_size and str(token) not in template:
             return int(index)
-    raise UserError(f"target {target.spec!r} has no unused special token for the mask; name one: drafter.mask_token_id=ID")
+    raise UserError(
+        f"target {target.spec!r} has no unused special token for the mask; name one: drafter.mask_token_id=ID"
+    )
 
 
 def frequent_tokens(samples: Samples, target: Target, size: int) -> Tensor | None:
@@ -74,7 +81,9 @@ def frequent_tokens(samples: Samples, target: Target, size: int) -> Tensor | Non
     return counts.topk(size).indices.sort().values
 
 
-def from_target(target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0) -> BlockDrafter:
+def from_target(
+    target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
+) -> BlockDrafter:
     """A fresh drafter for `target` after the recipe's drafter group, by default starting from the target's layers.
 
     Raises:
@@ -166,15 +175,21 @@ def _copy_layer(layer: BlockLayer, source: Any, config: BlockConfig) -> None:
             parameter.fill_(float((projection * norm).pow(2).sum(1).mean().sqrt()))
 
 
-def save_drafter(drafter: BlockDrafter, folder: Path, card: str | None = None, dtype: torch.dtype = torch.bfloat16) -> None:
+def save_drafter(
+    drafter: BlockDrafter, folder: Path, card: str | None = None, dtype: torch.dtype = torch.bfloat16
+) -> None:
     """Write the folder: weights in `dtype` (default bf16), config.json, and README.md when a card is given."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: p.detach().to(dtype).contiguous().cpu() for name, p in drafter.named_parameters()}
     if drafter.draft_vocab is not None:
         tensors["draft_vocab"] = drafter.draft_vocab.to(torch.int32).cpu()
     config = {"architectures": [ARCHITECTURE], "model_type": "block_drafter", **drafter.config.to_dict()}
-    write_atomically(folder / "model.safetensors", lambda part: save_file(tensors, str(part), metadata={"format": "pt"}))
-    write_atomically(folder / "config.json", lambda part: part.write_text(json.dumps(config, indent=2) + "\n"))
+    write_atomically(
+        folder / "model.safetensors", lambda part: save_file(tensors, str(part), metadata={"format": "pt"})
+    )
+    write_atomically(
+        folder / "config.json", lambda part: part.write_text(json.dumps(config, indent=2) + "\n")
+    )
     if card is not None:
         write_atomically(folder / "README.md", lambda part: part.write_text(card))
 
@@ -190,9 +205,15 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     path = _folder(str(folder))
     values = read_config(path)
     if values.get("architectures") != [ARCHITECTURE]:
-        raise UserError(f"{path}/config.json: architectures is {values.get('architectures')}, not a block drafter ({ARCHITECTURE})")
+        raise UserError(
+            f"{path}/config.json: architectures is {values.get('architectures')}, not a block drafter ({ARCHITECTURE})"
+        )
     config = BlockConfig.from_dict(values, f"{path}/config.json")
-    sizes = {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size, "num_target_layers": target.num_layers}
+    sizes = {
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        "num_target_layers": target.num_layers,
+    }
     for name, value in sizes.items():
         if getattr(config, name) != value:
             raise UserError(
@@ -205,7 +226,9 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
         raise UserError(f"{path}/model.safetensors: not readable ({error})") from None
     vocab = tensors.pop("draft_vocab", None)
     if (0 if vocab is None else len(vocab)) != config.draft_vocab_size:
-        raise UserError(f"{path}: draft_vocab does not have the {config.draft_vocab_size} entries that config.json says")
+        raise UserError(
+            f"{path}: draft_vocab does not have the {config.draft_vocab_size} entries that config.json says"
+        )
     drafter = BlockDrafter(config, target, None if vocab is None else vocab.long())
     _load_exactly(drafter, tensors, path)
     return drafter.to(target.device)
@@ -251,5 +274,3 @@ def coverage(samples: Samples, draft_vocab: Tensor | None, target: Target) -> fl
     allowed[draft_vocab] = True
     hits = [allowed[samples[i][int(samples.answer_start[i]) :]] for i in range(len(samples))]
     return float(torch.cat(hits).float().mean())
-
-

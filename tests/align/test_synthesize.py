@@ -24,7 +24,9 @@ def test_draw_has_the_softmax_law() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, 300, generator=generator) * 2
     for temperature in (0.7, 1.0):
-        uniform = (torch.arange(20000) + 0.5) / 20000  # a grid instead of noise: frequencies are exact to 1/20000
+        uniform = (
+            torch.arange(20000) + 0.5
+        ) / 20000  # a grid instead of noise: frequencies are exact to 1/20000
         heat = torch.full((20000,), temperature)
         drawn = draw(logits.expand(20000, -1).clone(), heat, uniform)
         counts = torch.bincount(drawn, minlength=300) / 20000
@@ -104,12 +106,18 @@ def test_torn_and_missing_data_are_one_line(tmp_path: Path) -> None:
 
 def test_prompts_from_files(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "a"}\n{"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "b"}]}\n')
+    path.write_text(
+        '{"prompt": "a"}\n{"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "b"}]}\n'
+    )
     with pytest.raises(UserError, match="no column 'promt'.*did you mean 'prompt'"):
         read_prompts(str(path), "train", "promt")
     path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     assert read_prompts(str(path), "train", "prompt") == ["a", "b"]
-    for name, says in [("none.jsonl", "no such file"), ("no/such/id", "no such file"), ("x.txt", "no such file")]:
+    for name, says in [
+        ("none.jsonl", "no such file"),
+        ("no/such/id", "no such file"),
+        ("x.txt", "no such file"),
+    ]:
         with pytest.raises(UserError, match=says):
             read_prompts(name if name.count("/") else str(tmp_path / name), "train", "prompt")
     path.write_text("not json\n")

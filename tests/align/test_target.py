@@ -20,7 +20,9 @@ def test_cached_forward_equals_whole_forward(target: Target) -> None:
     tokens = torch.randint(4, target.vocab_size, (2, 19), generator=torch.Generator().manual_seed(0))
     whole = target.forward(tokens).logits_BLV
     cache = target.new_cache(2, 19)
-    parts = [target.forward(tokens[:, a:b], cache=cache).logits_BLV for a, b in [(0, 7), (7, 8), (8, 13), (13, 19)]]
+    parts = [
+        target.forward(tokens[:, a:b], cache=cache).logits_BLV for a, b in [(0, 7), (7, 8), (8, 13), (13, 19)]
+    ]
     assert cache.length == 19
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=2e-5, rtol=1e-5)
 
@@ -55,7 +57,9 @@ def test_forward_equals_transformers_own(target: Target) -> None:
     torch.testing.assert_close(output.hidden_BLD, reference.hidden_states[-1], atol=2e-5, rtol=1e-5)
     assert output.taps_BLFD is not None
     for column, layer in enumerate((0, 2)):  # id i is hidden_states[i + 1]
-        torch.testing.assert_close(output.taps_BLFD[:, :, column], reference.hidden_states[layer + 1], atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            output.taps_BLFD[:, :, column], reference.hidden_states[layer + 1], atol=2e-5, rtol=1e-5
+        )
 
 
 def test_tree_mask_equals_separate_branches(target: Target) -> None:
@@ -65,7 +69,9 @@ def test_tree_mask_equals_separate_branches(target: Target) -> None:
     mask = torch.zeros(1, 1, 4, 7, dtype=torch.bool)
     mask[..., :3] = True
     mask[0, 0, :, 3:] = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]).bool()
-    both = target.forward(torch.tensor([[20, 21, 30, 31]]), cache=cache, mask=mask, positions_BL=torch.tensor([[3, 4, 3, 4]]))
+    both = target.forward(
+        torch.tensor([[20, 21, 30, 31]]), cache=cache, mask=mask, positions_BL=torch.tensor([[3, 4, 3, 4]])
+    )
     for i, branch in enumerate(branches):
         alone = target.forward(torch.cat([prefix, torch.tensor([branch])], 1)).logits_BLV[:, 3:]
         torch.testing.assert_close(both.logits_BLV[:, 2 * i : 2 * i + 2], alone, atol=2e-5, rtol=1e-5)

@@ -14,7 +14,14 @@ from safetensors.torch import load_file, save_file
 from align import data
 from align.corruption import Anchors, sample_anchors
 from align.drafters.block import BlockDrafter, BlockSession, target_features
-from align.drafters.checkpoint import frequent_tokens, from_target, load_drafter, mask_token, save_drafter, tap_layers
+from align.drafters.checkpoint import (
+    frequent_tokens,
+    from_target,
+    load_drafter,
+    mask_token,
+    save_drafter,
+    tap_layers,
+)
 from align.errors import UserError
 from align.target import Target, load_target
 
@@ -41,7 +48,9 @@ def target() -> Target:
 @pytest.fixture(scope="module")
 def samples(target: Target) -> data.Samples:
     generator = torch.Generator().manual_seed(0)
-    lists = [torch.randint(4, target.vocab_size, (n,), generator=generator).tolist() for n in (30, 17, 25, 40, 9)]
+    lists = [
+        torch.randint(4, target.vocab_size, (n,), generator=generator).tolist() for n in (30, 17, 25, 40, 9)
+    ]
     return data.from_lists(lists, [5, 4, 6, 3, 2], [1.0] * 5)
 
 
@@ -55,7 +64,9 @@ def build(target: Target, samples: data.Samples, **changes: Any) -> BlockDrafter
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_training_graph_equals_drafting(target: Target, samples: data.Samples, variant: dict[str, Any]) -> None:
+def test_training_graph_equals_drafting(
+    target: Target, samples: data.Samples, variant: dict[str, Any]
+) -> None:
     """Same hidden states, position by position, from packed rows and from the decoder's session and cache."""
     drafter = build(target, samples, **variant)
     batch = data.collate(data.pack(samples, 64, seed=0))
@@ -73,7 +84,9 @@ def test_training_graph_equals_drafting(target: Target, samples: data.Samples, v
             cut = len(text) // 2
             for part in (text[:cut], text[cut:-1]):
                 if len(part):
-                    junk = torch.cat([part, torch.tensor([9, 9])])[None]  # two rejected drafts behind every step
+                    junk = torch.cat([part, torch.tensor([9, 9])])[
+                        None
+                    ]  # two rejected drafts behind every step
                     output = target.forward(junk, cache=cache, taps=session.taps)
                     cache.length = cache.length - 2
                     session.observe(output.hidden_BLD, output.taps_BLFD, len(part))
@@ -86,7 +99,9 @@ def test_training_graph_equals_drafting(target: Target, samples: data.Samples, v
 def test_markov_bias_in_training_equals_drafting(target: Target, samples: data.Samples) -> None:
     drafter = build(target, samples, markov_rank=8)
     batch = data.collate(data.pack(samples, 64, seed=0))
-    anchors = Anchors(torch.tensor([[7]] * batch.tokens_BL.shape[0]), torch.ones(batch.tokens_BL.shape[0], 1, 4).bool())
+    anchors = Anchors(
+        torch.tensor([[7]] * batch.tokens_BL.shape[0]), torch.ones(batch.tokens_BL.shape[0], 1, 4).bool()
+    )
     hidden = drafter(batch, target_features(target, batch, drafter.config), anchors)
     factors = drafter.markov_factors(batch, anchors, hidden)
     assert factors is not None
@@ -116,7 +131,9 @@ def test_target_is_not_trained_or_saved(target: Target, samples: data.Samples) -
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_folder_round_trip(target: Target, samples: data.Samples, tmp_path: Path, variant: dict[str, Any]) -> None:
+def test_folder_round_trip(
+    target: Target, samples: data.Samples, tmp_path: Path, variant: dict[str, Any]
+) -> None:
     drafter = build(target, samples, **variant)
     save_drafter(drafter, tmp_path, card="# card\n", dtype=torch.float32)
     again = load_drafter(tmp_path, target)
@@ -128,10 +145,16 @@ def test_folder_round_trip(target: Target, samples: data.Samples, tmp_path: Path
 
 def test_taps_have_the_published_names(target: Target) -> None:
     names = {n for n, _ in from_target(target, options(context="taps", layers=1), None).named_parameters()}
-    attention = {f"self_attn.{p}.weight" for p in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")}
+    attention = {
+        f"self_attn.{p}.weight" for p in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+    }
     rest = {f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")}
     norms = {"input_layernorm.weight", "post_attention_layernorm.weight"}
-    assert names == {f"layers.0.{n}" for n in attention | rest | norms} | {"fc.weight", "hidden_norm.weight", "norm.weight"}
+    assert names == {f"layers.0.{n}" for n in attention | rest | norms} | {
+        "fc.weight",
+        "hidden_norm.weight",
+        "norm.weight",
+    }
     assert tap_layers(36, 5) == [1, 9, 17, 25, 33] and tap_layers(30, 5) == [1, 8, 14, 20, 27]
 
 
@@ -144,7 +167,11 @@ def test_anchors(target: Target, samples: data.Samples) -> None:
             for k in range(4):
                 j = i + 1 + k
                 good = j < 64 and bool((batch.document_BL[b, i : j + 1] == batch.document_BL[b, i]).all())
-                good = good and bool(batch.answer_BL[b, i + 1 : j + 1].all()) and int(batch.positions_BL[b, i]) > 0
+                good = (
+                    good
+                    and bool(batch.answer_BL[b, i + 1 : j + 1].all())
+                    and int(batch.positions_BL[b, i]) > 0
+                )
                 good = good and int(batch.document_BL[b, i]) >= 0
                 assert bool(anchors.valid_BAK[b, a, k]) == good
 
@@ -177,7 +204,9 @@ def test_broken_folders(target: Target, samples: data.Samples, tmp_path: Path) -
     fails("at least 1")
     rewrite({"target_layer_ids": [1, 77]})
     fails("target layer 77")
-    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "rms_norm_eps"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if k != "rms_norm_eps"})
+    )
     fails("missing key 'rms_norm_eps'")
     rewrite({"draft_vocab_size": 63})
     fails("63 entries")

@@ -1,0 +1,61 @@
+# make quickstart   set up, write a little data, calibrate the shipped drafter, measure, report
+# make test         set up, run the tests
+# make lint         style, types
+# make setup        the virtual environment alone      (PYTHON=, VENV=, SYSTEM_PACKAGES=1)
+
+PYTHON ?= python3
+VENV ?= .venv
+# with SYSTEM_PACKAGES=1 the environment uses what the machine has (a GPU box that can't install)
+SYSTEM_PACKAGES ?=
+TORCH ?= 2.13.0
+LIMIT ?= 16
+NEW_TOKENS ?= 128
+QUICK ?=
+RUN = runs/smollm2_quickstart
+PY = $(VENV)/bin/python
+STAMP = $(VENV)/.ready
+
+.PHONY: quickstart test lint setup clean
+.DEFAULT_GOAL := quickstart
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else f"error: Python 3.11 to 3.13 is needed, {sys.executable} is {sys.version.split()[0]}; make PYTHON=python3.12 …")'
+	@test -x $(PY) || $(PYTHON) -m venv $(if $(SYSTEM_PACKAGES),--system-site-packages) $(VENV)
+ifeq ($(SYSTEM_PACKAGES),)
+	@if command -v nvidia-smi >/dev/null 2>&1; then \
+	  echo "setup: a GPU is here, installing torch with CUDA"; $(PY) -m pip install --quiet torch; \
+	else \
+	  echo "setup: no GPU here, installing the CPU build of torch"; \
+	  $(PY) -m pip install --quiet "torch==$(TORCH)+cpu" 2>/dev/null || $(PY) -m pip install --quiet "torch==$(TORCH)"; \
+	fi
+	@echo "setup: installing the rest (a few minutes the first time)"
+	@$(PY) -m pip install --quiet -e ".[dev]"
+else
+	@$(PY) -m pip install --quiet --no-deps --no-build-isolation -e . || echo "$(CURDIR)" > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/specalign.pth"
+endif
+	@$(PY) -c "import torch; print('setup: ready, torch', torch.__version__)"
+	@touch $(STAMP)
+
+quickstart: setup
+	$(PY) -m align.synthesize recipe=smollm2_quickstart output=$(RUN) $(QUICK)
+	$(PY) -m align.train recipe=smollm2_quickstart output=$(RUN) $(QUICK)
+	$(PY) -m decode.eval --suite mtbench --limit $(LIMIT) --max-new-tokens $(NEW_TOKENS) --drafter $(RUN)/drafter --out $(RUN)/report
+	@echo
+	@echo "Report: $(RUN)/report/report.html.  Next:"
+	@echo "  $(PY) -m decode.generate --drafter $(RUN)/drafter \"Explain how rainbows form.\""
+	@echo "  $(PY) -m decode.eval --suite reasoning,coding,math --drafter $(RUN)/drafter"
+	@echo "  your own model: $(PY) -m align.synthesize recipe=smollm2_block target.name=YOUR/MODEL output=runs/mine,"
+	@echo "  then align.train with the same words, then decode.eval --target YOUR/MODEL --drafter runs/mine/drafter"
+
+test: setup
+	$(PY) -m pytest
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache
