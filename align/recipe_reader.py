@@ -153,10 +153,8 @@ def _read(path: Path) -> dict[str, Any]:
     if content is None:
         raise UserError(f"{path.name}: is empty; a recipe holds lines like `trainer: {{max_steps: 1000}}`")
     if not isinstance(content, dict):
-        raise UserError(
         kind = "a list" if isinstance(content, list) else "one value"
         raise UserError(f"{path.name}: must hold `key: value` lines, holds {kind}")
-        )
     pairs = [pair for key, value in content.items() for pair in _flatten(value, key, path.name)]
     return _unique(pairs, path.name)
 
