@@ -9,8 +9,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
-class _Layer(CacheLayerMixin):
+class Slab(CacheLayerMixin):
     """One layer's keys and values, (B, Hkv, capacity, head_dim), written where the owning cache says."""
+
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, owner: KVCache, keys: Tensor, values: Tensor) -> None:
         super().__init__()
@@ -24,7 +27,6 @@ class _Layer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        assert self.keys is not None and self.values is not None
         owner, width = self.owner, key_states.shape[2]
         if owner.slots_B is None:
             end = owner.length + width
@@ -65,9 +67,12 @@ class KVCache(Cache):
         self.capacity = shape[2]
         self.slots_B: Tensor | None = None
         self.slots_end = 0
-        keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        super().__init__(layers=[_Layer(self, k, v) for k, v in zip(keys, values, strict=True)])
+
+        def room() -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.slabs = [Slab(self, room(), room()) for _ in range(layers)]
+        super().__init__(layers=list(self.slabs))
 
     @property
     def length(self) -> int:
@@ -90,12 +95,19 @@ class KVCache(Cache):
 
     def k(self, layer: int) -> Tensor:
         """(B, Hkv, length, head_dim) view of the layer's keys, rotary positions already applied."""
-        keys = self.layers[layer].keys
-        assert keys is not None
-        return keys[:, :, : self._length]
+        return self.slabs[layer].keys[:, :, : self._length]
 
     def v(self, layer: int) -> Tensor:
         """(B, Hkv, length, head_dim) view of the layer's values."""
-        values = self.layers[layer].values
-        assert values is not None
-        return values[:, :, : self._length]
+        return self.slabs[layer].values[:, :, : self._length]
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the batch rows at `rows`, in that order."""
+        for slab in self.slabs:
+            slab.keys, slab.values = slab.keys[rows], slab.values[rows]
+
+    def fill(self, source: KVCache) -> None:
+        """Copy what the one-row `source` holds into the start of every row; the length stays as it is."""
+        for slab, other in zip(self.slabs, source.slabs, strict=True):
+            slab.keys[:, :, : source.length] = other.keys[:, :, : source.length]
+            slab.values[:, :, : source.length] = other.values[:, :, : source.length]

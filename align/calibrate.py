@@ -82,9 +82,9 @@ class Calibrate(lightning.LightningModule):
         anchors = valid[..., 0].sum()
         # every process divides by the mean count, so that their averaged gradients are those of the whole batch
         world = self.trainer.world_size
-        shared = self.all_gather(anchors).sum() / world if world > 1 else anchors
+        shared = self._over_processes(anchors.float()) if world > 1 else anchors
         loss = self.objective.per_position(statistics, valid).sum() / shared.clamp_min(1)
-        value = float(self.all_gather(loss.detach()).mean()) if world > 1 else loss.item()
+        value = float(self._over_processes(loss.detach()) if world > 1 else loss)
         if not math.isfinite(value):
             self._save_nonfinite(step)
         with torch.no_grad():
@@ -93,6 +93,12 @@ class Calibrate(lightning.LightningModule):
         self.positions += int(valid.sum()) * world
         self.tokens_seen += int((step.batch.document_BL >= 0).sum()) * world
         return loss
+
+    def _over_processes(self, value: Tensor) -> Tensor:
+        """Mean of a scalar over all training processes."""
+        gathered = self.all_gather(value)
+        assert isinstance(gathered, Tensor)
+        return gathered.mean()
 
     @staticmethod
     def _accepted(statistics: RowStatistics, valid: Tensor) -> tuple[Tensor, Tensor]:

@@ -78,7 +78,7 @@ class Rows(Dataset[tuple[PackedRow, int]]):
     def __init__(self, rows: Sequence[PackedRow]) -> None:
         self.rows = rows
 
-    def __getitem__(self, place: Place) -> tuple[PackedRow, int]:  # type: ignore[override]
+    def __getitem__(self, place: Place) -> tuple[PackedRow, int]:
         return self.rows[place[1]], place[0]
 
     def __len__(self) -> int:

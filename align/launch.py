@@ -121,7 +121,8 @@ def _deepspeed(stage: int, accelerator: str) -> Strategy:
 
 
 def _loggers(recipe: Recipe) -> list[Logger]:
-    folder, found = Path(recipe.output), []
+    folder = Path(recipe.output)
+    found: list[Logger] = []
     for name in recipe.trainer.logger:
         if name == "tensorboard":
             found.append(TensorBoardLogger(str(folder), name="tensorboard", version=""))

@@ -81,7 +81,8 @@ class Target:
     def rope_theta(self) -> float:
         config = self.model.config
         rope = getattr(config, "rope_parameters", None) or {}
-        return float(rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0))
+        theta: Any = rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
+        return float(theta)
 
     @cached_property
     def hash(self) -> str:
@@ -222,7 +223,8 @@ def load_target(
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError) as error:
         raise UserError(f"target {spec!r} can't be loaded: {str(error).strip().splitlines()[0]}") from None
-    return Target(model.to(place), tokenizer, spec, fast)
+    loaded: Any = model
+    return Target(loaded.to(place), tokenizer, spec, fast)
 
 
 def resolve_folder(spec: str) -> Path | str:
@@ -323,14 +325,15 @@ def _debug_model() -> tuple[Any, Any]:
         pad_token=specials[2],
         chat_template=template,
     )
-    config = LlamaConfig(
+    build: Any = LlamaConfig  # rope_theta and attn_implementation are among its keywords, untyped
+    config = build(
         vocab_size=len(vocab), hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, rope_theta=10000.0,
         bos_token_id=1, eos_token_id=2, pad_token_id=None, initializer_range=0.15, attn_implementation=attention.register(),
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = LlamaForCausalLM(config)
+        model: Any = LlamaForCausalLM(config)
     with torch.no_grad():  # turns that end now and then, so that text can be written with it
         model.get_input_embeddings().weight[2] *= 2
     return model, tokenizer

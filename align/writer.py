@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from align.cache import KVCache
 from align.target import Target
 
 _BLOCK = 128  # vocabulary entries summed together in the first level of the inverse CDF
@@ -135,9 +136,7 @@ class Writer:
                 return
             if len(keep) <= 0.8 * len(alive):
                 index = torch.tensor(keep)
-                for layer in cache.layers:
-                    assert layer.keys is not None and layer.values is not None
-                    layer.keys, layer.values = layer.keys[index], layer.values[index]
+                cache.select(index)
                 alive = [alive[i] for i in keep]
                 active, lengths, tokens = active[index], lengths[index], tokens[index]
             running = torch.tensor([not r.done for r in alive])
@@ -151,18 +150,12 @@ class Writer:
             assert output.logits_BLV is not None
             logits = output.logits_BLV[:, 0]
 
-    def _start(self, rows: list[Row], cache: object) -> Tensor:
+    def _start(self, rows: list[Row], cache: KVCache) -> Tensor:
         """Put the shared prefix into every row of the cache; returns its next-token logits, (B, V)."""
-        from align.cache import KVCache
-
-        assert isinstance(cache, KVCache)
         target = self.target
         one = target.new_cache(1, len(self.prefix))
         output = target.forward(torch.tensor([self.prefix], device=target.device), cache=one)
-        for layer, source in zip(cache.layers, range(target.num_layers), strict=True):
-            assert layer.keys is not None and layer.values is not None
-            layer.keys[:, :, : len(self.prefix)] = one.k(source)
-            layer.values[:, :, : len(self.prefix)] = one.v(source)
+        cache.fill(one)
         for row in rows:
             row.tokens = list(self.prefix)
             if not row.writes_prompt and not row.forced:

@@ -269,7 +269,8 @@ class BlockDrafter(nn.Module):
         super().__init__()
         self.config = config
         self._target = [target]  # in a list, so that it is no submodule
-        self.layers = nn.ModuleList(BlockLayer(config) for _ in config.init_layer_ids)
+        self.blocks = [BlockLayer(config) for _ in config.init_layer_ids]
+        self.layers = nn.ModuleList(self.blocks)  # under their published names
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         taps = config.context == "taps"
         self.fc = nn.Linear(
@@ -330,7 +331,7 @@ class BlockDrafter(nn.Module):
             batch.document_BL[:, None, :] == batch.document_BL[rows, index][..., None]
         )
         contexts = self._training_context(batch, features)
-        for layer, context in zip(self.layers, contexts, strict=True):
+        for layer, context in zip(self.blocks, contexts, strict=True):
             x = layer(x, cos, sin, context, see)
         return self.norm(x)
 
@@ -344,7 +345,7 @@ class BlockDrafter(nn.Module):
         """`taps` context: each layer's keys and values of the fused features, (B, Hkv, L, d)."""
         fused = self.hidden_norm(self.fc(taps_BLFD.flatten(2)))
         cos, sin = self._tables(fused, positions_BL)
-        return [layer.self_attn.keys_values(fused, cos, sin) for layer in self.layers]
+        return [layer.self_attn.keys_values(fused, cos, sin) for layer in self.blocks]
 
     def markov_factors(
         self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor
@@ -394,7 +395,7 @@ class BlockSession:
             start = self.own.length
             positions = torch.arange(start, start + kept, device=hidden_BLD.device)[None]
             pairs = self.drafter.context_keys_values(taps_BLFD[:, :kept].to(dtype), positions)
-            for layer, (k, v) in zip(self.own.layers, pairs, strict=True):
+            for layer, (k, v) in zip(self.own.slabs, pairs, strict=True):
                 layer.update(k, v)
             self.own.advance(kept)
 
@@ -408,7 +409,7 @@ class BlockSession:
         start = self.cache.length if self.own is None else self.own.length
         positions = torch.arange(start, start + config.block_size, device=device)[None]
         cos, sin = drafter._tables(x, positions)
-        for i, layer in enumerate(drafter.layers):
+        for i, layer in enumerate(drafter.blocks):
             if self.own is None:
                 ctx_k, ctx_v = (
                     self.cache.k(config.target_layer_ids[i]),

@@ -128,7 +128,7 @@ def _config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) 
         target=target.spec,
         target_sha256=target.hash,
         qk_norm=not shared,
-        attention_bias=getattr(target.layers[0].self_attn.q_proj, "bias", None) is not None,
+        attention_bias="self_attn.q_proj.bias" in dict(target.layers[0].named_parameters()),
         draft_vocab_size=0 if draft_vocab is None else len(draft_vocab),
         markov_rank=options.markov_rank,
     )
@@ -143,7 +143,7 @@ def _initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> Non
             parameter.normal_(0.0, 0.02)
     if from_layers:
         drafter.norm.weight.copy_(_weight(target.body.norm))
-        for layer, index in zip(drafter.layers, config.init_layer_ids, strict=True):
+        for layer, index in zip(drafter.blocks, config.init_layer_ids, strict=True):
             _copy_layer(layer, target.layers[index], config)
     if config.context == "taps":
         count = len(config.target_layer_ids)
