@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,7 @@ def build_trainer(recipe: Recipe, quiet: bool = False) -> lightning.Trainer:
         UserError: a strategy, device or package that this machine does not have.
     """
     t, launch = recipe.trainer, recipe.launch
+    _hush()
     accelerator = launch.accelerator
     if accelerator == "gpu" and not torch.cuda.is_available():
         raise UserError(
@@ -67,6 +70,13 @@ def build_trainer(recipe: Recipe, quiet: bool = False) -> lightning.Trainer:
         callbacks=[Keeper(recipe), Teller(recipe, quiet)],
         default_root_dir=recipe.output,
     )
+
+
+def _hush() -> None:
+    """Keep Lightning's banners and advertisements off the terminal; errors still come through."""
+    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
 
 
 def _precision(name: str, accelerator: str) -> Any:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import torch
@@ -83,9 +81,6 @@ def train(recipe: Recipe, quiet: bool = False) -> Calibrate:
 @cli
 def main(argv: list[str] | None = None) -> None:
     recipe = parse_command(sys.argv[1:] if argv is None else argv, "align.train", __doc__ or "")
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning")
     torch.set_float32_matmul_precision("high")
     try:
         train(recipe)
