@@ -1,7 +1,9 @@
 """What training predicts of decoding: the expected τ and the acceptance per position, estimated on text.
 
 The number that training reports has to be the one that the decoder measures; each function says on which text it is
-unbiased. Shapes: A anchors (any leading dimensions), K drafted positions.
+unbiased. Shapes: … any leading dimensions (B, A), K drafted positions. Where `valid` (…, K) is false, drafts are cut:
+the text, its document or the answer ends there. Compare with a decoder only over anchors whose whole block is valid,
+or whose text ends where the decoder's does, at the end of sequence.
 """
 
 from __future__ import annotations
@@ -12,30 +14,42 @@ import torch
 from torch import Tensor
 
 
+@torch.no_grad()
+def reach(log_q_label: Tensor, p_label: Tensor, valid: Tensor) -> Tensor:
+    """Π_{j<m} min(1, q_j(x_j)/p_j(x_j)) at every position m, (…, K) → (…, K), zero where not valid.
+
+    Its mean over text x drawn from p is the chance that token verification gets as far as testing draft m, because
+    the chance that it keeps a draft x_j that p would have drawn is min(1, q/p).
+    """
+    # in logarithms: p may underflow where q does not
+    ratio = (log_q_label - p_label.clamp_min(1e-37).log()).clamp_max(0.0).exp() * valid
+    return torch.cat((torch.ones_like(ratio[..., :1]), ratio.cumprod(-1)[..., :-1]), dim=-1) * valid
+
+
+@torch.no_grad()
 def expected_accepted_token(
     log_q_label: Tensor, p_label: Tensor, acceptance: Tensor, valid: Tensor
 ) -> Tensor:
-    """Drafts accepted by token verification from each anchor, (…, K) → (…).
+    """Drafts accepted by token verification from each anchor, (…, K) → (…); τ is one more.
 
-    Σ_m [Π_{j<m} min(1, q_j(x_j)/p_j(x_j))]·β_m with β_m = Σ_x min(p_m, q_m): unbiased over text x drawn from p at the
-    same temperature, because the chance that verification keeps x_j, given that p would have drawn it, is
-    min(1, q/p). Σ_m Π_{j≤m} β_j along one path is NOT: it multiplies averages that depend on the same path.
-    Positions that are not `valid` end the sum.
+    Σ_m [Π_{j<m} min(1, q_j(x_j)/p_j(x_j))]·β_m with β_m = Σ_x min(p_m, q_m): unbiased over text x drawn from the very
+    p of the statistics (same temperature, no other processor), for q independent over positions and for q that
+    depends on the drafts before. Σ_m Π_{j≤m} β_j along one path is NOT: it multiplies averages over all tokens
+    along a path of one.
     """
-    ratio = (log_q_label.exp() / p_label.clamp_min(1e-30)).clamp_max(1.0) * valid
-    reach = torch.cat((torch.ones_like(ratio[..., :1]), ratio.cumprod(-1)[..., :-1]), dim=-1)
-    return (reach * acceptance * valid).sum(-1)
+    return (reach(log_q_label, p_label, valid) * acceptance).sum(-1)
 
 
+@torch.no_grad()
 def accepted_greedy(match: Tensor, greedy_label: Tensor, valid: Tensor) -> Tensor:
-    """Drafts accepted by greedy verification from each anchor, (…, K) → (…).
+    """Drafts accepted by greedy verification from each anchor, (…, K) → (…); τ is one more.
 
     Exact on text that the target wrote greedily: the leading run of positions where argmax q = argmax p. On other
     text a run ends after the first token that is not argmax p, because p of what follows is not known; those anchors
-    count low.
+    count low, so this is a lower bound there.
     """
     hit = (match > 0.5) & valid
-    on_path = torch.cat((torch.ones_like(hit[..., :1]), ((greedy_label > 0.5) & valid)[..., :-1]), dim=-1)
+    on_path = torch.cat((torch.ones_like(hit[..., :1]), (greedy_label > 0.5)[..., :-1]), dim=-1)
     return (hit & on_path).long().cumprod(-1).sum(-1).float()
 
 
@@ -48,16 +62,52 @@ class Estimate:
     count: int
 
     @staticmethod
-    def of(values: Tensor) -> Estimate:
-        """From one value an anchor. The error takes anchors as independent; anchors of one text are not quite."""
+    def of(values: Tensor, texts: Tensor | None = None) -> Estimate:
+        """From one value an anchor, (n,), and the text (any integer id) that each anchor lies in, (n,).
+
+        Anchors of one text share their difficulty, and overlap: with `texts` the error is that of texts drawn
+        independently (the linearised ratio of sums); without, anchors are taken as independent, which is optimistic.
+        """
         count = values.numel()
         if count == 0:
             return Estimate(float("nan"), float("nan"), 0)
-        error = float(values.double().std() / count**0.5) if count > 1 else float("nan")
-        return Estimate(float(values.double().mean()), error, count)
+        wide = values.detach().double().flatten()
+        off = wide - wide.mean()
+        if texts is not None:
+            group = texts.flatten().unique(return_inverse=True)[1]
+            off = torch.zeros(int(group.max()) + 1, dtype=off.dtype, device=off.device).index_add_(
+                0, group, off
+            )
+        units = off.numel()
+        error = (
+            float((off.square().sum() * units / (units - 1)).sqrt() / count) if units > 1 else float("nan")
+        )
+        return Estimate(float(wide.mean()), error, count)
 
 
 def acceptance_per_position(acceptance: Tensor, valid: Tensor) -> Tensor:
-    """Mean β_k at each position over the anchors valid there, (K,): given that the text reached it, not that drafts did."""
-    flat, ok = acceptance.flatten(0, -2).double(), valid.flatten(0, -2).double()
-    return ((flat * ok).sum(0) / ok.sum(0).clamp_min(1)).float()
+    """Mean β_k over the anchors valid at k, (…, K) → (K,): given the text before it, whether drafts got there or not;
+    0 where no anchor is valid.
+
+    What the drafter knows at each distance. It is not the rate that a decoder counts: see `acceptance_given_reached`.
+    """
+    ones = torch.ones_like(acceptance)
+    return _weighted_mean(acceptance, ones, valid)
+
+
+def acceptance_given_reached(
+    log_q_label: Tensor, p_label: Tensor, acceptance: Tensor, valid: Tensor
+) -> Tensor:
+    """Chance that token verification accepts draft k given that it accepted those before, (…, K) → (K,).
+
+    Σ reach·β / Σ reach over anchors: the rate that a decoder counts as accepted k / tested k. A ratio of two unbiased
+    estimates on text drawn from p; 0 where no draft gets there.
+    """
+    return _weighted_mean(acceptance, reach(log_q_label, p_label, valid), valid)
+
+
+def _weighted_mean(values: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
+    """Over all but the last dimension, (…, K) → (K,) fp32."""
+    weight = (weights.double() * valid).flatten(0, -2)
+    total = (values.double().flatten(0, -2) * weight).sum(0)
+    return torch.where(total == 0, 0.0, total / weight.sum(0)).float()
