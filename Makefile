@@ -5,6 +5,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# The CPU build: under its own version name where an index that pip is set up with has it; else from PyTorch's own
+# index, which uv knows; a bare `torch` would bring gigabytes of CUDA on Linux, so it comes last.
 # with SYSTEM_PACKAGES=1 the environment uses what the machine has (a GPU box that can't install)
 SYSTEM_PACKAGES ?=
 TORCH ?= 2.13.0
@@ -28,7 +30,9 @@ ifeq ($(SYSTEM_PACKAGES),)
 	  echo "setup: a GPU is here, installing torch with CUDA"; $(PY) -m pip install --quiet torch; \
 	else \
 	  echo "setup: no GPU here, installing the CPU build of torch"; \
-	  $(PY) -m pip install --quiet "torch==$(TORCH)+cpu" 2>/dev/null || $(PY) -m pip install --quiet "torch==$(TORCH)"; \
+	  $(PY) -m pip install --quiet "torch==$(TORCH)+cpu" 2>/dev/null \
+	  || { $(PY) -m pip install --quiet uv && $(VENV)/bin/uv pip install --quiet --python $(PY) --torch-backend=cpu "torch==$(TORCH)"; } 2>/dev/null \
+	  || { echo "setup: no CPU build to be had, taking torch as the registry has it"; $(PY) -m pip install --quiet "torch==$(TORCH)"; }; \
 	fi
 	@echo "setup: installing the rest (a few minutes the first time)"
 	@$(PY) -m pip install --quiet -e ".[dev]"

@@ -42,9 +42,10 @@ def imports(source: str, lazily: bool = True) -> set[str]:
             continue
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            found.add(module)
+            found.update(f"{module}.{alias.name}" for alias in node.names)
         pending.extend(ast.iter_child_nodes(node))
     return found
 
@@ -56,6 +57,8 @@ def faults(modules: dict[str, str]) -> list[str]:
         seen = imports(source)
         tops = {m.split(".")[0] for m in seen}
         room = name.split(".")
+        if "" in tops:
+            found.append(f"{name} imports by a relative name, which this check can't follow")
         if "tests" in tops or "recipes" in tops:
             found.append(f"{name} imports tests or recipes")
         if room[0] == "align" and "decode" in tops:
@@ -67,13 +70,28 @@ def faults(modules: dict[str, str]) -> list[str]:
             found.append(f"{name} imports lightning or deepspeed")
         if "deepspeed" in tops and name != "align.launch":
             found.append(f"{name} imports deepspeed; only align.launch may")
+        loaded = reached(name, modules)
         if name in NO_MODEL and any(
-            m.startswith(("align.target", "align.drafters", "transformers")) for m in seen
+            m.startswith(("align.target", "align.drafters", "transformers")) for m in loaded | seen
         ):
             found.append(f"{name} knows a model")
-        if name in NO_TORCH and tops & {"torch", "transformers"}:
+        if name in NO_TORCH and {m.split(".")[0] for m in loaded | seen} & {"torch", "transformers"}:
             found.append(f"{name} imports torch")
     return found + cycles(modules)
+
+
+def reached(name: str, modules: dict[str, str]) -> set[str]:
+    """All that is imported when `name` is, through others and the packages that hold them too."""
+    found: set[str] = set()
+    pending = [name]
+    while pending:
+        module = pending.pop()
+        parts = module.split(".")
+        for part in (".".join(parts[: i + 1]) for i in range(len(parts))):
+            if part in modules and part not in found:
+                pending.extend(imports(modules[part], lazily=False))
+            found.add(part)
+    return found
 
 
 def cycles(modules: dict[str, str]) -> list[str]:
@@ -125,6 +143,12 @@ def test_the_tree_keeps_the_rule() -> None:
         ({"decode.report": "import torch"}, "decode.report imports torch"),
         ({"align.a": "import align.b", "align.b": "from align.a import x"}, "align.a → align.b → align.a"),
         ({"align.a": "import tests.x"}, "imports tests or recipes"),
+        ({"decode.engine": "from ..align import losses"}, "decode.engine imports by a relative name"),
+        (
+            {"decode.verify": "import decode.help", "decode.help": "from align.target import Target"},
+            "decode.verify knows a model",
+        ),
+        ({"decode.report": "import decode.page", "decode": "import torch"}, "decode.report imports torch"),
     ],
 )
 def test_a_planted_fault_is_found(modules: dict[str, str], says: str) -> None:

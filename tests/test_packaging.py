@@ -1,0 +1,22 @@
+"""What an installed copy has to hold: every package, and the recipes beside them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+
+
+def test_every_package_is_listed() -> None:
+    folders = {path.parent for room in ("align", "decode") for path in (ROOT / room).rglob("*.py")}
+    names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert names | {"recipes"} == set(SETUPTOOLS["packages"])
+
+
+def test_every_recipe_is_taken_along() -> None:
+    taken = {
+        path for pattern in SETUPTOOLS["package-data"]["recipes"] for path in (ROOT / "recipes").glob(pattern)
+    }
+    assert taken == {path for path in (ROOT / "recipes").rglob("*") if path.is_file()}
