@@ -88,15 +88,21 @@ def target_places(
     temperature: float = 1.0,
     chunk: int = 256,
 ) -> TargetPlaces:
-    """Run the target's head, (chunk, D) → (chunk, V) logits at a time. p = softmax(logits / temperature)."""
+    """Run the target's head, (chunk, D) → (chunk, V) logits at a time, which are overwritten.
+
+    p = softmax(logits / temperature).
+    """
     log_z, best, log_p = [], [], []
     for part, following in zip(hidden_PD.split(chunk), next_P.split(chunk), strict=True):
         logits = head(part).float()
-        best.append(logits.argmax(-1))
         if temperature != 1.0:
             logits = logits / temperature
-        log_z.append(logits.logsumexp(-1))
-        log_p.append(logits.gather(-1, following[:, None])[:, 0] - log_z[-1])
+        top, where = logits.max(-1)
+        chosen = logits.gather(-1, following[:, None])[:, 0]
+        # log-sum-exp in place: a fresh tensor of this size costs more than the sum
+        log_z.append(logits.sub_(top[:, None]).exp_().sum(-1).log_().add_(top))
+        best.append(where)
+        log_p.append(chosen - log_z[-1])
     return TargetPlaces(hidden_PD, torch.cat(log_z), torch.cat(best), next_P, torch.cat(log_p), temperature)
 
 
