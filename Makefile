@@ -2,13 +2,14 @@
 # make test         set up, run the tests
 # make lint         style, types
 # make setup        the virtual environment alone      (PYTHON=, VENV=, SYSTEM_PACKAGES=1)
+# make clean        remove the environment and caches; runs/ stays
 
 PYTHON ?= python3
 VENV ?= .venv
+# with SYSTEM_PACKAGES=1 the environment uses what the machine has (a GPU box that can't install), and stays that way
+SYSTEM_PACKAGES ?= $(shell grep -qs 'include-system-site-packages = true' $(VENV)/pyvenv.cfg && echo 1)
 # The CPU build: under its own version name where an index that pip is set up with has it; else from PyTorch's own
 # index, which uv knows; a bare `torch` would bring gigabytes of CUDA on Linux, so it comes last.
-# with SYSTEM_PACKAGES=1 the environment uses what the machine has (a GPU box that can't install)
-SYSTEM_PACKAGES ?=
 TORCH ?= 2.13.0
 LIMIT ?= 16
 NEW_TOKENS ?= 128
@@ -23,8 +24,9 @@ STAMP = $(VENV)/.ready
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here: Python 3.11 to 3.13 is needed; make PYTHON=python3.12 …"; exit 1; }
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else f"error: Python 3.11 to 3.13 is needed, {sys.executable} is {sys.version.split()[0]}; make PYTHON=python3.12 …")'
-	@test -x $(PY) || $(PYTHON) -m venv $(if $(SYSTEM_PACKAGES),--system-site-packages) $(VENV)
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(if $(SYSTEM_PACKAGES),--system-site-packages) $(VENV)
 ifeq ($(SYSTEM_PACKAGES),)
 	@if command -v nvidia-smi >/dev/null 2>&1; then \
 	  echo "setup: a GPU is here, installing torch with CUDA"; $(PY) -m pip install --quiet torch; \
@@ -37,7 +39,9 @@ ifeq ($(SYSTEM_PACKAGES),)
 	@echo "setup: installing the rest (a few minutes the first time)"
 	@$(PY) -m pip install --quiet -e ".[dev]"
 else
-	@$(PY) -m pip install --quiet --no-deps --no-build-isolation -e . || echo "$(CURDIR)" > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/specalign.pth"
+	@$(PY) -c 'import re, torch, transformers; fits = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= (2, 11); raise SystemExit(not fits)' 2>/dev/null \
+	  || { echo "error: SYSTEM_PACKAGES=1 needs torch 2.11 or later and transformers in $$($(PY) -c 'import sys; print(sys.base_prefix)')" >&2; exit 1; }
+	@$(PY) -m pip install --quiet --no-deps --no-build-isolation -e . 2>/dev/null || echo "$(CURDIR)" > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/specalign.pth"
 endif
 	@$(PY) -c "import torch; print('setup: ready, torch', torch.__version__)"
 	@touch $(STAMP)
@@ -62,4 +66,4 @@ lint: setup
 	$(VENV)/bin/mypy
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache
