@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import math
-import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import lightning
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from align.acceptance import Estimate, acceptance_per_position, accepted_greedy, expected_accepted_token
+from align.acceptance import accepted_greedy, expected_accepted_token
 from align.datamodule import Step
 from align.drafters.block import BlockDrafter, target_features
 from align.ema import EMA
-from align.errors import UserError
 from align.losses import DraftRows, Objective, RowStatistics, row_statistics, target_places
-from align.recipe import Recipe
+from align.random_state import random_state, set_random_state
+from align.recipe import Recipe, TrainerConfig
+from align.validation import Tallies
 
 
 class NonFiniteLoss(RuntimeError):
     """Training met a loss that is not a number; the batch was saved. One line, for exit code 1."""
+
+
+def learning_rate(t: TrainerConfig, step: int, seconds: float) -> float:
+    """Linear warm-up, then cosine to the least rate at max_steps, or at max_minutes where that comes first.
+
+    A function of the steps taken and the seconds trained alone: a checkpoint that holds both needs no scheduler.
+    """
+    if step < t.warmup_steps:
+        return t.learning_rate * (step + 1) / t.warmup_steps
+    done = (step - t.warmup_steps) / max(1, t.max_steps - t.warmup_steps)
+    if t.max_minutes is not None:
+        done = max(done, seconds / (60 * t.max_minutes))
+    low = t.min_learning_rate_ratio
+    return t.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
 class Calibrate(lightning.LightningModule):
@@ -42,182 +57,221 @@ class Calibrate(lightning.LightningModule):
         self.objective = Objective(o.terms, o.weighting, o.decay, o.d_pace_alpha)
         self.ema = EMA(drafter, recipe.trainer.ema)
         self.identity = {"drafter": drafter.config.to_dict()}
-        self.train_numbers: dict[str, float] = {}  # of the last step, for the progress line
-        self.validation_numbers: dict[str, float] = {}
+        self.window = {
+            "loss": 0.0,
+            "accepted": 0.0,
+            "anchors": 0.0,
+            "batches": 0.0,
+        }  # since the last progress line
         self.positions = self.tokens_seen = 0
-        self._started: float | None = None
+        self.rate = 0.0  # the learning rate of this step
+        self.seconds = 0.0  # trained, over all parts of the run and the same in all processes
+        self.stop_wanted = False  # by this process: it got a signal
+        self.stopping = False  # agreed among the processes
+        self.validation_numbers: dict[str, float] = {}
+        self.final_weights: dict[str, Tensor] = {}
+        self._clock = 0.0
+        self._tallies = Tallies(drafter.config.block_size)
         self._resumed_rng: dict[str, Any] | None = None
-        self._parts: list[tuple[Tensor, ...]] = []
 
-    def model_step(self, step: Step) -> RowStatistics:
-        """Statistics (B, A, K) of one micro-batch: target, then drafter, then head."""
-        drafter, target, o = self.drafter, self.drafter.target, self.recipe.objective
+    # ---- the one step ----
+
+    def model_step(self, step: Step, temperature: float) -> RowStatistics:
+        """Statistics (B, A, K) of one micro-batch: target, then drafter, then head; p at `temperature`."""
+        drafter, target = self.drafter, self.drafter.target
         batch, anchors = step.batch, step.anchors
         features = target_features(target, batch, drafter.config)
-        length = batch.tokens_BL.shape[1]
+        rows, length = batch.tokens_BL.shape
+        offset = torch.arange(rows, device=batch.tokens_BL.device)[:, None, None] * length
+        place_BAK = anchors.places_BAK(length) + offset
+        # the head runs over the places that some anchor needs, not over prompts and padding
+        asked = place_BAK[anchors.valid_BAK] if bool(anchors.valid_BAK.any()) else place_BAK.flatten()[:1]
+        used_P = asked.unique()
         following = batch.tokens_BL.roll(-1, dims=1).flatten()
-        places = target_places(features.hidden_BLD.flatten(0, 1), following, target.head, o.temperature)
+        places = target_places(
+            features.hidden_BLD.flatten(0, 1)[used_P], following[used_P], target.head, temperature
+        )
         hidden = drafter(batch, features, anchors)
         factors = drafter.markov_factors(batch, anchors, hidden)
-        offset = torch.arange(hidden.shape[0], device=hidden.device)[:, None, None] * length
-        rows = DraftRows(
+        drafted = DraftRows(
             hidden.flatten(0, 2),
-            (anchors.places_BAK(length) + offset).flatten(),
+            torch.searchsorted(used_P, place_BAK.flatten()).clamp_max(len(used_P) - 1),
             None if factors is None else factors[0].flatten(0, 2),
             None if factors is None else factors[1],
         )
         return row_statistics(
-            rows,
+            drafted,
             places,
             drafter.head_weight_VdD,
             drafter.draft_vocab,
             tuple(anchors.valid_BAK.shape),
             self.objective.wanted,
-            o.temperature,
-            o.chunk_rows,
+            temperature,
+            self.recipe.objective.chunk_rows,
         )
 
-    def training_step(self, step: Step, index: int) -> Tensor:
-        statistics, valid = self.model_step(step), step.anchors.valid_BAK
-        anchors = valid[..., 0].sum()
-        # every process divides by the mean count, so that their averaged gradients are those of the whole batch
-        world = self.trainer.world_size
-        shared = self._over_processes(anchors.float()) if world > 1 else anchors
-        loss = self.objective.per_position(statistics, valid).sum() / shared.clamp_min(1)
-        value = float(self._over_processes(loss.detach()) if world > 1 else loss)
-        if not math.isfinite(value):
-            self._save_nonfinite(step)
-        with torch.no_grad():
-            accepted = self._accepted(statistics, valid)[0]
-        self.train_numbers = {"loss": value, "tau": 1.0 + float(accepted.mean()) if accepted.numel() else 1.0}
-        self.positions += int(valid.sum()) * world
-        self.tokens_seen += int((step.batch.document_BL >= 0).sum()) * world
-        return loss
+    def complete(self, step: Step) -> Tensor:
+        """Anchors whose block is not cut by the data, (B, A): K valid drafts, or fewer that end in end-of-sequence."""
+        valid, tokens = step.anchors.valid_BAK, step.batch.tokens_BL
+        count = valid.sum(-1)
+        last = tokens.gather(1, (step.anchors.index_BA + count).clamp_max(tokens.shape[1] - 1))
+        ends = torch.isin(last, torch.tensor(self.drafter.target.eos_ids, device=tokens.device))
+        return valid.all(-1) | ((count > 0) & ends)
 
-    def _over_processes(self, value: Tensor) -> Tensor:
-        """Mean of a scalar over all training processes."""
-        gathered = self.all_gather(value)
-        assert isinstance(gathered, Tensor)
-        return gathered.mean()
+    # ---- training ----
 
-    @staticmethod
-    def _accepted(statistics: RowStatistics, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """Expected accepted drafts under token and greedy verification from every anchor with a whole block ahead."""
-        whole = valid.all(-1)
-        token = expected_accepted_token(
-            statistics.log_q_label, statistics.p_label, statistics.acceptance, valid
-        )
-        return token[whole], accepted_greedy(statistics.match, statistics.greedy_label, valid)[whole]
-
-    def _save_nonfinite(self, step: Step) -> None:
-        path = Path(self.recipe.output) / f"nonfinite-step-{self.global_step}.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tensors = {k: v.contiguous() for k, v in {**vars(step.batch), **vars(step.anchors)}.items()}
-        save_file(tensors, str(path))
-        raise NonFiniteLoss(f"the loss at step {self.global_step} is not finite; its batch is in {path}")
+    def on_train_start(self) -> None:
+        self._clock = time.monotonic()
+        if self._resumed_rng is not None:
+            set_random_state(self._resumed_rng)
+            self._resumed_rng = None
 
     def on_train_batch_start(self, batch: Any, index: int) -> None:
-        if self._resumed_rng is not None:
-            _set_rng(self._resumed_rng)
-            self._resumed_rng = None
-        if self._started is None:
-            self._started = time.monotonic()
+        self.rate = learning_rate(self.recipe.trainer, self.global_step, self.seconds)
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = self.learning_rate(self.global_step)
+            group["lr"] = self.rate
 
-    def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then cosine to the least rate at max_steps, or at max_minutes when that comes first."""
-        t = self.recipe.trainer
-        if step < t.warmup_steps:
-            return t.learning_rate * (step + 1) / t.warmup_steps
-        done = (step - t.warmup_steps) / max(1, t.max_steps - t.warmup_steps)
-        if t.max_minutes is not None and self._started is not None:
-            done = max(done, min(1.0, (time.monotonic() - self._started) / (60 * t.max_minutes)))
-        low = t.min_learning_rate_ratio
-        return t.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
+    def training_step(self, step: Step, index: int) -> Tensor:
+        statistics = self.model_step(step, self.recipe.objective.temperature)
+        loss = self.objective.per_position(statistics, step.anchors.valid_BAK).sum() * step.scale
+        self._count(step, statistics, loss.detach())
+        return loss
+
+    @torch.no_grad()
+    def _count(self, step: Step, statistics: RowStatistics, loss: Tensor) -> None:
+        """Add this micro-batch, over all processes, to the counters: one transfer and one reduction."""
+        valid, whole = step.anchors.valid_BAK, self.complete(step)
+        s = statistics
+        accepted = expected_accepted_token(s.log_q_label, s.p_label, s.acceptance, valid)
+        now = time.monotonic()
+        spent, self._clock = now - self._clock, now
+        sums = [loss, (accepted * whole).sum(), whole.sum(), valid.sum(), (step.batch.document_BL >= 0).sum()]
+        host = [torch.tensor([float(self.stop_wanted), spent], dtype=torch.float64, device=loss.device)]
+        vector = torch.cat([torch.stack([x.double() for x in sums]), *host])
+        values = self._summed(vector).tolist()
+        mean_loss = values[0] / self.trainer.world_size
+        if not math.isfinite(mean_loss):
+            self._stop_non_finite(step, bool(loss.isfinite()))
+        for name, value in zip(self.window, (mean_loss, values[1], values[2], 1.0), strict=True):
+            self.window[name] += value
+        self.positions += int(values[3])
+        self.tokens_seen += int(values[4])
+        self.stopping = values[5] > 0
+        self.seconds += values[6] / self.trainer.world_size
+
+    def _summed(self, vector: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.trainer.world_size > 1:
+            torch.distributed.all_reduce(vector)
+        return vector
+
+    def means(self) -> dict[str, float]:
+        """Loss and expected τ since the last call, which this ends."""
+        w = self.window
+        found = {"loss": w["loss"] / max(w["batches"], 1), "tau": 1 + w["accepted"] / max(w["anchors"], 1)}
+        self.window = dict.fromkeys(w, 0.0)
+        return found
+
+    def _stop_non_finite(self, step: Step, mine_is_fine: bool) -> None:
+        number = self.global_step + 1
+        rank = f"-rank-{self.global_rank}" if self.trainer.world_size > 1 else ""
+        path = Path(self.recipe.output) / f"nonfinite-step-{number}{rank}.safetensors"
+        if not mine_is_fine:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tensors = {**vars(step.batch), **vars(step.anchors)}
+            save_file({k: v.contiguous().cpu() for k, v in tensors.items()}, str(path))
+        where = path if not rank else path.parent / f"nonfinite-step-{number}-rank-*.safetensors"
+        raise NonFiniteLoss(f"the loss at step {number} is not finite; its batch is in {where}")
 
     def out_of_time(self) -> bool:
+        """Whether max_minutes have been trained; the same answer in all processes."""
         limit = self.recipe.trainer.max_minutes
-        return (
-            limit is not None and self._started is not None and time.monotonic() - self._started > 60 * limit
-        )
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
-        if (index + 1) % self.recipe.trainer.accumulate == 0:
-            self.ema.update(self.drafter)
-
-    def validation_step(self, step: Step, index: int) -> None:
-        with self.ema.applied(self.drafter):
-            statistics = self.model_step(step)
-        valid = step.anchors.valid_BAK
-        self._parts.append(
-            (*self._accepted(statistics, valid), statistics.acceptance.flatten(0, 1), valid.flatten(0, 1))
-        )
-
-    def on_validation_epoch_end(self) -> None:
-        token, greedy, acceptance, valid = (torch.cat(part) for part in zip(*self._parts, strict=True))
-        self._parts.clear()
-        sampling, argmax = Estimate.of(token), Estimate.of(greedy)
-        numbers = {
-            "tau_sampling": 1 + sampling.mean,
-            "tau_sampling_se": sampling.error,
-            "tau_greedy": 1 + argmax.mean,
-            "tau_greedy_se": argmax.error,
-            "anchors": float(sampling.count),
-        }
-        per_position = acceptance_per_position(acceptance, valid).tolist()
-        numbers |= {f"acceptance_{k + 1}": value for k, value in enumerate(per_position)}
-        self.validation_numbers = numbers
+        return limit is not None and self.seconds >= 60 * limit
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         t = self.recipe.trainer
-        weights = [p for p in self.drafter.parameters() if p.requires_grad]
         return torch.optim.AdamW(
-            weights, lr=t.learning_rate, betas=(t.betas[0], t.betas[1]), weight_decay=t.weight_decay
+            self.drafter.parameters(),
+            lr=t.learning_rate,
+            betas=(t.betas[0], t.betas[1]),
+            weight_decay=t.weight_decay,
         )
 
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        if self.ema.decay and (batch_idx + 1) % self.recipe.trainer.accumulate == 0:
+            with self.whole_weights():
+                self.ema.update(self.drafter)
+
+    @contextmanager
+    def whole_weights(self, write: bool = False) -> Iterator[None]:
+        """The drafter's weights as they are, where the strategy keeps parts of them in different processes (ZeRO-3)."""
+        gather = getattr(self.trainer.strategy, "whole_parameters", None)
+        if gather is None:
+            yield
+        else:
+            with gather(list(self.drafter.parameters()), write):
+                yield
+
+    def keep_final(self) -> None:
+        """Copy the weights that are to be saved, averaged where EMA is on, out of the strategy's hands."""
+        with self.whole_weights():
+            self.final_weights = self.ema.weights(self.drafter)
+
+    def on_train_end(self) -> None:
+        self.keep_final()
+
+    # ---- validation ----
+
+    def on_validation_epoch_start(self) -> None:
+        self._tallies = Tallies(self.drafter.config.block_size)
+        with self.whole_weights(write=True):
+            self.ema.swap_in(self.drafter)
+
+    def validation_step(self, step: Step, index: int) -> None:
+        if step.scale == 0:  # a repeated row, there to keep the processes in step
+            self.model_step(step, 1.0)
+            return
+        statistics, valid, whole = self.model_step(step, 1.0), step.anchors.valid_BAK, self.complete(step)
+        s, tallies = statistics, self._tallies
+        tallies.loss(self.objective.per_position(s, valid).sum(), valid[..., 0].sum())
+        if step.kind == "greedy":
+            tallies.accepted("greedy", accepted_greedy(s.match, s.greedy_label, valid)[whole])
+        if step.kind == "sampling":
+            accepted = expected_accepted_token(s.log_q_label, s.p_label, s.acceptance, valid)
+            tallies.accepted("sampling", accepted[whole])
+        tallies.positions(step.kind, s.acceptance, valid)
+
+    def on_validation_epoch_end(self) -> None:
+        # before the checkpoint of this step, which is saved after validation
+        with self.whole_weights(write=True):
+            self.ema.swap_out(self.drafter)
+        device = next(self.drafter.parameters()).device
+        self.validation_numbers = self._tallies.numbers(self._summed(self._tallies.vector().to(device)).cpu())
+
+    # ---- checkpoints ----
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        counters = {"positions": self.positions, "tokens_seen": self.tokens_seen}
         checkpoint["calibrate"] = {
             "identity": self.identity,
             "ema": self.ema.state_dict(),
-            "rng": _rng(),
-            **counters,
+            "rng": random_state(),
+            "positions": self.positions,
+            "tokens_seen": self.tokens_seen,
+            "seconds": self.seconds,
+            "window": dict(self.window),
+            "validation": dict(self.validation_numbers),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         mine = checkpoint["calibrate"]
-        for name, value in mine["identity"]["drafter"].items():
-            if self.identity["drafter"].get(name) != value:
-                raise UserError(
-                    f"trainer.resume: the checkpoint's drafter has {name}={value!r}, this recipe's "
-                    f"{self.identity['drafter'].get(name)!r}; use trainer.resume=never or another output"
-                )
         self.ema.load_state_dict(mine["ema"])
-        self.positions, self.tokens_seen = mine["positions"], mine["tokens_seen"]
+        self.positions, self.tokens_seen, self.seconds = (
+            mine["positions"],
+            mine["tokens_seen"],
+            mine["seconds"],
+        )
+        self.window, self.validation_numbers = dict(mine["window"]), dict(mine["validation"])
         self._resumed_rng = mine["rng"]
-
-
-def _rng() -> dict[str, Any]:
-    """All random states, as plain values that a weights-only load accepts."""
-    numpy_state = np.random.get_state(legacy=True)
-    assert isinstance(numpy_state, tuple)
-    version, words, gauss = random.getstate()
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": [version, list(words), gauss],
-        "numpy": [numpy_state[0], torch.from_numpy(numpy_state[1].astype(np.int64)), *numpy_state[2:]],
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def _set_rng(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"].cpu())
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    name, words_t, *rest = state["numpy"]
-    np.random.set_state((name, words_t.cpu().numpy().astype(np.uint32), *rest))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])

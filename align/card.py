@@ -18,9 +18,8 @@ def write_card(
     manifest: dict[str, Any],
     run: dict[str, Any],
     validation: dict[str, float],
-    coverage: float,
 ) -> str:
-    """Markdown with hub metadata. `run`: steps, tokens_seen, positions, minutes, parameters."""
+    """Markdown with hub metadata. `run`: steps, tokens_seen, positions, minutes, parameters, coverage."""
     found = versions()
     acceptance = [v for k, v in validation.items() if k.startswith("acceptance_")]
     layers = ", ".join(str(i) for i in config.target_layer_ids)
@@ -43,19 +42,23 @@ def write_card(
         "|---|---|",
         f"| trainable parameters | {run['parameters']:,} |",
         f"| draft vocabulary | {config.draft_vocab_size or config.vocab_size:,} of {config.vocab_size:,} tokens, "
-        f"{coverage:.1%} of the training answers |",
+        f"{run['coverage']:.1%} of the training answers' tokens |",
         f"| target sha256 | `{config.target_sha256}` |",
         f"| data | {manifest['samples']:,} samples, {manifest['tokens']:,} tokens written by the target "
         f"(temperatures {manifest['prompt_temperature']} / {manifest['answer_temperatures']}, seed {manifest['seed']}) |",
         f"| training | {run['steps']:,} steps, {run['tokens_seen']:,} text tokens seen, {run['positions']:,} drafted positions, "
-        f"{run['minutes']:.0f} minutes |",
+        f"{run['minutes']:.1f} minutes |",
     ]
-    if validation:
-        lines += [
-            f"| expected τ, held-out text, greedy | {validation['tau_greedy']:.3f} ± {validation['tau_greedy_se']:.3f} (on-path) |",
-            f"| expected τ, held-out text, sampling | {validation['tau_sampling']:.3f} ± {validation['tau_sampling_se']:.3f} |",
-            f"| acceptance Σmin(p, q) by position | {' / '.join(f'{a:.3f}' for a in acceptance)} |",
-        ]
+    for name, temperature in (("greedy", 0), ("sampling", 1)):
+        if f"tau_{name}" in validation:
+            tau, error = validation[f"tau_{name}"], validation[f"tau_{name}_se"]
+            anchors = int(validation[f"anchors_{name}"])
+            lines.append(
+                f"| expected τ, {name} | {tau:.3f} ± {error:.3f} (standard error; {anchors:,} places of held-out text at "
+                f"temperature {temperature}) |"
+            )
+    if acceptance:
+        lines.append(f"| acceptance Σmin(p, q) by position | {' / '.join(f'{a:.3f}' for a in acceptance)} |")
     lines += [
         f"| versions | torch {found['torch']}, transformers {found['transformers']}, commit {found['git_commit']} |",
         "",

@@ -1,104 +1,143 @@
 """Packed rows with anchors, as a function of (seed, step): resuming is starting at another step.
 
-A step's global batch does not depend on how many processes share it, so two processes train on what one would.
+A step's global batch depends neither on how many processes share it nor on how many micro-batches it is cut into, so
+two processes train on what one would.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 
 import lightning
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from align import data
 from align.corruption import Anchors, sample_anchors
-from align.data import Batch, PackedRow
+from align.data import Batch, PackedRow, Samples
 from align.recipe import Recipe
+
+Place = tuple[int, int, int]  # (micro-batch, place in the stream = key of the anchors, row)
+_VALIDATION_SEED = 0x7A11D
 
 
 @dataclass
 class Step:
-    """What one process sees in one micro-batch."""
+    """What one process sees in one micro-batch.
+
+    scale: the sum of its losses times this, averaged over processes and micro-batches, is the step's mean loss per
+    anchor. kind: the text's temperature, for validation (`greedy`, `sampling`, `other`).
+    """
 
     batch: Batch
     anchors: Anchors
+    scale: float = 1.0
+    kind: str = "other"
 
     def to(self, device: torch.device) -> Step:
         anchors = Anchors(self.anchors.index_BA.to(device), self.anchors.valid_BAK.to(device))
-        return Step(self.batch.to(device), anchors)
-
-
-Place = tuple[int, int]  # (key of the random anchors, row)
+        return Step(self.batch.to(device), anchors, self.scale, self.kind)
 
 
 class StepSampler(Sampler[list[Place]]):
-    """Batches of (place in the endless shuffled stream, row) from micro-batch `start` on; one list each.
+    """The places of every micro-batch from `start` on; one list each.
 
-    The stream is one seeded permutation of the rows after another; micro-batch m takes its places m·G … m·G+G−1, G
-    rows over all processes, and each process its own slice of them.
+    The stream is one seeded permutation of the rows after another. Step s takes its places s·G … s·G+G−1; they are cut
+    into `accumulate` micro-batches, and each of these into `world` slices, one for each process.
+
+    Args:
+        rows: rows in all. steps: optimizer steps in all. batch_size: rows of one slice.
     """
 
     def __init__(
         self,
         rows: int,
-        batches: int,
+        steps: int,
         batch_size: int,
         seed: int,
+        *,
+        accumulate: int = 1,
         rank: int = 0,
         world: int = 1,
         start: int = 0,
     ) -> None:
-        self.rows, self.batches, self.batch_size, self.seed = rows, batches, batch_size, seed
-        self.rank, self.world, self.start = rank, world, start
+        self.rows, self.batch_size, self.seed = rows, batch_size, seed
+        self.accumulate, self.rank, self.world = accumulate, rank, world
+        self.start, self.stop = start * accumulate, steps * accumulate
         self._orders: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
-        return self.batches
+        """All micro-batches of the run, those before `start` too: Lightning counts a resumed run's from 0."""
+        return self.stop
 
     def row(self, place: int) -> int:
         """The row at a place of the stream."""
         epoch, index = divmod(place, self.rows)
         if epoch not in self._orders:
-            self._orders = {epoch: np.random.default_rng([self.seed, 1, epoch]).permutation(self.rows)}
+            while len(self._orders) > 1:  # a step may span two epochs, seldom more
+                self._orders.pop(next(iter(self._orders)))
+            self._orders[epoch] = np.random.default_rng([self.seed, 1, epoch]).permutation(self.rows)
         return int(self._orders[epoch][index])
 
+    def places(self, micro: int) -> range:
+        """This process's places of one micro-batch."""
+        first = (micro * self.world + self.rank) * self.batch_size
+        return range(first, first + self.batch_size)
+
+    def step_places(self, micro: int) -> range:
+        """The places of the whole step that a micro-batch belongs to, over all processes."""
+        size = self.accumulate * self.world * self.batch_size
+        return range(micro // self.accumulate * size, (micro // self.accumulate + 1) * size)
+
     def __iter__(self) -> Iterator[list[Place]]:
-        share = self.batch_size
-        for m in range(self.start, self.batches):
-            first = m * share * self.world + self.rank * share
-            yield [(place, self.row(place)) for place in range(first, first + share)]
+        for micro in range(self.start, self.stop):
+            yield [(micro, place, self.row(place)) for place in self.places(micro)]
 
 
-class Rows(Dataset[tuple[PackedRow, int]]):
-    """Rows by place: the row and the seed of its anchors."""
-
-    def __init__(self, rows: Sequence[PackedRow]) -> None:
-        self.rows = rows
-
-    def __getitem__(self, place: Place) -> tuple[PackedRow, int]:
-        return self.rows[place[1]], place[0]
-
-    def __len__(self) -> int:
-        return len(self.rows)
+def anchor_count(row: PackedRow, anchors: int) -> int:
+    """How many anchors `sample_anchors` finds in a row: places whose next token is answer of the same document."""
+    same = (row.document_L[1:] == row.document_L[:-1]) & row.answer_L[1:]
+    return min(anchors, int((same & (row.positions_L[:-1] > 0) & (row.document_L[:-1] >= 0)).sum()))
 
 
-def make_step(rows: Sequence[tuple[PackedRow, int]], anchors: int, block_size: int, seed: int) -> Step:
-    """Stack rows, each with anchors drawn from (seed, its place)."""
+def make_batch(
+    rows: Sequence[PackedRow], keys: Sequence[int], anchors: int, block_size: int, seed: int
+) -> tuple[Batch, Anchors]:
+    """Stack rows, each with anchors of its own, drawn from (seed, its key); anchors that no row has are left out."""
     parts = []
-    for row, place in rows:
-        generator = torch.Generator().manual_seed(
-            int(np.random.default_rng([seed, 2, place]).integers(2**62))
-        )
+    for row, key in zip(rows, keys, strict=True):
+        generator = torch.Generator().manual_seed(int(np.random.default_rng([seed, 2, key]).integers(2**62)))
         parts.append(sample_anchors(data.collate([row]), anchors, block_size, generator))
     index, valid = torch.cat([p.index_BA for p in parts]), torch.cat([p.valid_BAK for p in parts])
-    used = int(valid[..., 0].sum(1).max())  # anchors that no row of this batch has would only cost time
-    keep = valid[..., 0].long().argsort(dim=1, descending=True, stable=True)[:, : max(used, 1)]
-    index = index.gather(1, keep)
-    valid = valid.gather(1, keep[..., None].expand(-1, -1, valid.shape[2]))
-    return Step(data.collate([r for r, _ in rows]), Anchors(index, valid))
+    used = max(int(valid[..., 0].sum(1).max()), 1)
+    keep = valid[..., 0].long().argsort(dim=1, descending=True, stable=True)[:, :used]
+    index, valid = index.gather(1, keep), valid.gather(1, keep[..., None].expand(-1, -1, block_size))
+    return data.collate(rows), Anchors(index, valid)
+
+
+def validation_rows(
+    samples: Samples, length: int, count: int, seed: int, exact: bool
+) -> list[tuple[str, PackedRow]]:
+    """At most `count` held-out rows, each of one kind of text, the kinds in turn.
+
+    `greedy` text was written at temperature 0 and tells τ of greedy decoding, `sampling` text at temperature 1 and,
+    where `exact`, without top-p and top-k tells τ of sampling; each estimate is unbiased on its own text alone.
+    """
+    heat = samples.temperature
+    sampling = (heat == 1) & exact
+    kinds = {"greedy": heat == 0, "sampling": sampling, "other": (heat != 0) & ~sampling}
+
+    def rows(kind: str, chosen: Tensor) -> list[tuple[str, PackedRow]]:
+        indices = chosen.nonzero()[:, 0].tolist()
+        return [(kind, row) for row in data.pack(samples.select(indices), length, seed)] if indices else []
+
+    told = [rows(kind, chosen) for kind, chosen in kinds.items() if kind != "other"]
+    mixed = [pair for pair in chain.from_iterable(zip_longest(*told)) if pair is not None]
+    return (mixed or rows("other", kinds["other"]))[:count]
 
 
 class RowsModule(lightning.LightningDataModule):
@@ -108,52 +147,98 @@ class RowsModule(lightning.LightningDataModule):
         recipe: data, trainer and seed are read.
         training, validation: samples of each side.
         block_size: K.
+        exact: the data's text was drawn without top-p and top-k.
     """
 
     def __init__(
-        self, recipe: Recipe, training: data.Samples, validation: data.Samples, block_size: int
+        self, recipe: Recipe, training: Samples, validation: Samples, block_size: int, exact: bool = True
     ) -> None:
         super().__init__()
         self.recipe, self.block_size = recipe, block_size
-        self.rows = data.pack(training, recipe.data.length, recipe.seed)
-        self.validation_rows = data.pack(validation, recipe.data.length, recipe.seed)[
-            : recipe.trainer.validation_rows
-        ]
-        self.consumed = 0  # micro-batches behind us, set from a checkpoint
+        d, t = recipe.data, recipe.trainer
+        self.rows = data.pack(training, d.length, recipe.seed)
+        self.held_out = validation_rows(validation, d.length, t.validation_rows, recipe.seed, exact)
+        self.start = 0  # optimizer steps behind us, set from a checkpoint
+        self._counts = np.full(len(self.rows), -1, dtype=np.int64)
 
     def state_dict(self) -> dict[str, int]:
-        """The data position: it follows from the step, and is kept to be checked against it."""
-        t = self.recipe.trainer
+        """The data position: the number of steps taken says it all."""
         assert self.trainer is not None
-        return {"consumed": self.trainer.global_step * t.accumulate, "rows": len(self.rows)}
+        return {"step": self.trainer.global_step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.consumed = state["consumed"]
+        self.start = state["step"]
 
-    def train_dataloader(self) -> DataLoader[tuple[PackedRow, int]]:
-        t, trainer = self.recipe.trainer, self.trainer
-        assert trainer is not None
-        share = t.batch_size // (t.accumulate * trainer.world_size)
-        sampler = StepSampler(
+    def sampler(self, rank: int, world: int) -> StepSampler:
+        """The batches of one process."""
+        t = self.recipe.trainer
+        share = t.batch_size // (t.accumulate * world)
+        return StepSampler(
             len(self.rows),
-            t.max_steps * t.accumulate,
+            t.max_steps,
             share,
             self.recipe.seed,
-            trainer.global_rank,
-            trainer.world_size,
-            self.consumed,
+            accumulate=t.accumulate,
+            rank=rank,
+            world=world,
+            start=self.start,
         )
-        return DataLoader(Rows(self.rows), batch_sampler=sampler, collate_fn=self._collate)
 
-    def _collate(self, rows: Sequence[tuple[PackedRow, int]]) -> Step:
-        return make_step(rows, self.recipe.trainer.anchors, self.block_size, self.recipe.seed)
+    def train_dataloader(self) -> DataLoader[Place]:
+        assert self.trainer is not None
+        sampler = self.sampler(self.trainer.global_rank, self.trainer.world_size)
 
-    def val_dataloader(self) -> DataLoader[tuple[PackedRow, int]]:
-        def fixed(rows: Sequence[tuple[PackedRow, int]]) -> Step:
-            return make_step(rows, self.recipe.data.length, self.block_size, -1 % 2**31)
+        def collate(places: Sequence[Place]) -> Step:
+            return self.step(sampler, places)
 
-        places = [[(i, i)] for i in range(len(self.validation_rows))]
-        return DataLoader(Rows(self.validation_rows), batch_sampler=_Fixed(places), collate_fn=fixed)
+        return DataLoader(_Places(len(self.rows)), batch_sampler=sampler, collate_fn=collate)
+
+    def step(self, sampler: StepSampler, places: Sequence[Place]) -> Step:
+        """One micro-batch of one process."""
+        rows = [self.rows[row] for _, _, row in places]
+        keys = [place for _, place, _ in places]
+        batch, anchors = make_batch(
+            rows, keys, self.recipe.trainer.anchors, self.block_size, self.recipe.seed
+        )
+        everywhere = sum(self._count(sampler.row(place)) for place in sampler.step_places(places[0][0]))
+        return Step(batch, anchors, sampler.world * sampler.accumulate / max(everywhere, 1))
+
+    def _count(self, row: int) -> int:
+        if self._counts[row] < 0:
+            self._counts[row] = anchor_count(self.rows[row], self.recipe.trainer.anchors)
+        return int(self._counts[row])
+
+    def val_dataloader(self) -> DataLoader[Place]:
+        """Held-out rows with an anchor at every place, one row a batch, dealt out to the processes in turn.
+
+        Every process gets as many (forwards may be collective): what is there to fill up has scale 0.
+        """
+        assert self.trainer is not None
+        rank, world, count = self.trainer.global_rank, self.trainer.world_size, len(self.held_out)
+        dealt = [[(0, i, i % count)] for i in range(rank, -(-count // world) * world, world)]
+
+        def fixed(places: Sequence[Place]) -> Step:
+            _, place, index = places[0]
+            kind, row = self.held_out[index]
+            batch, anchors = make_batch(
+                [row], [index], self.recipe.data.length, self.block_size, _VALIDATION_SEED
+            )
+            return Step(batch, anchors, 1.0 if place < count else 0.0, kind)
+
+        return DataLoader(_Places(count), batch_sampler=_Fixed(dealt), collate_fn=fixed)
+
+
+class _Places(Dataset[Place]):
+    """Places as they are: rows are looked up where they are put together."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __getitem__(self, place: Place) -> Place:
+        return place
+
+    def __len__(self) -> int:
+        return self.count
 
 
 class _Fixed(Sampler[list[Place]]):

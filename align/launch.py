@@ -4,72 +4,201 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import sys
-import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
+from torch import nn
 
-from align.checkpoints import newest, place, prune, seal
+from align import checkpoints
+from align.calibrate import Calibrate
 from align.errors import UserError
+from align.keeper import Keeper
+from align.machine import accelerator, devices, main_process, precision
+from align.metrics_file import MetricsFile
+from align.progress import Teller
 from align.recipe import Recipe
-from align.target import has_fast_bf16
+from align.target import Target
 
-if TYPE_CHECKING:
-    from align.calibrate import Calibrate
-
-
-class Interrupted(RuntimeError):
-    """A signal asked training to stop; a checkpoint was saved."""
+# ---- strategies ----
 
 
-def build_trainer(recipe: Recipe, quiet: bool = False) -> lightning.Trainer:
-    """The Trainer that a recipe describes.
+class Zero(DeepSpeedStrategy):
+    """DeepSpeed's ZeRO; besides GPUs also over gloo on CPU processes, which Lightning's own refuses."""
 
-    Raises:
-        UserError: a strategy, device or package that this machine does not have.
+    @property
+    def on_cpu(self) -> bool:
+        return os.environ.get("DS_ACCELERATOR") == "cpu"
+
+    def setup_environment(self) -> None:
+        if not self.on_cpu:
+            super().setup_environment()
+            return
+        assert self.accelerator is not None
+        self.accelerator.setup_device(self.root_device)
+        self.setup_distributed()
+
+    def setup_distributed(self) -> None:
+        if not self.on_cpu:
+            super().setup_distributed()
+            return
+        reset_seed()
+        self.set_world_ranks()
+        self._init_deepspeed_distributed()
+
+    @property
+    def root_device(self) -> torch.device:
+        return torch.device("cpu", 0) if self.on_cpu else super().root_device
+
+    @contextmanager
+    def whole_parameters(self, parameters: list[nn.Parameter], write: bool) -> Iterator[None]:
+        """ZeRO-3 keeps a part of every weight in each process: put them together, and apart again with what was written."""
+        if not self.zero_stage_3:
+            yield
+            return
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if write else None):
+            yield
+
+
+class Launched(LightningEnvironment):
+    """Processes started by another launcher that says who is who in RANK, WORLD_SIZE and LOCAL_RANK.
+
+    The deepspeed launcher sets no NODE_RANK, from which Lightning would work out the rank.
     """
-    t, launch = recipe.trainer, recipe.launch
-    _hush()
-    accelerator = launch.accelerator
-    if accelerator == "gpu" and not torch.cuda.is_available():
-        raise UserError(
-            "launch.accelerator=gpu was asked for, but torch sees no GPU (launch.accelerator=cpu runs here)"
-        )
-    if accelerator == "auto":
-        accelerator = "gpu" if torch.cuda.is_available() else "cpu"
-    if accelerator == "gpu" and launch.devices > torch.cuda.device_count():
-        raise UserError(f"launch.devices={launch.devices}: torch sees {torch.cuda.device_count()} GPUs")
-    return lightning.Trainer(
-        accelerator=accelerator,
-        devices=launch.devices,
-        num_nodes=launch.num_nodes,
-        strategy=_strategy(recipe, accelerator),
-        precision=_precision(t.precision, accelerator),
-        max_steps=t.max_steps,
-        accumulate_grad_batches=t.accumulate,
-        gradient_clip_val=t.gradient_clip or None,
-        val_check_interval=t.validate_every * t.accumulate,
-        check_val_every_n_epoch=None,
-        num_sanity_val_steps=0,
-        limit_val_batches=1.0,
-        use_distributed_sampler=False,
-        logger=_loggers(recipe),
-        log_every_n_steps=t.log_every,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        inference_mode=False,
-        callbacks=[Keeper(recipe), Teller(recipe, quiet)],
-        default_root_dir=recipe.output,
-    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        super().set_world_size(int(os.environ["WORLD_SIZE"]))
+        super().set_global_rank(int(os.environ["RANK"]))
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    def set_world_size(self, size: int) -> None:
+        """Said by the launcher."""
+
+    def set_global_rank(self, rank: int) -> None:
+        """Said by the launcher."""
+
+    def teardown(self) -> None:
+        """The launcher's variables stay."""
+
+
+def _environment() -> list[Any]:
+    launched = {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
+    return [Launched()] if launched and "TORCHELASTIC_RUN_ID" not in os.environ else []
+
+
+def _strategy(recipe: Recipe, place: str) -> Strategy | str:
+    name = recipe.launch.strategy
+    if name.startswith("deepspeed"):
+        if place == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        share = recipe.trainer.batch_size // (recipe.trainer.accumulate * recipe.processes)
+        backend = "gloo" if place == "cpu" else None
+        return Zero(stage=int(name[-1]), process_group_backend=backend, logging_batch_size_per_gpu=share)
+    return "auto" if name == "auto" and recipe.processes == 1 else DDPStrategy(broadcast_buffers=False)
+
+
+def _kind(recipe: Recipe) -> str:
+    """Checkpoints of one kind can be read by that kind alone."""
+    deepspeed = recipe.launch.strategy.startswith("deepspeed")
+    return f"{recipe.launch.strategy} on {recipe.processes} processes" if deepspeed else "one file"
+
+
+# ---- loggers ----
+
+
+class CSVFile(Logger):
+    """<output>/metrics.csv."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.file = MetricsFile(folder / "metrics.csv")
+
+    @property
+    def name(self) -> str:
+        return "metrics"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.file.add(step or 0, metrics)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """They are in recipe.yaml."""
+
+
+def _sends_nothing() -> bool:
+    """W&B stays offline unless the user has set a key or a mode that goes online."""
+    mode = os.environ.get("WANDB_MODE")
+    return mode in ("offline", "dryrun", "disabled") or (mode is None and not os.environ.get("WANDB_API_KEY"))
+
+
+def _loggers(recipe: Recipe) -> list[Logger]:
+    folder, found = Path(recipe.output), list[Logger]()
+    for name in dict.fromkeys(recipe.trainer.logger):
+        if name == "tensorboard":
+            found.append(TensorBoardLogger(str(folder), name="tensorboard", version=""))
+        elif name == "wandb":
+            folder.mkdir(parents=True, exist_ok=True)
+            project = os.environ.get("WANDB_PROJECT") or "align"
+            found.append(
+                WandbLogger(project=project, name=recipe.name, save_dir=str(folder), offline=_sends_nothing())
+            )
+        else:
+            found.append(CSVFile(folder))
+    return found
+
+
+class Reports(Callback):
+    """What is done after every step and every validation: tell first, then keep, so that a checkpoint's window is told."""
+
+    def __init__(self, teller: Teller, keeper: Keeper, accumulate: int) -> None:
+        self.teller, self.keeper, self.accumulate = teller, keeper, accumulate
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVFile) and trainer.is_global_zero:
+                logger.file.rewind(trainer.global_step)
+        self.teller.started(trainer.global_step, pl_module)
+        self.keeper.started(trainer.global_step, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if (batch_idx + 1) % self.accumulate == 0:
+            self._log(trainer, self.teller.step_taken(trainer.global_step, pl_module))
+            self.keeper.step_taken(trainer, pl_module)
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        self._log(trainer, self.teller.validated(trainer.global_step, pl_module))
+        self.keeper.step_is_over(trainer, pl_module)
+
+    def _log(self, trainer: lightning.Trainer, numbers: dict[str, float]) -> None:
+        for logger in trainer.loggers if numbers and trainer.is_global_zero else []:
+            logger.log_metrics(numbers, trainer.global_step)
+            logger.save()
+
+    def teardown(self, trainer: lightning.Trainer, pl_module: Any, stage: str) -> None:
+        self.keeper.ended()
+
+
+# ---- the run ----
 
 
 def _hush() -> None:
@@ -79,232 +208,69 @@ def _hush() -> None:
     warnings.filterwarnings("ignore", module="lightning")
 
 
-def _precision(name: str, accelerator: str) -> Any:
-    device = torch.device("cuda" if accelerator == "gpu" else "cpu")
-    fast = has_fast_bf16(device)
-    if name == "bf16" and not fast and accelerator == "gpu":
-        raise UserError("trainer.precision=bf16: this GPU has no bf16 products (trainer.precision=fp32 runs)")
-    return "bf16-mixed" if name == "bf16" or (name == "auto" and fast) else "32-true"
+def build_trainer(recipe: Recipe, target: Target, max_steps: int, quiet: bool = False) -> lightning.Trainer:
+    """The Trainer that a recipe describes.
 
-
-def _strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
-    name = recipe.launch.strategy
-    if name == "auto":
-        return "auto" if recipe.processes == 1 else DDPStrategy()
-    if name == "ddp":
-        return DDPStrategy()
-    return _deepspeed(int(name[-1]), accelerator)
-
-
-def _deepspeed(stage: int, accelerator: str) -> Strategy:
-    """ZeRO of the given stage. Lightning's strategy refuses CPUs, where ZeRO is how two processes are tested."""
-    try:
-        import deepspeed  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"launch.strategy=deepspeed_{stage}: the package deepspeed is not installed ({error})"
-        ) from None
-    from lightning.fabric.utilities.seed import reset_seed
-    from lightning.pytorch.strategies import DeepSpeedStrategy
-
-    class CPUDeepSpeed(DeepSpeedStrategy):
-        """The same engine over gloo on CPU processes."""
-
-        def setup_environment(self) -> None:
-            assert self.accelerator is not None
-            self.accelerator.setup_device(self.root_device)
-            self.setup_distributed()
-
-        def setup_distributed(self) -> None:
-            reset_seed()
-            self.set_world_ranks()
-            self._init_deepspeed_distributed()
-
-        @property
-        def root_device(self) -> torch.device:
-            return torch.device("cpu", 0)
-
-    if accelerator == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        return CPUDeepSpeed(stage=stage, process_group_backend="gloo")
-    return DeepSpeedStrategy(stage=stage)
-
-
-def _loggers(recipe: Recipe) -> list[Logger]:
-    folder = Path(recipe.output)
-    found: list[Logger] = []
-    for name in recipe.trainer.logger:
-        if name == "tensorboard":
-            found.append(TensorBoardLogger(str(folder), name="tensorboard", version=""))
-        elif name == "wandb":
-            # nothing is sent unless the user has said so with a key or a mode
-            offline = os.environ.get("WANDB_MODE", "") == "offline" or not os.environ.get("WANDB_API_KEY")
-            folder.mkdir(parents=True, exist_ok=True)
-            found.append(
-                WandbLogger(project="block-drafter", name=recipe.name, save_dir=str(folder), offline=offline)
-            )
-        else:
-            found.append(AppendingCSV(str(folder)))
-    return found
-
-
-class AppendingCSV(CSVLogger):
-    """Lightning's CSV logger into <output>/metrics.csv; what an earlier part of the run wrote is kept."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__(folder, name="", version="")
-        self._kept: list[dict[str, Any]] = []
-        path = Path(folder) / "metrics.csv"
-        if path.is_file() and path.stat().st_size:
-            import csv
-
-            with path.open(newline="") as file:
-                self._kept = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(file)]
-            path.unlink()  # the writer refuses to start over a file; the rows are written again with the next ones
-
-    @property
-    def experiment(self) -> Any:
-        first = self._experiment is None
-        writer = super().experiment
-        if first and self._kept and writer is not None:
-            writer.metrics = [*self._kept, *writer.metrics]
-            writer.metrics_keys = sorted({k for row in writer.metrics for k in row})
-            self._kept = []
-            writer.save()
-        return writer
-
-
-class Keeper(Callback):
-    """Saves checkpoints, and stops in time or on a signal."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.folder = recipe, Path(recipe.output) / "checkpoints"
-        self.signal: int | None = None
-        self._before: dict[int, Any] = {}
-        self._saved = -1
-
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        self._saved = trainer.global_step
-
-        def remember(number: int, frame: object) -> None:
-            self.signal = number
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._before[number] = signal.signal(number, remember)
-            except ValueError:  # not the main thread
-                return
-
-    def on_train_batch_end(
-        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if (batch_idx + 1) % self.recipe.trainer.accumulate:
-            return
-        step = trainer.global_step
-        stop = trainer.strategy.reduce_boolean_decision(
-            self.signal is not None or pl_module.out_of_time(), all=False
-        )
-        if step % self.recipe.trainer.checkpoint_every == 0 or step == self.recipe.trainer.max_steps or stop:
-            self.save(trainer, pl_module)
-        if stop:
-            trainer.should_stop = True
-
-    def save(self, trainer: lightning.Trainer, module: Calibrate) -> None:
-        """One complete checkpoint of the present step; older ones beyond `keep_checkpoints` go."""
-        step = trainer.global_step
-        if step == self._saved:
-            return
-        path = place(self.folder, step)
-        trainer.save_checkpoint(str(path))
-        if trainer.is_global_zero:
-            seal(path, step, module.drafter.config.target_sha256)
-            prune(self.folder, self.recipe.trainer.keep_checkpoints)
-        trainer.strategy.barrier()
-        self._saved = step
-
-    def teardown(self, trainer: lightning.Trainer, pl_module: Any, stage: str) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
-
-
-class Teller(Callback):
-    """One line every `log_every` steps, and the numbers to the loggers."""
-
-    def __init__(self, recipe: Recipe, quiet: bool) -> None:
-        self.recipe, self.quiet = recipe, quiet
-        self._clock = (0.0, 0, 0)
-
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
-        self._clock = (time.monotonic(), pl_module.positions, trainer.global_step)
-
-    def on_train_batch_end(
-        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        t = self.recipe.trainer
-        step = trainer.global_step
-        if (batch_idx + 1) % t.accumulate or step % t.log_every:
-            return
-        start, positions, first = self._clock
-        elapsed = max(time.monotonic() - start, 1e-9)
-        rate = (pl_module.positions - positions) / elapsed
-        left = elapsed / max(step - first, 1) * (t.max_steps - step)
-        if t.max_minutes is not None:
-            left = min(left, max(0.0, 60 * t.max_minutes - elapsed))
-        numbers = {
-            "train/loss": pl_module.train_numbers["loss"],
-            "train/expected_tau": pl_module.train_numbers["tau"],
-            "train/learning_rate": pl_module.learning_rate(step - 1),
-            "train/positions_per_second": rate,
-            "train/tokens_seen": float(pl_module.tokens_seen),
-        }
-        for logger in trainer.loggers:
-            logger.log_metrics(numbers, step)
-        if not self.quiet and trainer.is_global_zero:
-            print(
-                f"step {step}/{t.max_steps}  loss {numbers['train/loss']:.4f}  expected τ {numbers['train/expected_tau']:.3f}  "
-                f"{rate:.0f} positions/s  {_clock(left)} left",
-                flush=True,
-            )
-
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
-        numbers = {f"validation/{k}": v for k, v in pl_module.validation_numbers.items()}
-        for logger in trainer.loggers:
-            logger.log_metrics(numbers, trainer.global_step)
-            logger.save()
-        if not self.quiet and trainer.is_global_zero:
-            n = pl_module.validation_numbers
-            each = " ".join(f"{v:.3f}" for k, v in n.items() if k.startswith("acceptance_"))
-            print(
-                f"validation at step {trainer.global_step}: τ {n['tau_greedy']:.3f}±{n['tau_greedy_se']:.3f} greedy, "
-                f"{n['tau_sampling']:.3f}±{n['tau_sampling_se']:.3f} sampling; acceptance by position {each}",
-                flush=True,
-            )
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes}:{rest:02d}"
+    Raises:
+        UserError: a strategy, device or package that this machine does not have.
+    """
+    _hush()
+    t, place = recipe.trainer, accelerator(recipe)
+    return lightning.Trainer(
+        accelerator=place,
+        devices=devices(recipe),
+        num_nodes=recipe.launch.num_nodes,
+        strategy=_strategy(recipe, place),
+        plugins=_environment() or None,
+        precision=precision(recipe, target),
+        max_steps=max_steps,
+        accumulate_grad_batches=t.accumulate,
+        gradient_clip_val=t.gradient_clip or None,
+        val_check_interval=t.validate_every * t.accumulate,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        logger=_loggers(recipe),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        inference_mode=False,
+        callbacks=[
+            Reports(Teller(recipe, quiet or not main_process()), Keeper(recipe, _kind(recipe)), t.accumulate)
+        ],
+        default_root_dir=recipe.output,
+    )
 
 
 def fit(
-    recipe: Recipe, module: Calibrate, rows: lightning.LightningDataModule, quiet: bool = False
+    recipe: Recipe,
+    module: Calibrate,
+    rows: lightning.LightningDataModule,
+    resume: Path | None,
+    quiet: bool = False,
 ) -> lightning.Trainer:
-    """Train, going on from a checkpoint where the recipe says so.
+    """Train, going on from the checkpoint `resume`; afterwards `module.final_weights` are what is to be saved.
 
     Raises:
-        UserError: a checkpoint that does not fit. Interrupted: a signal came; the run can be resumed.
+        UserError: a checkpoint that does not fit. Interrupted, NonFiniteLoss: training stopped before its end.
     """
-    trainer = build_trainer(recipe, quiet)
-    path = newest(
-        Path(recipe.output) / "checkpoints", recipe.trainer.resume, module.drafter.config.target_sha256
+    steps, t = recipe.trainer.max_steps, recipe.trainer
+    if resume is not None:
+        checkpoints.check_drafter(resume, module.drafter.config.to_dict(), _kind(recipe))
+        done = checkpoints.read_seal(resume)
+        over = t.max_minutes is not None and done["seconds"] >= 60 * t.max_minutes
+        if done["step"] > steps:
+            raise UserError(f"trainer.max_steps={steps}: {resume} has {done['step']} steps behind it")
+        steps = done["step"] if over else steps
+    elif main_process():
+        checkpoints.set_aside(Path(recipe.output) / "checkpoints")
+    trainer = build_trainer(recipe, module.drafter.target, steps, quiet)
+    trainer.fit(
+        module,
+        rows,
+        ckpt_path=None if resume is None else str(resume),
+        weights_only=_kind(recipe) == "one file",
     )
-    if path is not None and not quiet:
-        print(f"going on from {path}", file=sys.stderr)
-    trainer.fit(module, rows, ckpt_path=None if path is None else str(path), weights_only=True)
-    keeper = next(c for c in trainer.callbacks if isinstance(c, Keeper))  # type: ignore[attr-defined]
-    if keeper.signal is not None:
-        raise Interrupted(
-            f"stopped by signal {keeper.signal} after step {trainer.global_step}; the same command goes on from there"
-        )
+    if not module.final_weights:  # the checkpoint was the end of the run: nothing was left to train
+        module.keep_final()
     return trainer

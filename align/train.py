@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from align import data
+from align import checkpoints, data
 from align.calibrate import Calibrate, NonFiniteLoss
 from align.card import write_card
 from align.datamodule import RowsModule
 from align.drafters.block import BlockDrafter
 from align.drafters.checkpoint import coverage, frequent_tokens, from_target, load_drafter, save_drafter
 from align.errors import UserError, cli
-from align.launch import Interrupted, fit
+from align.keeper import Interrupted
+from align.launch import fit
+from align.machine import accelerator, main_process, target_device
 from align.recipe import Recipe
 from align.recipe_reader import parse_command
 from align.run_record import save_run_record
@@ -23,70 +27,106 @@ from align.synthesize import ensure
 from align.target import Target, load_target
 
 
-def build_drafter(recipe: Recipe, target: Target, samples: data.Samples) -> BlockDrafter:
-    """The drafter to train: `drafter.init` as it was saved, or a fresh one after the recipe."""
+def build_drafter(
+    recipe: Recipe, target: Target, samples: data.Samples, vocabulary: Sequence[int] | None = None
+) -> BlockDrafter:
+    """The drafter to train: `drafter.init` as it was saved, or a fresh one after the recipe.
+
+    `vocabulary` is the draft vocabulary of a run that goes on: its data may have grown, and with it what is frequent.
+    """
     if recipe.drafter.init is not None:
         return load_drafter(recipe.drafter.init, target)
-    return from_target(
-        target, recipe.drafter, frequent_tokens(samples, target, recipe.drafter.draft_vocab), recipe.seed
-    )
+    size = recipe.drafter.draft_vocab
+    chosen = frequent_tokens(samples, target, size) if vocabulary is None else torch.tensor(vocabulary)
+    return from_target(target, recipe.drafter, chosen, recipe.seed)
 
 
-def train(recipe: Recipe, quiet: bool = False) -> Calibrate:
+def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> Calibrate:
     """Run a recipe to its end and save the drafter to <output>/drafter.
 
     Raises:
         UserError: input that does not fit. NonFiniteLoss, Interrupted: training stopped before its end.
     """
-    started = time.monotonic()
-    output = Path(recipe.output)
-    t = recipe.target
+    accelerator(recipe)  # what this machine lacks is said before anything is loaded
+    output, t = Path(recipe.output), recipe.target
+    quiet = quiet or not main_process()
     target = load_target(
-        t.name, t.dtype, t.device, revision=t.revision, trust_remote_code=t.trust_remote_code
+        t.name, t.dtype, target_device(recipe), revision=t.revision, trust_remote_code=t.trust_remote_code
     )
     folder = ensure(recipe, target)
     manifest = data.read_manifest(folder)
-    if manifest["target_sha256"] != target.hash:
+    if manifest.get("target_sha256") != target.hash:
         raise UserError(
-            f"{folder}: written by {manifest['target']!r} (another sha256), not by {t.name!r}; give another data.path"
+            f"{folder}: written by {manifest.get('target')!r} (another sha256), not by {t.name!r}; give another data.path"
         )
-    save_run_record(recipe, output)
-    samples = data.read_samples(folder)
-    training, validation = data.split_validation(samples, recipe.data.validation_fraction, recipe.seed)
-    drafter = build_drafter(recipe, target, training)
+    training, validation = data.split_validation(
+        data.read_samples(folder), recipe.data.validation_fraction, recipe.seed
+    )
+    resume = checkpoints.newest(output / "checkpoints", recipe.trainer.resume, target.hash)
+    vocabulary = None if resume is None else checkpoints.read_seal(resume)["draft_vocab"]
+    drafter = build_drafter(recipe, target, training, vocabulary)
+    exact = manifest.get("top_p", 1.0) == 1.0 and not manifest.get("top_k", 0)
+    rows = RowsModule(recipe, training, validation, drafter.config.block_size, exact)
     module = Calibrate(drafter, recipe)
-    rows = RowsModule(recipe, training, validation, drafter.config.block_size)
-    trainer = fit(recipe, module, rows, quiet)
-    if module.validation_numbers == {} or trainer.global_step % recipe.trainer.validate_every:
-        trainer.validate(module, rows, verbose=False)
+    if main_process():
+        save_run_record(recipe, output, argv)
+    if resume is not None and not quiet:
+        print(f"going on from {resume}", file=sys.stderr)
+    trainer = fit(recipe, module, rows, resume, quiet)
     if trainer.is_global_zero:
-        run = {
-            "steps": trainer.global_step,
-            "tokens_seen": module.tokens_seen,
-            "positions": module.positions,
-            "minutes": (time.monotonic() - started) / 60,
-            "parameters": sum(p.numel() for p in drafter.parameters()),
-        }
-        share = coverage(training, drafter.draft_vocab, target)
-        with module.ema.applied(drafter):
-            card = write_card(recipe, drafter.config, manifest, run, module.validation_numbers, share)
-            save_drafter(drafter, output / "drafter", card)
+        run = {"steps": trainer.global_step, "coverage": coverage(training, drafter.draft_vocab, target)}
+        _save(recipe, module, manifest, run)
         if not quiet:
-            print(
-                f"the drafter is in {output / 'drafter'}; next:\n  python -m decode.eval --suite builtin --drafter {output / 'drafter'}"
-            )
+            print(_next(recipe, output / "drafter"))
     return module
+
+
+def _save(recipe: Recipe, module: Calibrate, manifest: dict[str, Any], run: dict[str, Any]) -> None:
+    """<output>/drafter, with a card written from the run."""
+    run |= {
+        "tokens_seen": module.tokens_seen,
+        "positions": module.positions,
+        "minutes": module.seconds / 60,
+        "parameters": sum(w.numel() for w in module.final_weights.values()),
+    }
+    trained = _with_weights(module.drafter, module.final_weights)
+    card = write_card(recipe, trained.config, manifest, run, module.validation_numbers)
+    save_drafter(trained, Path(recipe.output) / "drafter", card)
+
+
+@torch.no_grad()
+def _with_weights(drafter: BlockDrafter, weights: dict[str, Tensor]) -> BlockDrafter:
+    """A drafter of the same make: a strategy may have taken the trained one's own weights apart."""
+    vocab = None if drafter.draft_vocab is None else drafter.draft_vocab.cpu()
+    copy = BlockDrafter(drafter.config, drafter.target, vocab)
+    for name, parameter in copy.named_parameters():
+        parameter.copy_(weights[name])
+    return copy
+
+
+def _next(recipe: Recipe, folder: Path) -> str:
+    target = "" if recipe.target.name == type(recipe.target)().name else f" --target {recipe.target.name}"
+    return (
+        f"the drafter is in {folder}; next:\n"
+        f"  python -m decode.eval --suite builtin{target} --drafter {folder}\n"
+        f'  python -m decode.generate{target} --drafter {folder} "your prompt"'
+    )
 
 
 @cli
 def main(argv: list[str] | None = None) -> None:
-    recipe = parse_command(sys.argv[1:] if argv is None else argv, "align.train", __doc__ or "")
-    torch.set_float32_matmul_precision("high")
+    words = sys.argv[1:] if argv is None else argv
+    recipe = parse_command(words, "align.train", __doc__ or "")
     try:
-        train(recipe)
+        train(recipe, argv=words)
     except (NonFiniteLoss, Interrupted) as stop:
-        print(f"error: {stop}" if isinstance(stop, NonFiniteLoss) else str(stop), file=sys.stderr)
-        raise SystemExit(1 if isinstance(stop, NonFiniteLoss) else 130) from None
+        if (
+            not main_process()
+        ):  # a worker that has stopped with the others: its launcher must not take it for a crash
+            raise SystemExit(0) from None
+        failed = isinstance(stop, NonFiniteLoss)
+        print(f"error: {stop}" if failed else str(stop), file=sys.stderr)
+        raise SystemExit(1 if failed else 130) from None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,66 @@
+"""Sums over held-out anchors that processes can add up, and the numbers made of them."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+KINDS = ("greedy", "sampling")
+
+
+class Tallies:
+    """Collects one validation: loss, accepted drafts by kind of text, acceptance by position. K positions."""
+
+    def __init__(self, block_size: int) -> None:
+        self._loss = torch.zeros(2, dtype=torch.float64)  # sum, anchors
+        self._accepted = {
+            kind: torch.zeros(3, dtype=torch.float64) for kind in KINDS
+        }  # count, sum, sum of squares
+        # sum of β and count; of greedy text apart: it stands in where there is no other
+        self._positions = torch.zeros(2, 2, block_size, dtype=torch.float64)
+
+    def loss(self, total: Tensor, anchors: Tensor) -> None:
+        """The loss summed over `anchors` anchors."""
+        self._loss += torch.stack([total.double(), anchors.double()]).cpu()
+
+    def accepted(self, kind: str, values: Tensor) -> None:
+        """Expected accepted drafts from each anchor of text of one kind."""
+        v = values.double().flatten()
+        self._accepted[kind] += torch.stack([torch.ones_like(v).sum(), v.sum(), (v * v).sum()]).cpu()
+
+    def positions(self, kind: str, acceptance: Tensor, valid: Tensor) -> None:
+        """β = Σ min(p, q), (…, K), where valid."""
+        b, ok = acceptance.double().flatten(0, -2), valid.double().flatten(0, -2)
+        self._positions[int(kind == "greedy")] += torch.stack([(b * ok).sum(0), ok.sum(0)]).cpu()
+
+    def vector(self) -> Tensor:
+        """All sums, (2 + 6 + 4K,) fp64."""
+        return torch.cat([self._loss, *self._accepted.values(), self._positions.flatten()])
+
+    def numbers(self, vector: Tensor) -> dict[str, float]:
+        """What is reported, from summed-up vectors; a τ without any anchor is left out.
+
+        Standard errors take anchors as independent; anchors of one text are not quite.
+        """
+        loss, rest = vector[:2], vector[2:]
+        found = {"loss": float(loss[0] / loss[1].clamp_min(1))}
+        for i, kind in enumerate(KINDS):
+            count, total, squares = rest[3 * i : 3 * i + 3].tolist()
+            if count == 0:
+                continue
+            mean = total / count
+            spread = max(squares - count * mean * mean, 0.0) / max(count - 1, 1)
+            found |= {
+                f"tau_{kind}": 1 + mean,
+                f"tau_{kind}_se": sqrt(spread / count),
+                f"anchors_{kind}": count,
+            }
+        sampled, greedy = rest[3 * len(KINDS) :].view(2, 2, -1)
+        sums, counts = sampled if bool(sampled[1].any()) else greedy
+        return found | {
+            f"acceptance_{k + 1}": float(s / n)
+            for k, (s, n) in enumerate(zip(sums, counts, strict=True))
+            if n > 0
+        }
