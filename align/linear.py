@@ -44,7 +44,9 @@ class PackedLinear(nn.Module):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.numel() == self.in_features:  # one row is a matter of memory alone: torch's own product is as fast
+        if (
+            x.numel() == self.in_features
+        ):  # one row is a matter of memory alone: torch's own product is as fast
             return F.linear(x, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 

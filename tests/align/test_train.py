@@ -36,7 +36,9 @@ def debug_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(output: Path, debug_data: Path, *words: str) -> Calibrate:
-    return train(load_recipe(["recipe=debug_block", f"output={output}", f"data.path={debug_data}", *words]), quiet=True)
+    return train(
+        load_recipe(["recipe=debug_block", f"output={output}", f"data.path={debug_data}", *words]), quiet=True
+    )
 
 
 def losses(output: Path) -> list[float]:
@@ -87,7 +89,9 @@ def test_checkpoint_loads_weights_only(tmp_path: Path, debug_data: Path) -> None
     run(tmp_path, debug_data)
     state = torch.load(tmp_path / "checkpoints" / "step-12.ckpt", weights_only=True)
     assert {"state_dict", "optimizer_states", "calibrate"} <= state.keys()
-    assert not any("embed" in name or "lm_head" in name for name in state["state_dict"])  # the target stays out
+    assert not any(
+        "embed" in name or "lm_head" in name for name in state["state_dict"]
+    )  # the target stays out
     assert {"ema", "rng", "identity"} <= state["calibrate"].keys()
 
 
@@ -95,11 +99,25 @@ def test_a_killed_process_ends_in_the_same_state(tmp_path: Path, debug_data: Pat
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     words = ["trainer.max_steps=30", "trainer.checkpoint_every=3", "trainer.validate_every=30"]
     run(whole, debug_data, *words)
-    command = [sys.executable, "-m", "align.train", "recipe=debug_block", f"output={killed}", f"data.path={debug_data}", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "align.train",
+        "recipe=debug_block",
+        f"output={killed}",
+        f"data.path={debug_data}",
+        *words,
+    ]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     until = time.monotonic() + 120
-    while not list((killed / "checkpoints").glob("*.json")) and process.poll() is None and time.monotonic() < until:
+    while (
+        not list((killed / "checkpoints").glob("*.json"))
+        and process.poll() is None
+        and time.monotonic() < until
+    ):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -109,7 +127,9 @@ def test_a_killed_process_ends_in_the_same_state(tmp_path: Path, debug_data: Pat
     assert all(torch.equal(first[n], second[n]) for n in first)
 
 
-def test_torn_and_foreign_checkpoints(tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torn_and_foreign_checkpoints(
+    tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path, debug_data)
     folder = tmp_path / "checkpoints"
     sha = json.loads((folder / "step-12.json").read_text())["target_sha256"]
@@ -128,7 +148,12 @@ def test_torn_and_foreign_checkpoints(tmp_path: Path, debug_data: Path, capsys: 
 def test_non_finite_loss_stops_and_keeps_the_batch(
     tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["recipe=debug_block", f"output={tmp_path}", f"data.path={debug_data}", "trainer.learning_rate=1e30"]
+    words = [
+        "recipe=debug_block",
+        f"output={tmp_path}",
+        f"data.path={debug_data}",
+        "trainer.learning_rate=1e30",
+    ]
     with pytest.raises(SystemExit) as stop:
         main([*words, "trainer.gradient_clip=0", "trainer.warmup_steps=0"])
     assert stop.value.code == 1
