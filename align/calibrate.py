@@ -16,9 +16,10 @@ from torch import Tensor
 
 from align.acceptance import accepted_greedy, expected_accepted_token
 from align.datamodule import Step
-from align.drafters.block import BlockDrafter, target_features
+from align.drafters.block import BlockDrafter
 from align.ema import EMA
-from align.losses import DraftRows, Objective, RowStatistics, row_statistics, target_places
+from align.kept import KeptViews, look
+from align.losses import DraftRows, Objective, RowStatistics, row_statistics
 from align.random_state import random_state, set_random_state
 from align.recipe import Recipe, TrainerConfig
 from align.validation import Tallies
@@ -56,6 +57,8 @@ class Calibrate(lightning.LightningModule):
         self.drafter, self.recipe = drafter, recipe
         self.objective = Objective(o.terms, o.weighting, o.decay, o.d_pace_alpha)
         self.ema = EMA(drafter, recipe.trainer.ema)
+        memory = recipe.trainer.keep_features_gb
+        self.kept = KeptViews(drafter.target, drafter.config, memory) if memory else None
         self.identity = {"drafter": drafter.config.to_dict()}
         self.window = {
             "loss": 0.0,
@@ -80,28 +83,25 @@ class Calibrate(lightning.LightningModule):
         """Statistics (B, A, K) of one micro-batch: target, then drafter, then head; p at `temperature`."""
         drafter, target = self.drafter, self.drafter.target
         batch, anchors = step.batch, step.anchors
-        features = target_features(target, batch, drafter.config)
-        rows, length = batch.tokens_BL.shape
-        offset = torch.arange(rows, device=batch.tokens_BL.device)[:, None, None] * length
-        place_BAK = anchors.places_BAK(length) + offset
-        # the head runs over the places that some anchor needs, not over prompts and padding
-        asked = place_BAK[anchors.valid_BAK] if bool(anchors.valid_BAK.any()) else place_BAK.flatten()[:1]
-        used_P = asked.unique()
-        following = batch.tokens_BL.roll(-1, dims=1).flatten()
-        places = target_places(
-            features.hidden_BLD.flatten(0, 1)[used_P], following[used_P], target.head, temperature
+        view = (
+            self.kept.look(step, temperature)
+            if self.kept is not None and step.keys
+            else look(target, step, drafter.config, temperature)
         )
-        hidden = drafter(batch, features, anchors)
+        length = batch.tokens_BL.shape[1]
+        offset = torch.arange(len(batch.tokens_BL), device=batch.tokens_BL.device)[:, None, None] * length
+        place_BAK = anchors.places_BAK(length) + offset
+        hidden = drafter(batch, view.features, anchors)
         factors = drafter.markov_factors(batch, anchors, hidden)
         drafted = DraftRows(
             hidden.flatten(0, 2),
-            torch.searchsorted(used_P, place_BAK.flatten()).clamp_max(len(used_P) - 1),
+            torch.searchsorted(view.used_P, place_BAK.flatten()).clamp_max(len(view.used_P) - 1),
             None if factors is None else factors[0].flatten(0, 2),
             None if factors is None else factors[1],
         )
         return row_statistics(
             drafted,
-            places,
+            view.places,
             drafter.head_weight_VdD,
             drafter.draft_vocab,
             tuple(anchors.valid_BAK.shape),

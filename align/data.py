@@ -164,6 +164,11 @@ class Batch:
             *(t.to(device) for t in (self.tokens_BL, self.positions_BL, self.document_BL, self.answer_BL))
         )
 
+    def row(self, index: int) -> Batch:
+        """One row, as a batch of one."""
+        fields = (self.tokens_BL, self.positions_BL, self.document_BL, self.answer_BL)
+        return Batch(*(t[index : index + 1] for t in fields))
+
     def attention_mask(self) -> Tensor:
         """bool (B, 1, L, L): causal, within one document; a padding position sees itself alone."""
         length = self.tokens_BL.shape[1]

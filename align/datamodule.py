@@ -30,17 +30,19 @@ class Step:
     """What one process sees in one micro-batch.
 
     scale: the sum of its losses times this, averaged over processes and micro-batches, is the step's mean loss per
-    anchor. kind: the text's temperature, for validation (`greedy`, `sampling`, `other`).
+    anchor. kind: the text's temperature, for validation (`greedy`, `sampling`, `other`). keys: which rows these are,
+    training rows from 0 up, held-out ones from -1 down.
     """
 
     batch: Batch
     anchors: Anchors
     scale: float = 1.0
     kind: str = "other"
+    keys: tuple[int, ...] = ()
 
     def to(self, device: torch.device) -> Step:
         anchors = Anchors(self.anchors.index_BA.to(device), self.anchors.valid_BAK.to(device))
-        return Step(self.batch.to(device), anchors, self.scale, self.kind)
+        return Step(self.batch.to(device), anchors, self.scale, self.kind, self.keys)
 
 
 class StepSampler(Sampler[list[Place]]):
@@ -201,7 +203,8 @@ class RowsModule(lightning.LightningDataModule):
             rows, keys, self.recipe.trainer.anchors, self.block_size, self.recipe.seed
         )
         everywhere = sum(self._count(sampler.row(place)) for place in sampler.step_places(places[0][0]))
-        return Step(batch, anchors, sampler.world * sampler.accumulate / max(everywhere, 1))
+        scale = sampler.world * sampler.accumulate / max(everywhere, 1)
+        return Step(batch, anchors, scale, keys=tuple(row for _, _, row in places))
 
     def _count(self, row: int) -> int:
         if self._counts[row] < 0:
@@ -223,7 +226,7 @@ class RowsModule(lightning.LightningDataModule):
             batch, anchors = make_batch(
                 [row], [index], self.recipe.data.length, self.block_size, _VALIDATION_SEED
             )
-            return Step(batch, anchors, 1.0 if place < count else 0.0, kind)
+            return Step(batch, anchors, 1.0 if place < count else 0.0, kind, (-1 - index,))
 
         return DataLoader(_Places(count), batch_sampler=_Fixed(dealt), collate_fn=fixed)
 

@@ -159,6 +159,11 @@ class TrainerConfig(Group):
     resume: str = option(
         "auto", "auto = newest complete checkpoint of the output folder, never, or a checkpoint's path"
     )
+    keep_features_gb: float = option(
+        0.0,
+        "memory, in GB a process, for keeping the target's view of each row from epoch to epoch; 0 = look anew",
+        low=0,
+    )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb")
     log_every: int = option(10, "steps between progress lines", low=1)
     max_minutes: float | None = option(None, "stop in time, the learning rate brought down by then", above=0)

@@ -56,9 +56,10 @@ def test_golden_losses(tmp_path: Path, debug_data: Path) -> None:
     assert losses(tmp_path) == pytest.approx(json.loads(GOLDEN.read_text())["losses"], rel=2e-4)
 
 
-def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path) -> None:
+@pytest.mark.parametrize("kept", ["0", "1e-4", "1"])  # none, some (rows are 9 kB), all of the target's views
+def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    words = ("trainer.ema=0.9", "trainer.checkpoint_every=4")
+    words = ("trainer.ema=0.9", "trainer.checkpoint_every=4", f"trainer.keep_features_gb={kept}")
     one = run(whole, debug_data, *words)
 
     class Stop(Exception):
