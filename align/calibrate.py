@@ -111,12 +111,14 @@ class Calibrate(lightning.LightningModule):
         )
 
     def complete(self, step: Step) -> Tensor:
-        """Anchors whose block is not cut by the data, (B, A): K valid drafts, or fewer that end in end-of-sequence."""
+        """Anchors that tell τ, (B, A): the target wrote the anchor itself (decoding never drafts right after a template),
+        and the data do not cut its block: K valid drafts, or fewer that end in end-of-sequence."""
         valid, tokens = step.anchors.valid_BAK, step.batch.tokens_BL
+        written = step.batch.answer_BL.gather(1, step.anchors.index_BA)
         count = valid.sum(-1)
         last = tokens.gather(1, (step.anchors.index_BA + count).clamp_max(tokens.shape[1] - 1))
         ends = torch.isin(last, torch.tensor(self.drafter.target.eos_ids, device=tokens.device))
-        return valid.all(-1) | ((count > 0) & ends)
+        return written & (valid.all(-1) | ((count > 0) & ends))
 
     # ---- training ----
 

@@ -1,0 +1,96 @@
+"""The τ that training expects is the τ that the decoder measures from the same prefixes under token verification.
+
+On text drawn from the target at temperature 1, training's estimate at an anchor averages over nothing but the text;
+the decoder draws its own last token, drafts and verdict. Both have the same mean, where the text at the anchor and
+after it was drawn (a template was not) and was not cut for its length (near that limit, only texts that ended are whole).
+
+    python -m tests.contract.test_expected_tau DATA DRAFTER [PREFIXES]     # the same on a real pair
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from align import data
+from align.acceptance import expected_accepted_token
+from align.calibrate import Calibrate
+from align.datamodule import Step, make_batch
+from align.drafters.block import BlockDrafter
+from align.drafters.checkpoint import load_drafter
+from align.recipe_reader import load_recipe
+from align.target import load_target
+from align.train import train
+from decode.drafters.block import BlockProposer
+from decode.engine import Engine
+from decode.sampling import Sampling
+
+
+@dataclass
+class Taus:
+    """τ expected by training and measured by the decoder, and the standard error of their difference."""
+
+    expected: float
+    measured: float
+    error: float
+    prefixes: int
+
+
+@torch.no_grad()
+def compare(
+    drafter: BlockDrafter, samples: data.Samples, longest: int, prefixes: int, repeats: int = 1
+) -> Taus:
+    """Compare at `prefixes` anchors spread over samples written at temperature 1 with answers of at most `longest`
+    tokens, `repeats` decodings each."""
+    target, size = drafter.target, drafter.config.block_size
+    module = Calibrate(drafter, load_recipe(["recipe=debug_block"]))
+    proposer, generator = BlockProposer(drafter), torch.Generator().manual_seed(0)
+    chosen = [i for i in range(len(samples)) if samples.temperature[i] == 1]
+    per_sample = -(-prefixes // len(chosen))
+    expected, measured = [], []
+    for i in chosen:
+        text = samples[i]
+        row = data.pack(samples.select([i]), len(text), 0)[0]
+        batch, anchors = make_batch([row], [i], len(text), size, 0)
+        step = Step(batch, anchors)
+        s = module.model_step(step, 1.0)
+        tau = expected_accepted_token(s.log_q_label, s.p_label, s.acceptance, anchors.valid_BAK)[0]
+        place = anchors.index_BA[0] - samples.answer_start[i]
+        whole = (module.complete(step)[0] & (place + size + 1 < longest)).nonzero()[:, 0]
+        for a in whole[torch.randperm(len(whole), generator=generator)[:per_sample]].tolist():
+            prefix = text[: int(anchors.index_BA[0, a])].tolist()
+            counts = []
+            for repeat in range(repeats):
+                sampling = Sampling(temperature=1.0, seed=1000 * len(expected) + repeat)
+                out = Engine(target, prefix, size + 2, sampling, proposer, "token").run()
+                if out.calls:  # else the last token was the end of the text: nothing to draft after it
+                    counts.append(float(out.accepted[0]))
+            if counts:
+                expected.append(float(tau[a]))
+                measured.append(sum(counts) / len(counts))
+        if len(expected) >= prefixes:
+            break
+    e, m = torch.tensor(expected), torch.tensor(measured)
+    error = float((e - m).std() / len(e) ** 0.5)
+    return Taus(1 + float(e.mean()), 1 + float(m.mean()), error, len(e))
+
+
+def test_training_expects_what_decoding_measures(tmp_path: Path) -> None:
+    words = ["recipe=debug_block", f"output={tmp_path}", "data.samples=64", "data.answer_temperatures=[1.0]"]
+    train(load_recipe([*words, "trainer.max_steps=40", "trainer.learning_rate=3e-3"]), quiet=True)
+    drafter = load_drafter(tmp_path / "drafter", load_target("debug"))
+    taus = compare(drafter, data.read_samples(tmp_path / "data"), 24, 400, repeats=4)
+    assert taus.prefixes >= 400 and taus.expected > 1.1, taus
+    assert abs(taus.expected - taus.measured) < 3 * taus.error and taus.error < 0.03 * taus.measured, taus
+
+
+if __name__ == "__main__":
+    folder, name, count = Path(sys.argv[1]), sys.argv[2], int((sys.argv[3:] or ["400"])[0])
+    recipe = load_recipe(["recipe=smollm2_block"])
+    held_out = data.split_validation(data.read_samples(folder), recipe.data.validation_fraction, recipe.seed)[
+        1
+    ]
+    print(compare(load_drafter(name, load_target()), held_out, recipe.data.max_answer_tokens, count))
