@@ -13,6 +13,7 @@ from align.linear import pack_linears
 from align.target import DEFAULT_TARGET, Target, load_target
 from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
+from decode.drafters.copying import CopyingDrafter
 from decode.drafters.lookup import LookupDrafter
 from decode.engine import Engine, Generation
 from decode.sampling import Sampling
@@ -164,6 +165,7 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     draft_tokens: int | None = None,
+    copying: bool = False,
 ) -> Decoder:
     """A decoder for a target.
 
@@ -174,6 +176,7 @@ def load(
         verifier: see `Decoder`.
         dtype, device: where `target` is to be loaded; see `align.target.load_target`.
         draft_tokens: draft at most this many tokens a call; default: the drafter's own number.
+        copying: where the text repeats itself, copy instead of drafting (`decode.drafters.copying`).
 
     Raises:
         UserError: what can't be found, read or combined.
@@ -186,7 +189,8 @@ def load(
         _check_drafter(str(drafter))
     if isinstance(target, str):
         target = load_target(target, dtype=dtype, device=device)
-    return Decoder(target, _drafter(drafter, target, draft_tokens), verifier)
+    found = _drafter(drafter, target, draft_tokens)
+    return Decoder(target, CopyingDrafter(found) if copying and found is not None else found, verifier)
 
 
 def _check_drafter(spec: str) -> None:

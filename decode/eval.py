@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from decode.decoder import Decoder
     from decode.measure import Settings, Task
 
-METHODS = (PLAIN, "lookup", "drafter")
+METHODS = (PLAIN, "lookup", "drafter", "combined")
+"""`combined` is the drafter, with lookup in front of it where the text repeats itself."""
 
 
 def parser() -> Parser:
@@ -136,15 +137,16 @@ def _target_and_drafter(options: Any, console: Console) -> tuple[str, str | None
 def _methods(names: str | None, drafter: str | None) -> list[str]:
     """The methods in the order of `METHODS`, plain always first."""
     if names is None:
-        return [m for m in METHODS if m != "drafter" or drafter is not None]
+        return [m for m in METHODS if m in (PLAIN, "lookup") or drafter is not None]
     wanted = [name.strip().lower() for name in names.split(",") if name.strip()]
     if not wanted:
         raise UserError(f"--methods={names!r} names no method{nearest('', METHODS)}")
     for name in wanted:
         if name not in METHODS:
             raise UserError(f"--methods: unknown method {name!r}{nearest(name, METHODS)}")
-    if "drafter" in wanted and drafter is None:
-        raise UserError("--methods=drafter needs --drafter FOLDER: none is shipped for this target")
+    for name in ("drafter", "combined"):
+        if name in wanted and drafter is None:
+            raise UserError(f"--methods={name} needs --drafter FOLDER: none is shipped for this target")
     return [m for m in METHODS if m == PLAIN or m in wanted]
 
 
@@ -180,7 +182,7 @@ def _decoders(spec: str, drafter: str | None, methods: Sequence[str], options: A
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    specs = {PLAIN: None, "lookup": "lookup", "drafter": drafter}
+    specs = {PLAIN: None, "lookup": "lookup", "drafter": drafter, "combined": drafter}
     decoders: dict[str, Decoder] = {}
     target: str | Target = spec
     for method in reversed(
@@ -192,6 +194,7 @@ def _decoders(spec: str, drafter: str | None, methods: Sequence[str], options: A
             dtype=options.dtype,
             device=options.device,
             draft_tokens=options.draft_tokens,
+            copying=method == "combined",
         )
         target = decoders[method].target
     return {method: decoders[method] for method in methods}

@@ -46,6 +46,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--verifier", default="auto", help="auto (default), greedy, point_mass or token")
     p.add_argument("--draft-tokens", type=_count, help="draft at most this many tokens a call")
     p.add_argument(
+        "--copying",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="where the text repeats itself, copy instead of drafting (default: on)",
+    )
+    p.add_argument(
         "--max-new-tokens", type=_count, default=256, help="length limit of the answer; default: 256"
     )
     p.add_argument("--temperature", type=float, default=0.0, help="0 = greedy (default)")
@@ -104,6 +110,7 @@ def _load(args: argparse.Namespace) -> Decoder:
         dtype=args.dtype,
         device=args.device,
         draft_tokens=args.draft_tokens,
+        copying=args.copying and drafter not in ("lookup", "none"),
     )
 
 

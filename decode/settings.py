@@ -28,7 +28,7 @@ def settings_of(
 
     target = decoders[PLAIN].target
     prompts = [(s.name, prompt.id, tokens) for s, pairs in prepared for prompt, tokens in pairs]
-    use_drafter = "drafter" in decoders
+    use_drafter = bool({"drafter", "combined"} & decoders.keys())
     found = machine()
     return {
         "target": target.spec,

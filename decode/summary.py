@@ -161,7 +161,9 @@ def verdict(summary: dict[str, Any]) -> str:
 
 
 def _subject(method: str) -> str:
-    return {"drafter": "The drafter", "lookup": "Prompt lookup"}.get(method, method)
+    return {"drafter": "The drafter", "lookup": "Prompt lookup", "combined": "The drafter with lookup"}.get(
+        method, method
+    )
 
 
 def _faster(figures: dict[str, Any]) -> str:

@@ -40,8 +40,8 @@ class LookupSession:
 
     taps: tuple[int, ...] = ()
 
-    def __init__(self, request: Request, longest: int) -> None:
-        self.request, self.longest = request, longest
+    def __init__(self, request: Request, longest: int, shortest: int = 1) -> None:
+        self.request, self.longest, self.shortest = request, longest, shortest
         self.follows: dict[tuple[int, ...], int] = {}
         self.indexed = 0
 
@@ -51,10 +51,10 @@ class LookupSession:
     def propose(self, k: int) -> Proposal | None:
         tokens = self.request.tokens
         for end in range(self.indexed + 1, len(tokens)):  # n-grams that something follows
-            for n in range(1, min(self.longest, end) + 1):
+            for n in range(self.shortest, min(self.longest, end) + 1):
                 self.follows[tuple(tokens[end - n : end])] = end
         self.indexed = max(self.indexed, len(tokens) - 1)
-        for n in range(min(self.longest, len(tokens) - 1), 0, -1):
+        for n in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
             start = self.follows.get(tuple(tokens[-n:]))
             if start is not None:
                 return Proposal(torch.tensor(self._copy(tokens, start, k), device=self._device), "point")
@@ -63,8 +63,7 @@ class LookupSession:
     @staticmethod
     def _copy(tokens: list[int], start: int, k: int) -> list[int]:
         """k tokens from `start` on; past the end of the text it goes on copying from the copy, so that a
-        cycle
-        is continued."""
+        cycle is continued."""
         period = len(tokens) - start
         return [tokens[start + i % period] for i in range(k)]
 

@@ -1,0 +1,73 @@
+"""A drafter, and copies where the text repeats itself: prompt lookup proposes when a long enough ending of the text
+occurred before, the drafter otherwise. A copy costs no drafting, and a text that has begun to repeat goes on with it.
+
+Which of the two proposes is settled by the text so far, before anything is drawn, so every proposal keeps its own law
+and the output the target's. A copied token is a draw from the distribution that has all its mass there: under
+sampling a copy travels under the drafter's law with that q, and token verification accepts it with probability p.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from align.target import TargetOutput
+from decode.drafters.base import Drafter, DraftSession, Request
+from decode.drafters.lookup import LookupSession
+from decode.proposal import Law, Proposal, SparseQ
+from decode.sampling import Sampling
+
+
+class CopyingDrafter:
+    """`inner`, with lookup in front of it.
+
+    Args:
+        inner: a drafter whose law is point, independent or causal.
+        copy_tokens: the most tokens that are copied for one target call.
+        shortest, shortest_sampled: the shortest ending, in tokens, that a copy needs at temperature 0 and above. On
+            SmolLM2's own greedy answers, text after a repeated pair continued as before for 1.6 tokens of 8; on
+            answers at temperature 1 it takes three to reach 0.9. A trained drafter's own drafts lie between.
+        longest: the longest ending looked up.
+    """
+
+    def __init__(
+        self,
+        inner: Drafter,
+        copy_tokens: int = 8,
+        shortest: int = 2,
+        shortest_sampled: int = 3,
+        longest: int = 6,
+    ) -> None:
+        self.inner, self.copy_tokens = inner, copy_tokens
+        self.shortest, self.shortest_sampled, self.longest = shortest, shortest_sampled, longest
+        self.name = f"{inner.name}+lookup"
+        self.draft_tokens = max(inner.draft_tokens, copy_tokens)
+
+    def law(self, sampling: Sampling) -> Law:
+        return self.inner.law(sampling)
+
+    def start(self, request: Request) -> CopyingSession:
+        shortest = self.shortest if request.sampling.greedy else self.shortest_sampled
+        lookup = LookupSession(request, self.longest, shortest)
+        return CopyingSession(self, self.inner.start(request), lookup, self.law(request.sampling))
+
+
+class CopyingSession:
+    """One request's drafts."""
+
+    def __init__(self, drafter: CopyingDrafter, inner: DraftSession, lookup: LookupSession, law: Law) -> None:
+        self.drafter, self.inner, self.lookup, self.law = drafter, inner, lookup, law
+        self.taps = inner.taps
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        self.inner.observe(output, kept)
+
+    def propose(self, k: int) -> Proposal | None:
+        copy = self.lookup.propose(min(k, self.drafter.copy_tokens))
+        if copy is None:
+            return self.inner.propose(min(k, self.drafter.inner.draft_tokens))
+        if self.law == "point":
+            return copy
+        ids_S, column_K = copy.tokens_K.unique(return_inverse=True)
+        q = SparseQ(ids_S, F.one_hot(column_K, len(ids_S)).to(torch.float32))
+        return Proposal(copy.tokens_K, self.law, q)
