@@ -14,7 +14,7 @@ from decode.arguments import Parser
 from decode.page import page
 from decode.records import SUMMARY, Record, read_records, read_run, write_json
 from decode.summary import summarise, verdict
-from decode.tables import baseline_line, headline, source_lines, table
+from decode.tables import baseline_line, headline, markdown, source_lines, table
 
 
 def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
@@ -59,8 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "folder", type=Path, metavar="DIR", help="what `python -m decode.eval --out DIR` wrote"
     )
+    parser.add_argument("--markdown", action="store_true", help="print the table for a README, nothing else")
     options = parser.parse_args(arguments)
     summary, _ = make_report(options.folder)
+    if options.markdown:
+        print(markdown(summary))
+        return
     print_report(summary, options.folder, Console())
 
 

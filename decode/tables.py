@@ -74,6 +74,19 @@ def table(summary: dict[str, Any]) -> Table:
     return result
 
 
+def markdown(summary: dict[str, Any]) -> str:
+    """Headline, table and machine as Markdown: what a README or a model card quotes."""
+    settings, machine = summary["settings"], summary["machine"]
+    lines = [
+        f"**{headline(summary)}**, up to {settings['max_new_tokens']} new tokens, batch 1, "
+        f"{plural(settings['threads'], 'thread')}, {machine.get('processor', 'unknown processor')}",
+        "",
+        "| " + " | ".join(COLUMNS) + " |",
+        "|" + "---|" * len(COLUMNS),
+    ]
+    return "\n".join(lines + ["| " + " | ".join(row[c] for c in COLUMNS) + " |" for row in rows(summary)])
+
+
 def source_lines(summary: dict[str, Any]) -> list[str]:
     """Where the prompts came from, and what was left out."""
     lines = [f"{s['name']}: {plural(s['prompts'], 'prompt')} from {s['source']}" for s in summary["sources"]]

@@ -168,3 +168,15 @@ def test_later_records_of_the_same_generation_count(tmp_path: Path) -> None:
     append(folder, [record("plain", "p0", 99.0, 20, 20)])
     records = read_records(folder)
     assert len(records) == 18 and records[0].seconds == 99.0
+
+
+def test_markdown_is_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from decode.report import main
+
+    folder = fill(tmp_path / "run")
+    summary, _ = make_report(folder)
+    main([str(folder), "--markdown"])
+    text = capsys.readouterr().out
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(tables.rows(summary)) and "Suite S" in lines[2]
+    assert text.startswith("**t/<model> · greedy · float32 · Suite S**, up to 20 new tokens")
