@@ -23,7 +23,7 @@ from align.cache import KVCache
 from align.errors import UserError, nearest
 from align.gguf_target import converted_folder
 from align.hub import hub_reachable, package_file
-from align.linear import pack_linears, packing_works
+from align.linear import speed_up_linears
 
 DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _WHEELS = {  # the same model in a registry package, for machines without a hub
@@ -67,9 +67,9 @@ class Target:
         self.embedding_VD: Tensor = model.get_input_embeddings().weight
         self.vocab_size: int = self.head_weight_VD.shape[0]
         self.eos_ids = _eos_ids(model, tokenizer)
-        self.packed = fast and packing_works(self.dtype, self.device)
-        if self.packed:
-            pack_linears(model)
+        self.fast = fast
+        if fast:
+            speed_up_linears(model, self.dtype, self.device)
         self._taps: dict[int, Tensor] = {}
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 from align.drafters.block import BlockDrafter
 from align.drafters.checkpoint import load_drafter
 from align.errors import UserError, nearest
-from align.linear import pack_linears
+from align.linear import speed_up_linears
 from align.target import DEFAULT_TARGET, Target, load_target
 from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
@@ -216,6 +216,6 @@ def _drafter(
     if not isinstance(drafter, str | Path):
         return drafter
     network = load_drafter(drafter, target).to(target.dtype)
-    if target.packed:
-        pack_linears(network)
+    if target.fast:
+        speed_up_linears(network, target.dtype, target.device)
     return BlockProposer(network, draft_tokens)

@@ -26,6 +26,7 @@ from align.cache import KVCache
 from align.corruption import Anchors
 from align.data import Batch
 from align.errors import UserError, nearest
+from align.linear import few_rows
 from align.target import Target
 
 CONTEXTS = ("shared_kv", "taps")
@@ -358,8 +359,8 @@ class BlockDrafter(nn.Module):
         return self.markov(hidden_BAKD, self.target.embed(previous).detach()), self.markov.basis
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Draft logits before any Markov bias, fp32, (…, D) → (…, Vd)."""
-        return F.linear(hidden.contiguous(), self.head_weight_VdD.to(hidden.dtype)).float()
+        """Draft logits before any Markov bias, fp32, (…, D) → (…, Vd). Without gradients."""
+        return few_rows(hidden.contiguous(), self.head_weight_VdD.to(hidden.dtype)).float()
 
 
 class BlockSession:
@@ -373,6 +374,9 @@ class BlockSession:
         self.drafter, self.cache = drafter, cache
         self.before: Tensor | None = None
         config = drafter.config
+        # by rows of the vocabulary: the layout that a product of one row reads fastest
+        markov = drafter.markov
+        self.basis_Vr = None if markov is None else markov.basis.detach().t().contiguous()
         self.own: KVCache | None = None
         if config.context == "taps":
             shape = (1, config.num_key_value_heads, capacity, config.head_dim)
@@ -424,7 +428,8 @@ class BlockSession:
     def bias(self, hidden_D: Tensor, previous_token: int) -> Tensor | None:
         """The Markov bias on one row's logits given the token before it: (Vd,), or None without a Markov head."""
         markov = self.drafter.markov
-        if markov is None:
+        if markov is None or self.basis_Vr is None:
             return None
         token = torch.tensor(previous_token, device=hidden_D.device)
-        return (markov(hidden_D, self.drafter.target.embed(token).to(hidden_D.dtype)) @ markov.basis).float()
+        z_r = markov(hidden_D, self.drafter.target.embed(token).to(hidden_D.dtype))
+        return few_rows(z_r, self.basis_Vr).float()
