@@ -65,8 +65,14 @@ def write_card(
         "The recipe, resolved:",
         "",
         "```yaml",
-        yaml.safe_dump(resolve(recipe), sort_keys=False).rstrip(),
+        yaml.safe_dump(_without_places(resolve(recipe)), sort_keys=False).rstrip(),
         "```",
         "",
     ]
     return "\n".join(lines)
+
+
+def _without_places(values: dict[str, Any]) -> dict[str, Any]:
+    """The recipe without the folders of the machine that it ran on: they tell nothing, and cards are published."""
+    kept = {key: value for key, value in values.items() if key != "output"}
+    return {**kept, "data": {**kept["data"], "path": None}}

@@ -166,6 +166,7 @@ def test_non_finite_loss_stops_and_keeps_the_batch(
 def test_card_and_record_come_from_the_run(tmp_path: Path, debug_data: Path) -> None:
     module = run(tmp_path, debug_data)
     card = (tmp_path / "drafter" / "README.md").read_text()
+    assert str(tmp_path) not in card and str(debug_data) not in card  # cards are published
     assert f"{module.tokens_seen:,} text tokens seen" in card
     assert f"{module.validation_numbers['tau_sampling']:.3f}" in card
     versions = json.loads((tmp_path / "versions.json").read_text())
