@@ -15,6 +15,24 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 NAME = "grouped_sdpa"
+WIDE = 64  # from here on repeating the keys is cheap beside the product
+
+
+def causal_mask(
+    length: int, past: int, groups: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """The mask of `length` tokens after `past` others, each seeing itself and all before, made once for all layers.
+
+    None for one token, which sees everything; for few, additive and laid out as `grouped_attention` lays out its
+    query rows, (1, 1, groups·L, S), so that no layer has to convert it; else boolean, (1, 1, L, S).
+    """
+    if length == 1:
+        return None
+    see = torch.ones(length, past + length, dtype=torch.bool, device=device).tril(past)
+    if groups == 1 or length > WIDE:
+        return see[None, None]
+    added = torch.zeros(see.shape, dtype=dtype, device=device).masked_fill_(~see, -torch.inf)
+    return added.repeat(groups, 1)[None, None]
 
 
 def grouped_attention(
@@ -22,19 +40,20 @@ def grouped_attention(
 ) -> Tensor:
     """Attention of (B, H, L, d) queries over (B, Hkv, S, d) keys and values, H a multiple of Hkv → (B, H, L, d).
 
-    `mask` is boolean (B or 1, 1, L, S), True = attend; None = everything, or causal when L = S and `causal`.
+    `mask` is boolean (B or 1, 1, L, S), True = attend, or what `causal_mask` made; None = everything, or causal when
+    L = S and `causal`.
     """
     batch, heads, length, width = query.shape
     kv_heads, size = key.shape[1], key.shape[2]
     groups = heads // kv_heads
     if causal and mask is None and length > 1:
         mask = torch.ones(length, size, dtype=torch.bool, device=query.device).tril(size - length)[None, None]
-    if groups == 1 or length > 64:  # wide queries: the repeat is cheap beside the product
+    if groups == 1 or length > WIDE:
         if groups > 1:
             key, value = (t[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for t in (key, value))
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     rows = query.reshape(batch, kv_heads, groups * length, width)
-    if mask is not None and length > 1:
+    if mask is not None and length > 1 and mask.shape[-2] == length:
         mask = mask.expand(-1, -1, length, -1).repeat(1, 1, groups, 1)
     return F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale).reshape(query.shape)
 

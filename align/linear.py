@@ -15,7 +15,8 @@ and that in bf16. `rows.c` adds up a row in the same order whatever rows come wi
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,9 @@ def rows_library() -> Any:
         if path.is_file():
             try:
                 library = ctypes.CDLL(str(path))  # torch is loaded: they share one OpenMP
-                library.rows_product.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3
-                library.rows_product.restype = None
+                for product in (library.rows_product, library.rows_product_bf16):
+                    product.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3
+                    product.restype = None
                 return library if library.rows_available() else None
             except (OSError, AttributeError):
                 return None
@@ -45,26 +47,36 @@ def rows_library() -> Any:
 
 
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out); through `rows.c` where that fits."""
-    rows = x.numel() // weight.shape[1]
+    """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out); through `rows.c` where that fits.
+
+    `x` in fp32 may meet a weight in bf16, read at half the price: the sums are fp32.
+    """
+    outputs, inputs = weight.shape
+    rows = x.numel() // inputs
     fits = 0 < rows <= MOST_ROWS and weight.is_contiguous() and weight.device.type == "cpu"
-    if not fits or not x.dtype == weight.dtype == torch.float32 or rows_library() is None:
-        return F.linear(x, weight, bias)
-    x = x.contiguous()
-    y = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    where = None if bias is None else bias.data_ptr()
-    rows_library().rows_product(
-        x.data_ptr(), weight.data_ptr(), where, y.data_ptr(), rows, weight.shape[1], weight.shape[0]
+    known = x.dtype == torch.float32 and weight.dtype in (torch.float32, torch.bfloat16)
+    if not fits or not known or rows_library() is None:
+        return F.linear(x, weight.to(x.dtype), bias)
+    product = (
+        rows_library().rows_product if weight.dtype == torch.float32 else rows_library().rows_product_bf16
     )
+    x = x.contiguous()
+    y = x.new_empty((*x.shape[:-1], outputs))
+    where = None if bias is None else bias.data_ptr()
+    product(x.data_ptr(), weight.data_ptr(), where, y.data_ptr(), rows, inputs, outputs)
     return y
 
 
 class RowsLinear(nn.Module):
-    """`F.linear(x, weight, bias)` without gradients, fp32, (…, in) → (…, out), through `rows.c`."""
+    """`F.linear(x, weight, bias)` without gradients, fp32, (…, in) → (…, out), through `rows.c`.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    `light` rounds the weight to bf16.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, light: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight.detach().contiguous(), requires_grad=False)
+        kept = weight.detach().to(torch.bfloat16 if light else weight.dtype)
+        self.weight = nn.Parameter(kept.contiguous(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach().contiguous(), requires_grad=False)
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
 
@@ -112,13 +124,18 @@ def _right(kind: type[RowsLinear] | type[PackedLinear], dtype: torch.dtype) -> b
     )
 
 
-def speed_up_linears(module: nn.Module, dtype: torch.dtype, device: torch.device) -> int:
-    """Replace every `nn.Linear` below `module` by the form that is fastest for few rows; returns how many."""
+def speed_up_linears(module: nn.Module, dtype: torch.dtype, device: torch.device, light: bool = False) -> int:
+    """Replace every `nn.Linear` below `module` by the form that is fastest for few rows; returns how many.
+
+    `light`: rounding weights to bf16 is welcome where it saves time (drafters alone: p must stay what it is).
+    """
     kind = fast_linear(dtype, device)
-    return 0 if kind is None else _replace(module, kind)
+    if kind is None:
+        return 0
+    return _replace(module, partial(RowsLinear, light=True) if light and kind is RowsLinear else kind)
 
 
-def _replace(module: nn.Module, kind: type[RowsLinear] | type[PackedLinear]) -> int:
+def _replace(module: nn.Module, kind: Callable[[Tensor, Tensor | None], nn.Module]) -> int:
     count = 0
     for name, child in list(module.named_children()):
         if type(child) is nn.Linear:

@@ -86,6 +86,9 @@ class DataConfig(Group):
     prompts_split: str = option("train", "split of a hub data set")
     prompts_column: str = option("prompt", "column that holds the prompts")
     prompt_temperature: float = option(1.0, "temperature of written prompts", low=0)
+    prompt_openings: list[str] = option(
+        [], "words that written prompts begin with, taken in turn ('' = none); chat targets only"
+    )
     answer_temperatures: list[float] = option([0.0, 0.0, 0.7, 1.0], "of answers, taken in turn", low=0)
     top_p: float = option(1.0, "nucleus limit of what is written", above=0, high=1)
     top_k: int = option(0, "top-k limit of what is written; 0 = none", low=0)

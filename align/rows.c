@@ -1,4 +1,5 @@
-/* y (M, N) = x (M, K) · Wᵀ for few rows M and a weight W (N, K) that does not fit the cache, fp32, row-major.
+/* y (M, N) = x (M, K) · Wᵀ for few rows M and a weight W (N, K) that does not fit the cache, row-major; x and y in
+ * fp32, W in fp32 or bf16.
  *
  * The time of such a product is the time to read W once. Two rows of W at a time are streamed past up to six rows of
  * x, whose sums stay in registers; the arithmetic hides behind the reading. Every output is the sum over k in the same
@@ -18,18 +19,37 @@ static inline __attribute__((always_inline)) AVX2 float total(__m256 v)
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-/* m rows of x times two rows of W; m is a constant wherever this is called. */
+/* Eight weights of row w from column k on, and one weight; half: bf16, whose bits are the upper half of an fp32. */
+static inline __attribute__((always_inline)) AVX2 __m256 eight(const void *w, int64_t k, const int half)
+{
+    if (!half) return _mm256_loadu_ps((const float *)w + k);
+    const __m128i bits = _mm_loadu_si128((const __m128i *)((const uint16_t *)w + k));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
+static inline __attribute__((always_inline)) float one(const void *w, int64_t k, const int half)
+{
+    if (!half) return ((const float *)w)[k];
+    const uint32_t bits = (uint32_t)((const uint16_t *)w)[k] << 16;
+    float value;
+    __builtin_memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* m rows of x times two rows of W; m and half are constants wherever this is called. */
 static inline __attribute__((always_inline)) AVX2 void pair(
-    const float *x, const float *w, const float *v, const float *bias, float *y, int64_t K, int64_t N, const int m)
+    const float *x, const void *w, const void *v, const float *bias, float *y, int64_t K, int64_t N, const int m,
+    const int half)
 {
     __m256 a[GROUP], b[GROUP];
 #pragma GCC unroll 6
     for (int i = 0; i < m; i++) a[i] = b[i] = _mm256_setzero_ps();
     int64_t k = 0;
     for (; k + 8 <= K; k += 8) {
-        const __m256 p = _mm256_loadu_ps(w + k), q = _mm256_loadu_ps(v + k);
-        _mm_prefetch((const char *)(w + k) + 8 * K, _MM_HINT_T0);
-        _mm_prefetch((const char *)(v + k) + 8 * K, _MM_HINT_T0);
+        const __m256 p = eight(w, k, half), q = eight(v, k, half);
+        const int64_t size = half ? 2 : 4; /* the same place two rows of W on */
+        _mm_prefetch((const char *)w + size * (k + 2 * K), _MM_HINT_T0);
+        _mm_prefetch((const char *)v + size * (k + 2 * K), _MM_HINT_T0);
 #pragma GCC unroll 6
         for (int i = 0; i < m; i++) {
             const __m256 r = _mm256_loadu_ps(x + i * K + k);
@@ -41,41 +61,61 @@ static inline __attribute__((always_inline)) AVX2 void pair(
     for (int i = 0; i < m; i++) {
         float s = total(a[i]), t = total(b[i]);
         for (int64_t j = k; j < K; j++) {
-            s += x[i * K + j] * w[j];
-            t += x[i * K + j] * v[j];
+            s += x[i * K + j] * one(w, j, half);
+            t += x[i * K + j] * one(v, j, half);
         }
         y[i * N] = s + (bias ? bias[0] : 0.0f);
         if (v != w) y[i * N + 1] = t + (bias ? bias[1] : 0.0f);
     }
 }
 
-static AVX2 void rows_of(
-    const float *x, const float *w, const float *v, const float *bias, float *y, int64_t M, int64_t K, int64_t N)
+static inline __attribute__((always_inline)) AVX2 void rows_of(
+    const float *x, const void *w, const void *v, const float *bias, float *y, int64_t M, int64_t K, int64_t N,
+    const int half)
 {
     for (int64_t i = 0; i < M; i += GROUP, x += GROUP * K, y += GROUP * N) {
         switch (M - i) {
-        case 1: pair(x, w, v, bias, y, K, N, 1); break;
-        case 2: pair(x, w, v, bias, y, K, N, 2); break;
-        case 3: pair(x, w, v, bias, y, K, N, 3); break;
-        case 4: pair(x, w, v, bias, y, K, N, 4); break;
-        case 5: pair(x, w, v, bias, y, K, N, 5); break;
-        default: pair(x, w, v, bias, y, K, N, 6); break;
+        case 1: pair(x, w, v, bias, y, K, N, 1, half); break;
+        case 2: pair(x, w, v, bias, y, K, N, 2, half); break;
+        case 3: pair(x, w, v, bias, y, K, N, 3, half); break;
+        case 4: pair(x, w, v, bias, y, K, N, 4, half); break;
+        case 5: pair(x, w, v, bias, y, K, N, 5, half); break;
+        default: pair(x, w, v, bias, y, K, N, 6, half); break;
         }
     }
 }
 
+static AVX2 void rows_fp32(
+    const float *x, const float *w, const float *v, const float *bias, float *y, int64_t M, int64_t K, int64_t N)
+{
+    rows_of(x, w, v, bias, y, M, K, N, 0);
+}
+
+static AVX2 void rows_bf16(
+    const float *x, const uint16_t *w, const uint16_t *v, const float *bias, float *y, int64_t M, int64_t K, int64_t N)
+{
+    rows_of(x, w, v, bias, y, M, K, N, 1);
+}
+
 int rows_available(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
-void rows_product(const float *x, const float *w, const float *bias, float *y, int64_t M, int64_t K, int64_t N)
-{
-    const int64_t pairs = (N + 1) / 2;
-#pragma omp parallel for schedule(static)
-    for (int64_t n = 0; n < pairs; n++) {
-        const float *first = w + 2 * n * K;
-        rows_of(x, first, 2 * n + 1 < N ? first + K : first, bias ? bias + 2 * n : 0, y + 2 * n, M, K, N);
+#define PRODUCT(NAME, TYPE, ROWS)                                                                                      \
+    void NAME(const float *x, const TYPE *w, const float *bias, float *y, int64_t M, int64_t K, int64_t N)             \
+    {                                                                                                                  \
+        const int64_t pairs = (N + 1) / 2;                                                                             \
+        _Pragma("omp parallel for schedule(static)") for (int64_t n = 0; n < pairs; n++)                               \
+        {                                                                                                              \
+            const TYPE *first = w + 2 * n * K;                                                                         \
+            ROWS(x, first, 2 * n + 1 < N ? first + K : first, bias ? bias + 2 * n : 0, y + 2 * n, M, K, N);            \
+        }                                                                                                              \
     }
-}
+
+PRODUCT(rows_product, float, rows_fp32)
+PRODUCT(rows_product_bf16, uint16_t, rows_bf16)
 #else
 int rows_available(void) { return 0; }
 void rows_product(const float *x, const float *w, const float *bias, float *y, int64_t M, int64_t K, int64_t N) {}
+void rows_product_bf16(const float *x, const uint16_t *w, const float *bias, float *y, int64_t M, int64_t K, int64_t N)
+{
+}
 #endif

@@ -57,6 +57,10 @@ def chat_template(target: Target) -> Template:
     return Template(parts[0], parts[1], digest)
 
 
+_WITHOUT: dict[str, Any] = {"prompt_openings": []}
+"""What a manifest means that is older than the key."""
+
+
 def _identity(
     recipe: Recipe, target: Target, template: Template, prompts: list[str] | None
 ) -> dict[str, Any]:
@@ -73,6 +77,7 @@ def _identity(
         if prompts is None
         else hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
         "prompt_temperature": d.prompt_temperature,
+        "prompt_openings": list(d.prompt_openings),
         "answer_temperatures": list(d.answer_temperatures),
         "top_p": d.top_p,
         "top_k": d.top_k,
@@ -97,7 +102,7 @@ def _resume(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
         }
     manifest = data.read_manifest(folder)
     for key, value in identity.items():
-        if manifest.get(key) != value:
+        if manifest.get(key, _WITHOUT.get(key)) != value:
             raise UserError(
                 f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says {value!r}; "
                 "give another data.path or remove the folder"
@@ -169,7 +174,10 @@ def _rows(
     heat = list(d.answer_temperatures)
     if prompts is None:
         chat = bool(template.turn)
+        openings = _openings(recipe, target) if chat else []
         rows = [Row(i, heat[i % len(heat)], [], writes_prompt=chat) for i in indices]
+        for row in rows if openings else []:  # an opening meets every answer temperature
+            row.opening = list(openings[row.index // len(heat) % len(openings)])
         return rows
     rows = []
     for i in indices:
@@ -180,6 +188,21 @@ def _rows(
         ]
         rows.append(Row(i, heat[i % len(heat)], tokens + list(template.turn), writes_prompt=False))
     return rows
+
+
+def _openings(recipe: Recipe, target: Target) -> list[list[int]]:
+    """data.prompt_openings as tokens. Raises UserError for one that leaves a prompt no room."""
+    found = [
+        list(target.tokenizer(text, add_special_tokens=False)["input_ids"])
+        for text in recipe.data.prompt_openings
+    ]
+    for text, tokens in zip(recipe.data.prompt_openings, found, strict=True):
+        if len(tokens) >= recipe.data.max_prompt_tokens:
+            raise UserError(
+                f"data.prompt_openings: {text!r} has {len(tokens)} tokens, "
+                f"data.max_prompt_tokens={recipe.data.max_prompt_tokens} leaves no room"
+            )
+    return found
 
 
 def _text_key(tokens: list[int], answer_start: int, prefix: int) -> list[int]:

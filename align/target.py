@@ -129,9 +129,8 @@ class Target:
         if positions_BL is None:
             positions_BL = torch.arange(past, past + length, device=self.device)[None]
         if mask is None:
-            mask = torch.ones(length, past + length, dtype=torch.bool, device=self.device).tril(past)[
-                None, None
-            ]
+            groups = self.num_heads // self.num_kv_heads
+            mask = attention.causal_mask(length, past, groups, self.dtype, self.device)
         hooks = [self.layers[i].register_forward_hook(self._tap(i)) for i in taps]
         try:
             hidden_BLD = self.body(

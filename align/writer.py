@@ -20,12 +20,14 @@ _BLOCK = 128  # vocabulary entries summed together in the first level of the inv
 
 @dataclass
 class Row:
-    """One sample being written. `forced` are tokens still to be fed; `limit` ends the phase it is in."""
+    """One sample being written. `opening`: tokens that its written prompt still has to begin with; `forced`: tokens
+    still to be fed before the answer."""
 
     index: int
     answer_temperature: float
     forced: list[int]
     writes_prompt: bool
+    opening: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     prompt_end: int = -1
     answer_start: int = -1
@@ -177,6 +179,9 @@ class Writer:
         return torch.tensor([r.tokens[-1] for r in rows])
 
     def _step(self, row: Row, token: int) -> None:
+        if row.opening:
+            row.tokens.append(row.opening.pop(0))
+            return
         if row.forced:
             row.tokens.append(row.forced.pop(0))
             if not row.forced:

@@ -9,7 +9,6 @@ from typing import Any
 from align.drafters.block import BlockDrafter
 from align.drafters.checkpoint import load_drafter
 from align.errors import UserError, nearest
-from align.linear import speed_up_linears
 from align.target import DEFAULT_TARGET, Target, load_target
 from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
@@ -217,5 +216,5 @@ def _drafter(
         return drafter
     network = load_drafter(drafter, target).to(target.dtype)
     if target.fast:
-        speed_up_linears(network, target.dtype, target.device)
+        network.lighten()
     return BlockProposer(network, draft_tokens)

@@ -26,7 +26,7 @@ from align.cache import KVCache
 from align.corruption import Anchors
 from align.data import Batch
 from align.errors import UserError, nearest
-from align.linear import few_rows
+from align.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
 from align.target import Target
 
 CONTEXTS = ("shared_kv", "taps")
@@ -258,7 +258,19 @@ class MarkovHead(nn.Module):
 
     def forward(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """Hidden state and embedding of the token before, both (…, D) → z (…, r)."""
-        return self.out(F.silu(self.hidden(hidden) + self.previous(previous)))
+        return self.out(self.mixed(self.hidden(hidden), previous))
+
+    def mixed(self, from_hidden: Tensor, previous: Tensor) -> Tensor:
+        """silu(W_h·h + W_e·e), given W_h·h: (…, r) and (…, D) → (…, r)."""
+        return F.silu(from_hidden + self.previous(previous))
+
+
+@dataclass
+class _Light:
+    """What `BlockDrafter.lighten` keeps: the head's rows (Vd, D); the Markov basis times its last product (Vd, r)."""
+
+    head_VdD: Tensor
+    basis_Vr: Tensor | None
 
 
 class BlockDrafter(nn.Module):
@@ -285,6 +297,7 @@ class BlockDrafter(nn.Module):
             else None
         )
         self._head: Tensor | None = None
+        self._light: _Light | None = None
 
     @property
     def target(self) -> Target:
@@ -360,7 +373,22 @@ class BlockDrafter(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Draft logits before any Markov bias, fp32, (…, D) → (…, Vd). Without gradients."""
-        return few_rows(hidden.contiguous(), self.head_weight_VdD.to(hidden.dtype)).float()
+        weight = self.head_weight_VdD.to(hidden.dtype) if self._light is None else self._light.head_VdD
+        return few_rows(hidden.contiguous(), weight).float()
+
+    @torch.no_grad()
+    def lighten(self) -> None:
+        """Make ready for drafting on a CPU, for good: weights in forms that few rows read fastest, rounded to bf16
+        where that is half the price. Drafts may change by that rounding; the law of what is decoded does not."""
+        target = self.target
+        dtype = self.norm.weight.dtype
+        if not speed_up_linears(self, dtype, target.device, light=True):
+            return
+        kept = torch.bfloat16 if fast_linear(dtype, target.device) is RowsLinear else dtype
+        basis = None
+        if self.markov is not None:  # one product less a token: basis ∘ out
+            basis = (self.markov.basis.t() @ self.markov.out.weight.to(dtype)).to(kept).contiguous()
+        self._light = _Light(self.head_weight_VdD.to(kept), basis)
 
 
 class BlockSession:
@@ -375,8 +403,12 @@ class BlockSession:
         self.before: Tensor | None = None
         config = drafter.config
         # by rows of the vocabulary: the layout that a product of one row reads fastest
-        markov = drafter.markov
-        self.basis_Vr = None if markov is None else markov.basis.detach().t().contiguous()
+        self.basis_Vr: Tensor | None = None
+        if drafter.markov is not None:
+            light = drafter._light
+            self.basis_Vr = (
+                drafter.markov.basis.detach().t().contiguous() if light is None else light.basis_Vr
+            )
         self.own: KVCache | None = None
         if config.context == "taps":
             shape = (1, config.num_key_value_heads, capacity, config.head_dim)
@@ -425,11 +457,17 @@ class BlockSession:
         return drafter.norm(x)[0]
 
     @torch.no_grad()
-    def bias(self, hidden_D: Tensor, previous_token: int) -> Tensor | None:
-        """The Markov bias on one row's logits given the token before it: (Vd,), or None without a Markov head."""
+    def bias_inputs(self, hidden_KD: Tensor) -> Tensor | None:
+        """What `bias` needs of all rows, computed at once: (K, r), or None without a Markov head."""
         markov = self.drafter.markov
-        if markov is None or self.basis_Vr is None:
-            return None
-        token = torch.tensor(previous_token, device=hidden_D.device)
-        z_r = markov(hidden_D, self.drafter.target.embed(token).to(hidden_D.dtype))
-        return few_rows(z_r, self.basis_Vr).float()
+        return None if markov is None else markov.hidden(hidden_KD)
+
+    @torch.no_grad()
+    def bias(self, input_r: Tensor, previous_token: int) -> Tensor:
+        """The Markov bias on one row's logits given the token before it: (Vd,). `input_r`: its row of `bias_inputs`."""
+        markov = self.drafter.markov
+        assert markov is not None and self.basis_Vr is not None
+        token = torch.tensor(previous_token, device=input_r.device)
+        z_r = markov.mixed(input_r, self.drafter.target.embed(token).to(input_r.dtype))
+        # a lightened basis holds the last product already
+        return few_rows(z_r if self.drafter._light is not None else markov.out(z_r), self.basis_Vr).float()

@@ -86,9 +86,10 @@ class BlockDrafts:
         columns, rows = [], []
         token = self.request.tokens[-1]
         ids = self._ids
-        for hidden_D, logits_V in zip(hidden_KD, logits_KV, strict=True):
-            bias_V = self.session.bias(hidden_D, token)
-            column, q = self._choose((logits_V + bias_V)[None])
+        inputs_Kr = self.session.bias_inputs(hidden_KD)
+        assert inputs_Kr is not None
+        for input_r, logits_V in zip(inputs_Kr, logits_KV, strict=True):
+            column, q = self._choose((logits_V + self.session.bias(input_r, token))[None])
             columns.append(column)
             if q is not None:
                 rows.append(q)

@@ -23,6 +23,10 @@ def test_few_rows(outputs: int, inputs: int, bias: bool) -> None:
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 20):
         got = linear.few_rows(x[:rows], weight, offset)
         torch.testing.assert_close(got.double(), exact[:rows], rtol=1e-5, atol=1e-4)
+        rounded = weight.bfloat16()
+        exact_16 = F.linear(x[:rows].double(), rounded.double(), None if offset is None else offset.double())
+        got_16 = linear.few_rows(x[:rows], rounded, offset)
+        torch.testing.assert_close(got_16.double(), exact_16, rtol=1e-5, atol=1e-4)
         if linear.rows_library() is not None and rows <= linear.MOST_ROWS:
             alone = torch.cat([linear.few_rows(x[i : i + 1], weight, offset) for i in range(rows)])
             assert torch.equal(got, alone)

@@ -122,8 +122,9 @@ def test_q_is_the_law_of_the_draw(target: Target, variant: str) -> None:
             key = (k, previous if net.markov else 0)
             if key not in laws:  # from the definition, not from the proposal
                 logits = net.logits(hidden[k])
-                bias = drafts.session.bias(hidden[k], previous)
-                q = probs(logits if bias is None else logits + bias, sampling, seen)
+                inputs = drafts.session.bias_inputs(hidden[k])
+                bias = 0 if inputs is None else drafts.session.bias(inputs, previous)
+                q = probs(logits + bias, sampling, seen)
                 laws[key] = {(int(t),): float(m) for t, m in zip(ids, q, strict=True) if m > 0}
             dense = proposal.q.row(torch.tensor(k), target.vocab_size)
             expected = torch.zeros(target.vocab_size)

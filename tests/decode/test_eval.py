@@ -67,11 +67,11 @@ def run(*arguments: Any) -> tuple[dict[str, Any], Path]:
     return eval.evaluate(options, Console(quiet=True), "command")
 
 
-def test_three_methods_side_by_side(prompts: Path, drafter: Path, tmp_path: Path) -> None:
+def test_the_methods_side_by_side(prompts: Path, drafter: Path, tmp_path: Path) -> None:
     summary, folder = run("--prompts", prompts, "--drafter", drafter, "--out", tmp_path / "o", "--repeats", 2)
     records = read_records(folder)
-    assert Counter(r.method for r in records) == {"plain": 6, "lookup": 6, "drafter": 6}
-    assert {r.repeat for r in records} == {0, 1} and len({r.key for r in records}) == 18
+    assert Counter(r.method for r in records) == dict.fromkeys(("plain", "lookup", "drafter", "combined"), 6)
+    assert {r.repeat for r in records} == {0, 1} and len({r.key for r in records}) == 24
     for record in records:
         assert record.identical is True and record.divergence is None
         assert record.new_tokens == len(record.tokens) == record.committed + 1 <= 12
@@ -80,7 +80,7 @@ def test_three_methods_side_by_side(prompts: Path, drafter: Path, tmp_path: Path
         assert record.tau == pytest.approx(record.committed / record.calls)
         assert record.prefill_seconds > 0 and record.seconds > 0
     assert all(r.tau == 1 and not any(r.drafted) for r in records if r.method == "plain")
-    for method in ("plain", "lookup", "drafter"):
+    for method in ("plain", "lookup", "drafter", "combined"):
         figures = summary["suites"]["mine"][method]
         assert {"speedup", "speedup_lo", "speedup_hi", "tau", "tau_macro", "tokens_per_s"} <= figures.keys()
         assert figures["prompts"] == figures["identical"] == 3 and figures["bugs"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,8 +108,9 @@ def test_markov_bias_in_training_equals_drafting(target: Target, samples: data.S
     assert factors is not None
     session = BlockSession(drafter, target.new_cache(1, 8), 8)
     for k in range(4):
-        bias = session.bias(hidden[0, 0, k].detach(), int(batch.tokens_BL[0, 7 + k]))
-        assert bias is not None
+        inputs = session.bias_inputs(hidden[0, 0, k].detach())
+        assert inputs is not None
+        bias = session.bias(inputs, int(batch.tokens_BL[0, 7 + k]))
         torch.testing.assert_close(bias, (factors[0][0, 0, k] @ factors[1]).detach(), atol=1e-5, rtol=1e-5)
 
 
@@ -221,3 +223,25 @@ def test_broken_folders(target: Target, samples: data.Samples, tmp_path: Path) -
     fails("not readable")
     with pytest.raises(UserError, match="no such folder"):
         load_drafter(tmp_path / "nowhere", target)
+
+
+@pytest.mark.parametrize("markov_rank", [0, 8])
+@pytest.mark.parametrize("context", ["shared_kv", "taps"])
+def test_a_lightened_drafter_drafts_the_same_up_to_rounding(
+    target: Target, samples: data.Samples, context: str, markov_rank: int
+) -> None:
+    heavy = build(target, samples, context=context, markov_rank=markov_rank)
+    light = copy.deepcopy(heavy)
+    light._target = heavy._target
+    light.lighten()
+    results = []
+    for drafter in (heavy, light):
+        cache = target.new_cache(1, 20)
+        session = BlockSession(drafter, cache, 20)
+        output = target.forward(torch.arange(5, 15)[None], cache=cache, taps=session.taps)
+        session.observe(output.hidden_BLD, output.taps_BLFD, 10)
+        hidden = session.hidden(7)
+        logits, inputs = drafter.logits(hidden), session.bias_inputs(hidden)
+        results.append(logits if inputs is None else logits + session.bias(inputs[1], 9))
+    scale = float(results[0].abs().max())
+    torch.testing.assert_close(results[1], results[0], atol=2e-2 * scale, rtol=2e-2)
