@@ -53,7 +53,17 @@ class Zero(DeepSpeedStrategy):
             return
         reset_seed()
         self.set_world_ranks()
+        self._without_compiler()
         self._init_deepspeed_distributed()
+
+    @staticmethod
+    def _without_compiler() -> None:
+        """Leave out DeepSpeed's shared-memory reductions, gloo's do: they are compiled at the first start, and a
+        start that is killed meanwhile leaves a lock behind, at which all later ones would wait for ever."""
+        import deepspeed.ops
+
+        compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
+        compatible["deepspeed_shm_comm"] = False
 
     @property
     def root_device(self) -> torch.device:
