@@ -98,21 +98,22 @@ def test_checkpoint_loads_weights_only(tmp_path: Path, debug_data: Path) -> None
 
 def test_a_killed_process_ends_in_the_same_state(tmp_path: Path, debug_data: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    words = ["trainer.max_steps=30", "trainer.checkpoint_every=3", "trainer.validate_every=30"]
-    run(whole, debug_data, *words)
-    command = [
-        sys.executable,
-        "-m",
-        "align.train",
-        "recipe=debug_block",
-        f"output={killed}",
-        f"data.path={debug_data}",
-        *words,
-    ]
+    # as many threads everywhere: sums are split over them
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+
+    def start(output: Path) -> subprocess.Popen[bytes]:
+        words = ["trainer.max_steps=30", "trainer.checkpoint_every=3", "trainer.validate_every=30"]
+        command = [sys.executable, "-m", "align.train", "recipe=debug_block", f"output={output}"]
+        return subprocess.Popen(
+            [*command, f"data.path={debug_data}", *words],
+            env=env,
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    assert start(whole).wait(timeout=300) == 0
+    process = start(killed)
     until = time.monotonic() + 120
     while (
         not list((killed / "checkpoints").glob("*.json"))
@@ -123,7 +124,7 @@ def test_a_killed_process_ends_in_the_same_state(tmp_path: Path, debug_data: Pat
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert process.returncode == -signal.SIGKILL and not (killed / "drafter").exists()
-    run(killed, debug_data, *words)
+    assert start(killed).wait(timeout=300) == 0
     first, second = weights(whole), weights(killed)
     assert all(torch.equal(first[n], second[n]) for n in first)
 
