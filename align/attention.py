@@ -18,17 +18,22 @@ NAME = "grouped_sdpa"
 WIDE = 64  # from here on repeating the keys is cheap beside the product
 
 
-def causal_mask(
-    length: int, past: int, groups: int, dtype: torch.dtype, device: torch.device
+def block_mask(
+    see_LL: Tensor | None, length: int, past: int, groups: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """The mask of `length` tokens after `past` others, each seeing itself and all before, made once for all layers.
+    """The mask of `length` tokens that all see `past` others and each other as `see_LL` says, made once for all layers.
 
-    None for one token, which sees everything; for few, additive and laid out as `grouped_attention` lays out its
-    query rows, (1, 1, groups·L, S), so that no layer has to convert it; else boolean, (1, 1, L, S).
+    `see_LL`: bool, itself included; None = causal. Returns None for one token, which sees everything; for few, an
+    additive mask laid out as `grouped_attention` lays out its query rows, (1, 1, groups·L, S), so that no layer has
+    to convert it; else a boolean one, (1, 1, L, S).
     """
     if length == 1:
         return None
-    see = torch.ones(length, past + length, dtype=torch.bool, device=device).tril(past)
+    see = torch.ones(length, past + length, dtype=torch.bool, device=device)
+    if see_LL is None:
+        see = see.tril_(past)
+    else:
+        see[:, past:] = see_LL
     if groups == 1 or length > WIDE:
         return see[None, None]
     added = torch.zeros(see.shape, dtype=dtype, device=device).masked_fill_(~see, -torch.inf)
@@ -40,7 +45,7 @@ def grouped_attention(
 ) -> Tensor:
     """Attention of (B, H, L, d) queries over (B, Hkv, S, d) keys and values, H a multiple of Hkv → (B, H, L, d).
 
-    `mask` is boolean (B or 1, 1, L, S), True = attend, or what `causal_mask` made; None = everything, or causal when
+    `mask` is boolean (B or 1, 1, L, S), True = attend, or what `block_mask` made; None = everything, or causal when
     L = S and `causal`.
     """
     batch, heads, length, width = query.shape

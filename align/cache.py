@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,10 +69,9 @@ class KVCache(Cache):
         self.slots_B: Tensor | None = None
         self.slots_end = 0
 
-        def room() -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.slabs = [Slab(self, room(), room()) for _ in range(layers)]
+        # one block of memory for all layers, so that moving positions is one operation
+        self._all = torch.zeros((layers, 2, *shape), dtype=dtype, device=device)
+        self.slabs = [Slab(self, pair[0], pair[1]) for pair in self._all]
         super().__init__(layers=list(self.slabs))
 
     @property
@@ -103,8 +103,19 @@ class KVCache(Cache):
 
     def select(self, rows: Tensor) -> None:
         """Keep the batch rows at `rows`, in that order."""
-        for slab in self.slabs:
-            slab.keys, slab.values = slab.keys[rows], slab.values[rows]
+        for slab, pair in zip(self.slabs, self._all, strict=True):  # layer by layer: little memory on top
+            pair[:, : len(rows)] = pair[:, rows]
+            slab.keys, slab.values = pair[0, : len(rows)], pair[1, : len(rows)]
+        self._all = self._all[:, :, : len(rows)]
+
+    def keep(self, start: int, offsets: Sequence[int]) -> None:
+        """Of the positions written from `start` on, keep those at the ascending `offsets`, moved together; the length
+        becomes start + len(offsets). A rollback that keeps one path of a tree."""
+        count = len(offsets)
+        if list(offsets) != list(range(count)):
+            kept = torch.tensor(offsets, device=self._all.device) + start
+            self._all[..., start : start + count, :] = self._all.index_select(-2, kept)
+        self.length = start + count
 
     def fill(self, source: KVCache) -> None:
         """Copy what the one-row `source` holds into the start of every row; the length stays as it is."""

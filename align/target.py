@@ -45,6 +45,12 @@ class TargetOutput:
     hidden_BLD: Tensor
     taps_BLFD: Tensor | None
 
+    def at(self, places: Sequence[int]) -> TargetOutput:
+        """The hidden states and taps of these positions, without logits."""
+        index = torch.tensor(places, device=self.hidden_BLD.device)
+        taps = None if self.taps_BLFD is None else self.taps_BLFD[:, index]
+        return TargetOutput(None, self.hidden_BLD[:, index], taps)
+
 
 class Target:
     """A frozen causal language model p. Build it with `load_target`."""
@@ -106,6 +112,7 @@ class Target:
         cache: KVCache | None = None,
         positions_BL: Tensor | None = None,
         mask: Tensor | None = None,
+        see_LL: Tensor | None = None,
         taps: Sequence[int] = (),
         logits: bool = True,
     ) -> TargetOutput:
@@ -116,6 +123,8 @@ class Target:
             cache: from `new_cache`; None = no past and nothing kept.
             positions_BL: rotary positions; default: counted on from the cache's length.
             mask: bool (B or 1, 1, L, S), True = attend, S = cache length + L; default: causal.
+            see_LL: instead of a mask, bool (L, L): which of the L tokens each one sees, itself included; all see what
+                is in the cache. A tree: its ancestors. The default position is then the depth.
             taps: layer ids whose outputs are wanted; id i is the output of layer i, `hidden_states[i + 1]`.
             logits: False leaves the head out.
 
@@ -126,11 +135,14 @@ class Target:
         past = cache.length if cache is not None else 0
         if cache is not None and cache.slots_B is None:
             cache.check_room(length)
-        if positions_BL is None:
+        if positions_BL is None and see_LL is None:
             positions_BL = torch.arange(past, past + length, device=self.device)[None]
+        elif positions_BL is None:
+            assert see_LL is not None
+            positions_BL = (past - 1 + see_LL.sum(1))[None]
         if mask is None:
             groups = self.num_heads // self.num_kv_heads
-            mask = attention.causal_mask(length, past, groups, self.dtype, self.device)
+            mask = attention.block_mask(see_LL, length, past, groups, self.dtype, self.device)
         hooks = [self.layers[i].register_forward_hook(self._tap(i)) for i in taps]
         try:
             hidden_BLD = self.body(

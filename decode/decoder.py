@@ -20,6 +20,9 @@ from decode.verify import check_pair, choose, find
 
 Prompt = str | list[dict[str, str]] | list[int]
 _NAMES = ("lookup", "none")
+TREE_NODES = 11
+"""With the root 12 rows a call: two passes of six through the weights (align/rows.c)."""
+MOST_NODES = 512
 
 
 class Decoder:
@@ -164,6 +167,7 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     draft_tokens: int | None = None,
+    tree_nodes: int | None = None,
     copying: bool = False,
 ) -> Decoder:
     """A decoder for a target.
@@ -174,7 +178,9 @@ def load(
             already loaded.
         verifier: see `Decoder`.
         dtype, device: where `target` is to be loaded; see `align.target.load_target`.
-        draft_tokens: draft at most this many tokens a call; default: the drafter's own number.
+        draft_tokens: draft at most this many tokens ahead; default: the drafter's own number.
+        tree_nodes: verify this many drafted tokens a call, branching; 0 = a chain of `draft_tokens`. Default:
+            `TREE_NODES`.
         copying: where the text repeats itself, copy instead of drafting (`decode.drafters.copying`).
 
     Raises:
@@ -182,13 +188,15 @@ def load(
     """
     if draft_tokens is not None and draft_tokens < 1:
         raise UserError(f"draft_tokens={draft_tokens!r}: must be at least 1")
+    if tree_nodes is not None and not 0 <= tree_nodes <= MOST_NODES:
+        raise UserError(f"tree_nodes={tree_nodes!r}: must be 0 (a chain) to {MOST_NODES}")
     if verifier != "auto":
         find(verifier)
     if isinstance(drafter, str | Path):
         _check_drafter(str(drafter))
     if isinstance(target, str):
         target = load_target(target, dtype=dtype, device=device)
-    found = _drafter(drafter, target, draft_tokens)
+    found = _drafter(drafter, target, draft_tokens, TREE_NODES if tree_nodes is None else tree_nodes)
     return Decoder(target, CopyingDrafter(found) if copying and found is not None else found, verifier)
 
 
@@ -204,17 +212,20 @@ def _check_drafter(spec: str) -> None:
 
 
 def _drafter(
-    drafter: str | Path | Drafter | BlockDrafter | None, target: Target, draft_tokens: int | None
+    drafter: str | Path | Drafter | BlockDrafter | None,
+    target: Target,
+    draft_tokens: int | None,
+    tree_nodes: int,
 ) -> Drafter | None:
     if drafter is None or drafter == "none":
         return None
     if drafter == "lookup":
         return LookupDrafter(draft_tokens) if draft_tokens else LookupDrafter()
     if isinstance(drafter, BlockDrafter):
-        return BlockProposer(drafter, draft_tokens)
+        return BlockProposer(drafter, draft_tokens, tree_nodes)
     if not isinstance(drafter, str | Path):
         return drafter
     network = load_drafter(drafter, target).to(target.dtype)
     if target.fast:
         network.lighten()
-    return BlockProposer(network, draft_tokens)
+    return BlockProposer(network, draft_tokens, tree_nodes)

@@ -14,12 +14,15 @@ both tokens again, which on a CPU they do bit for bit (an accelerator may sum in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from align.target import Target
-from decode.engine import PREFILL_CHUNK
+from decode.engine import PREFILL_CHUNK, Tree
 from decode.records import Divergence
+from decode.tree import ancestors
 
 TIE, BUG = "rounding tie", "BUG"
 
@@ -47,6 +50,7 @@ def examine(
     other: list[int],
     drafted: list[int],
     accepted: list[int],
+    trees: Sequence[Tree | None] = (),
 ) -> Divergence | None:
     """The first difference between plain decoding's output and another greedy one, judged; None when they
     are equal.
@@ -54,6 +58,7 @@ def examine(
     Args:
         prompt, plain, other: token ids.
         drafted, accepted: drafted and committed draft tokens of each call of the other method.
+        trees: the shapes of those calls' drafts, where they branch.
     """
     index = first_difference(plain, other)
     if index is None:
@@ -65,7 +70,7 @@ def examine(
         return Divergence(index, None if ended else plain[index], other[index] if ended else None, BUG)
     a, b = plain[index], other[index]
     z_V = replay(target, prompt, plain, index, [0] * index, [0] * index)
-    other_V = replay(target, prompt, other, index, drafted, accepted)
+    other_V = replay(target, prompt, other, index, drafted, accepted, trees)
     gap = float(z_V[a] - z_V[b])
     bound = min(2 * float((other_V - z_V).abs().max()), dtype_limit(target.dtype, z_V))
     reproduced = int(z_V.argmax()) == a and int(other_V.argmax()) == b
@@ -89,31 +94,41 @@ def dtype_limit(dtype: torch.dtype, logits_V: Tensor) -> float:
 
 @torch.no_grad()
 def replay(
-    target: Target, prompt: list[int], output: list[int], index: int, drafted: list[int], accepted: list[int]
+    target: Target,
+    prompt: list[int],
+    output: list[int],
+    index: int,
+    drafted: list[int],
+    accepted: list[int],
+    trees: Sequence[Tree | None] = (),
 ) -> Tensor:
     """Logits (V,) from which token `index` of the output was chosen, the target run in the widths of the
-    given calls.
+    given calls, over trees where they had any.
 
-    The drafts that a call lost are not known and not needed: a token never sees what comes after it. Any
-    token stands in for them, so that the width, and with it the order of the sums, is the same.
+    The drafts that a call lost are not known and not needed: a token never sees what comes after it, nor what is
+    not above it. Any token stands in for them, so that the width, and with it the order of the sums, is the same.
     """
-    capacity = len(prompt) + len(output) + max(drafted, default=0) + 1
-    cache = target.new_cache(1, capacity)
+    shapes = [*trees, *[None] * (len(drafted) - len(trees))]
+    widths = [w if t is None else len(t.parents) for w, t in zip(drafted, shapes, strict=True)]
+    cache = target.new_cache(1, len(prompt) + len(output) + max(widths, default=0) + 1)
     for begin in range(0, len(prompt), PREFILL_CHUNK):
         chunk = _row(target, prompt[begin : begin + PREFILL_CHUNK])
         hidden_BLD = target.forward(chunk, cache=cache, logits=False).hidden_BLD
     if index == 0:
         return target.head(hidden_BLD[:, -1:])[0, 0]
     start = 1  # tokens of the output before this are in the prompt of the call
-    for width, kept in zip(drafted, accepted, strict=True):
-        tokens = output[start - 1 : start + min(kept, width)]
-        tokens = tokens + [prompt[0]] * (width + 1 - len(tokens))
+    for width, kept, tree in zip(widths, accepted, shapes, strict=True):
+        rows = [0, *(range(1, kept + 1) if tree is None else (i + 1 for i in tree.path[:kept]))]
+        tokens = [prompt[0]] * (width + 1)
+        for row, token in zip(rows, output[start - 1 :], strict=False):
+            tokens[row] = token
         before = cache.length
-        logits_BLV = target.forward(_row(target, tokens), cache=cache).logits_BLV
+        see_LL = None if tree is None else ancestors(tree.parents).to(target.device)
+        logits_BLV = target.forward(_row(target, tokens), cache=cache, see_LL=see_LL).logits_BLV
         assert logits_BLV is not None
         if start <= index <= start + kept:
-            return logits_BLV[0, index - start].clone()
-        cache.length = before + kept + 1
+            return logits_BLV[0, rows[index - start]].clone()
+        cache.keep(before, rows)
         start += kept + 1
     raise ValueError(f"token {index} lies after the last call")
 

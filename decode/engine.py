@@ -2,7 +2,8 @@
 
 The cache holds every committed token but the last. A round runs the target over [last token, drafts], which
 writes their keys and values; the verifier keeps n drafts and adds one token; the cache's length goes back to
-what is committed. What a round needs from the device comes in one transfer.
+what is committed. What a round needs from the device comes in one transfer. Drafts may branch (decode/tree.py):
+then the path that the target takes is moved together in the cache.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +21,29 @@ from decode.drafters.base import Drafter, Request
 from decode.proposal import Proposal
 from decode.sampling import Sampling, best, draw, penalised, probs, seen_rows, seen_tokens
 from decode.text import TextStream
-from decode.verify import match, verify
+from decode.tree import ancestors, follow
+from decode.verify import Verdict, check_pair, match, verify
 
 PREFILL_CHUNK = 2048
+
+
+class Tree(NamedTuple):
+    """A call's drafts where they branch: every node's parent, and the nodes that were accepted, in order."""
+
+    parents: tuple[int, ...]
+    path: list[int]
+
+
+class Outcome(NamedTuple):
+    """A round's outcome on the host: accepted drafts, the target's token after them, and where in the proposal
+    those drafts stand (ascending)."""
+
+    accepted: list[int]
+    following: int
+    path: list[int]
+
+
+_NOTHING = Proposal(torch.zeros(0, dtype=torch.int64), "point")
 
 
 @dataclass
@@ -41,7 +63,9 @@ class Generation:
     """eos, length (max_new_tokens), stop (a stop string) or context (the target's context is full)."""
     calls: int = 0
     drafted: list[int] = field(default_factory=list)
-    """Drafted tokens per call."""
+    """Tokens drafted ahead per call; of a tree, its levels."""
+    trees: list[Tree | None] = field(default_factory=list)
+    """The shape of each call's drafts and the path taken; None for a chain."""
     accepted: list[int] = field(default_factory=list)
     """Drafted tokens committed per call: never one after an EOS or a stop string, never one beyond a
     limit."""
@@ -56,6 +80,12 @@ class Generation:
     top2_gaps: list[float] | None = None
     """Per token, the gap between the two largest logits it was chosen from (before temperature), on
     request."""
+
+    @property
+    def nodes(self) -> list[int]:
+        """Drafted tokens verified per call: `drafted`, unless drafts branch."""
+        pairs = zip(self.drafted, self.trees, strict=True)
+        return [n if tree is None else len(tree.parents) for n, tree in pairs]
 
     @property
     def tau(self) -> float:
@@ -105,7 +135,7 @@ class Engine:
     def run(self) -> Generation:
         started = perf_counter()
         logits_1V = self._prefill()
-        self._commit(self._judge(logits_1V, None))
+        self._commit(self._judge(logits_1V, _NOTHING))
         prefilled = perf_counter()
         while not self.out.finish:
             self._round()
@@ -121,7 +151,7 @@ class Engine:
         self.request = Request(
             target,
             list(prompt),
-            target.new_cache(1, len(prompt) + self.limit),
+            target.new_cache(1, len(prompt) + self.limit + self._spare()),
             self.sampling,
             torch.Generator(target.device).manual_seed(self.sampling.seed),
             seen_tokens(prompt, target.vocab_size, target.device) if needs_seen else None,
@@ -136,9 +166,16 @@ class Engine:
                 self.session.observe(output, chunk.shape[1])
         return target.head(output.hidden_BLD[:, -1:])[0]
 
-    def _forward(self, tokens_1L: Tensor, logits: bool = True) -> TargetOutput:
+    def _spare(self) -> int:
+        """Places for the nodes of a tree that will not be kept."""
+        return self.drafter.draft_nodes if self.drafter is not None else 0
+
+    def _forward(self, tokens_1L: Tensor, logits: bool = True, see_LL: Tensor | None = None) -> TargetOutput:
         taps = self.session.taps if self.session is not None else ()
-        return self.target.forward(tokens_1L, cache=self.request.cache, taps=taps, logits=logits)
+        cache = self.request.cache
+        if see_LL is None:
+            return self.target.forward(tokens_1L, cache=cache, taps=taps, logits=logits)
+        return self.target.forward(tokens_1L, cache=cache, see_LL=see_LL, taps=taps, logits=logits)
 
     def _round(self) -> None:
         started = perf_counter()
@@ -146,63 +183,80 @@ class Engine:
         drafted = perf_counter()
         cache = self.request.cache
         before = cache.length
-        output = self._forward(self._inputs(proposal))
+        see_LL = None if proposal.parents is None else ancestors(proposal.parents).to(self.target.device)
+        output = self._forward(self._inputs(proposal), see_LL=see_LL)
         assert output.logits_BLV is not None
-        verdict = self._judge(output.logits_BLV[0], proposal)
-        kept = verdict[0] + 1  # the last token of the round before, and the drafts accepted after it
-        cache.length = before + kept
+        outcome = self._judge(output.logits_BLV[0], proposal)
+        rows = [
+            0,
+            *(i + 1 for i in outcome.path),
+        ]  # the round before's last token, and its drafts now accepted
+        cache.keep(before, rows)
         self.out.calls += 1
-        self.out.drafted.append(len(verdict) - 2)
-        self.out.accepted.append(self._commit(verdict))
+        self.out.drafted.append(proposal.depth)
+        self.out.trees.append(None if proposal.parents is None else Tree(proposal.parents, outcome.path))
+        self.out.accepted.append(self._commit(outcome))
         verified = perf_counter()
         if self.session is not None and not self.out.finish:
-            self.session.observe(output, kept)
+            self.session.observe(output if see_LL is None else output.at(rows), len(rows))
         self.out.verify_seconds += verified - drafted
         self.out.draft_seconds += drafted - started + perf_counter() - verified
 
-    def _propose(self) -> Proposal | None:
+    def _propose(self) -> Proposal:
         """A round commits its drafts and one more: as many drafts as still fit, known before anything is
         drawn."""
         if self.session is None or self.drafter is None:
-            return None
+            return _NOTHING
         room = min(self.drafter.draft_tokens, self.limit - len(self.out.tokens) - 1)
         proposal = self.session.propose(room) if room > 0 else None
-        return proposal.cut(room) if proposal is not None and len(proposal) else None
+        return _NOTHING if proposal is None else proposal.cut(room)
 
-    def _inputs(self, proposal: Proposal | None) -> Tensor:
+    def _inputs(self, proposal: Proposal) -> Tensor:
         last = torch.tensor([self.request.tokens[-1]], device=self.target.device)
-        return (last if proposal is None else torch.cat((last, proposal.tokens_K)))[None]
+        return (torch.cat((last, proposal.tokens_K)) if len(proposal) else last)[None]
 
-    def _judge(self, logits_NV: Tensor, proposal: Proposal | None) -> list[int]:
-        """[accepted, next token, drafted tokens …] on the host: the round's one synchronisation."""
-        sampling, seen = self.sampling, self.request.seen_V
-        if seen is not None and proposal is not None:
-            seen = seen_rows(seen, proposal.tokens_K)
+    def _judge(self, logits_MV: Tensor, proposal: Proposal) -> Outcome:
+        """What the target makes of the drafts: the round's one synchronisation."""
+        sampling, seen, generator = self.sampling, self.request.seen_V, self.request.generator
+        if seen is not None and len(proposal):
+            seen = seen_rows(seen, proposal.tokens_K, self._before(proposal))
         if self.out.top2_gaps is not None:
-            top2 = penalised(logits_NV, sampling, seen).topk(2, dim=-1).values
+            top2 = penalised(logits_MV, sampling, seen).topk(2, dim=-1).values
             self.gaps = (top2[:, 0] - top2[:, 1]).tolist()
-        if proposal is None:
-            if sampling.greedy:
-                return [0, int(best(logits_NV, sampling, seen, overwrite=True))]
-            return [0, int(draw(probs(logits_NV, sampling, seen, overwrite=True), self.request.generator))]
-        if self.verifier == "greedy":
-            verdict = match(proposal.tokens_K, best(logits_NV, sampling, seen, overwrite=True))
+        if sampling.greedy:
+            said_M = best(logits_MV, sampling, seen, overwrite=True)
+        elif proposal.parents is None and len(proposal):
+            p_MV = probs(logits_MV, sampling, seen, overwrite=True)
+            return self._chain(verify(self.verifier, proposal, p_MV, generator), proposal)
         else:
-            verdict = verify(
-                self.verifier,
-                proposal,
-                probs(logits_NV, sampling, seen, overwrite=True),
-                self.request.generator,
-            )
-        return torch.cat((torch.stack(verdict), proposal.tokens_K)).tolist()
+            said_M = draw(probs(logits_MV, sampling, seen, overwrite=True), generator)
+        if proposal.parents is None:
+            return self._chain(match(proposal.tokens_K, said_M), proposal)
+        check_pair(proposal.law, self.verifier, sampling.temperature)
+        path_N, following = follow(proposal.tokens_K, proposal.parents, said_M)
+        last, *rest = torch.cat((following[None], path_N.long(), proposal.tokens_K)).tolist()
+        taken, tokens = rest[: len(proposal)], rest[len(proposal) :]
+        path = [i for i, on in enumerate(taken) if on]
+        return Outcome([tokens[i] for i in path], last, path)
 
-    def _commit(self, verdict: list[int]) -> int:
+    @staticmethod
+    def _chain(verdict: Verdict, proposal: Proposal) -> Outcome:
+        count, following, *tokens = torch.cat((torch.stack(verdict), proposal.tokens_K)).tolist()
+        return Outcome(tokens[:count], following, list(range(count)))
+
+    @staticmethod
+    def _before(proposal: Proposal) -> Tensor | None:
+        """Which drafts come before each row of a tree, bool (N + 1, N); None for a chain."""
+        if proposal.parents is None:
+            return None
+        return ancestors(proposal.parents)[:, 1:].to(proposal.tokens_K.device)
+
+    def _commit(self, outcome: Outcome) -> int:
         """Add accepted drafts and the next token up to an end; sets `finish`. How many of them were
         drafts."""
-        accepted, following, *drafts = verdict
         out, request = self.out, self.request
         first = len(out.tokens)
-        for token in (*drafts[:accepted], following):
+        for token in (*outcome.accepted, outcome.following):
             out.tokens.append(token)
             stopped = self.text is not None and self.text.push(token)
             if stopped or token in self.eos or len(out.tokens) == self.limit:
@@ -213,5 +267,6 @@ class Engine:
         if request.seen_V is not None:
             request.seen_V[torch.tensor(fresh, device=request.seen_V.device)] = True
         if out.top2_gaps is not None:
-            out.top2_gaps.extend(self.gaps[: len(fresh)])
-        return min(accepted, len(fresh))
+            rows = [0, *(i + 1 for i in outcome.path)]
+            out.top2_gaps.extend(self.gaps[row] for row in rows[: len(fresh)])
+        return min(len(outcome.accepted), len(fresh))

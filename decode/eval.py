@@ -50,7 +50,10 @@ def parser() -> Parser:
     add("--target", help="hub id, folder, file.gguf or debug (default SmolLM2-135M-Instruct)")
     add("--drafter", help="the drafter's folder (default: the shipped one, for the default target)")
     add("--methods", help=f"comma list of {', '.join(METHODS)}; plain is always measured")
-    add("--draft-tokens", type=whole(1), metavar="K", help="draft at most K tokens a call")
+    add("--draft-tokens", type=whole(1), metavar="K", help="draft at most K tokens ahead")
+    add(
+        "--tree-nodes", type=whole(0), metavar="N", help="the drafter's tokens a call, branching; 0 = a chain"
+    )
     add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
     add("--max-new-tokens", type=whole(1), default=128, metavar="N", help="default 128")
     add("--temperature", type=number, default=0.0, help="0 = greedy (default)")
@@ -194,6 +197,7 @@ def _decoders(spec: str, drafter: str | None, methods: Sequence[str], options: A
             dtype=options.dtype,
             device=options.device,
             draft_tokens=options.draft_tokens,
+            tree_nodes=options.tree_nodes,
             copying=method == "combined",
         )
         target = decoders[method].target

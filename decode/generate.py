@@ -33,6 +33,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, at least 0")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     p = _Parser(
         prog="python -m decode.generate",
@@ -44,7 +50,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--target", help="hub id, folder, FILE.gguf or debug; default: SmolLM2-135M-Instruct")
     p.add_argument("--drafter", help="folder, hub id, lookup or none; default: the shipped one, else lookup")
     p.add_argument("--verifier", default="auto", help="auto (default), greedy, point_mass or token")
-    p.add_argument("--draft-tokens", type=_count, help="draft at most this many tokens a call")
+    p.add_argument("--draft-tokens", type=_count, help="draft at most this many tokens ahead")
+    p.add_argument("--tree-nodes", type=_whole, help="drafted tokens a call, branching; 0 = a chain")
     p.add_argument(
         "--copying",
         action=argparse.BooleanOptionalAction,
@@ -110,6 +117,7 @@ def _load(args: argparse.Namespace) -> Decoder:
         dtype=args.dtype,
         device=args.device,
         draft_tokens=args.draft_tokens,
+        tree_nodes=args.tree_nodes,
         copying=args.copying and drafter not in ("lookup", "none"),
     )
 
@@ -130,7 +138,7 @@ def summary(decoder: Decoder, out: Generation, verifier: str) -> str:
         parts.append(f"{out.tokens_per_second:.1f} tokens/s")
         parts.append(f"τ {out.tau:.2f}")
     if decoder.drafter is not None:
-        drafted, accepted = sum(out.drafted), sum(out.accepted)
+        drafted, accepted = sum(out.nodes), sum(out.accepted)
         share = f" ({accepted / drafted:.0%})" if drafted else ""
         parts.append(f"accepted {accepted} of {drafted} drafted{share}")
     parts.append(f"prefill {out.prefill_seconds:.2f} s")

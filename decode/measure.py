@@ -96,19 +96,26 @@ def run_task(
     sampling = settings.sampling
     if not sampling.greedy:
         sampling = replace(sampling, seed=(sampling.seed + 1_000_003 * task.repeat) % 2**63)
-    records = []
+    records, trees = [], []
     for position, method in enumerate(task.order):
         generation = decoders[method].generate(
             list(task.tokens), max_new_tokens=settings.max_new_tokens, sampling=sampling
         )
         records.append(record_of(task, method, position, generation))
+        trees.append(generation.trees)
         ended(method)
     plain = next((record for record in records if record.method == PLAIN), None)
     if sampling.greedy and plain is not None:
         target = decoders[PLAIN].target
-        for record in records:
+        for record, shapes in zip(records, trees, strict=True):
             record.divergence = examine(
-                target, list(task.tokens), plain.tokens, record.tokens, record.drafted, record.accepted
+                target,
+                list(task.tokens),
+                plain.tokens,
+                record.tokens,
+                record.drafted,
+                record.accepted,
+                shapes,
             )
             record.identical = record.divergence is None
     return records
@@ -132,6 +139,7 @@ def record_of(task: Task, method: str, position: int, generation: Generation) ->
         calls=generation.calls,
         accepted=list(generation.accepted),
         drafted=list(generation.drafted),
+        nodes=generation.nodes,
         tau=committed / generation.calls if generation.calls else None,
         finish=generation.finish,
         tokens=list(generation.tokens),

@@ -19,6 +19,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from decode.tree import check_parents, depths, within
+
 Law = Literal["point", "independent", "causal", "unmasked"]
 LAWS: tuple[str, ...] = get_args(Law)
 
@@ -103,7 +105,8 @@ class Proposal:
             token was REALLY drawn from, processors included.
         q: None for `point`, needed by every other law.
         steps_K: the step at which each position was unmasked; needed by `unmasked` and by no other law.
-        parents: the index of every node's parent. None = a chain, the only shape so far.
+        parents: a tree: the index of every token's parent, before its own, -1 for the prefix itself
+            (decode/tree.py). None = a chain. Only `point` drafts branch so far.
 
     Raises:
         ValueError: fields that contradict the law.
@@ -113,7 +116,7 @@ class Proposal:
     law: Law
     q: DenseQ | SparseQ | None = None
     steps_K: Tensor | None = None
-    parents: Tensor | None = None
+    parents: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.law not in LAWS:
@@ -131,16 +134,32 @@ class Proposal:
         if (self.steps_K is None) != (self.law != "unmasked"):
             raise ValueError(f"law {self.law!r} {'needs' if self.steps_K is None else 'has no'} unmask steps")
         if self.parents is not None:
-            raise ValueError("trees are not supported yet: parents must be None")
+            if self.law != "point":
+                raise ValueError(f"a tree of law {self.law!r}: only point drafts may branch so far")
+            if len(self.parents) != len(self):
+                raise ValueError(f"{len(self)} drafted tokens, but {len(self.parents)} parents")
+            check_parents(self.parents)
 
     def __len__(self) -> int:
         return self.tokens_K.shape[0]
 
+    @property
+    def depth(self) -> int:
+        """Drafted tokens on the longest path: all of a chain."""
+        return len(self) if self.parents is None else max(depths(self.parents), default=0)
+
     def cut(self, length: int) -> Proposal:
-        """The first `length` tokens. Exact as long as `length` was not chosen by looking at the values
-        drawn."""
-        if length >= len(self):
+        """The first `length` tokens, of a tree those at most so deep. Exact as long as `length` was not chosen by
+        looking at the values drawn."""
+        if length >= self.depth:
             return self
+        if self.parents is not None:
+            kept = within(self.parents, length)
+            place = {old: new for new, old in enumerate(kept)}
+            parents = tuple(place.get(self.parents[i], -1) for i in kept)
+            return replace(
+                self, tokens_K=self.tokens_K[torch.tensor(kept, dtype=torch.int64)], parents=parents
+            )
         q = None if self.q is None else self.q.cut(length)
         steps_K = None if self.steps_K is None else self.steps_K[:length]
         return replace(self, tokens_K=self.tokens_K[:length], q=q, steps_K=steps_K)

@@ -68,11 +68,13 @@ class Record:
     accepted: list[int]
     """Drafted tokens committed by each call."""
     drafted: list[int]
-    """Drafted tokens verified by each call."""
+    """Tokens drafted ahead in each call; of a tree, its levels."""
     tau: float | None
     """committed / calls; None without a call."""
     finish: str
     tokens: list[int]
+    nodes: list[int] = field(default_factory=list)
+    """Drafted tokens verified by each call: `drafted`, unless drafts branch."""
     draft_seconds: float = 0.0
     """Part of `seconds` spent drafting."""
     verify_seconds: float = 0.0

@@ -187,12 +187,14 @@ def seen_tokens(tokens: list[int], vocab_size: int, device: torch.device) -> Ten
     return seen_V
 
 
-def seen_rows(seen_V: Tensor, tokens_K: Tensor) -> Tensor:
-    """Bool (K+1, V): what row i's own prefix holds, `seen_V` and the drafts before it, tokens_K[:i].
+def seen_rows(seen_V: Tensor, tokens_K: Tensor, before_MK: Tensor | None = None) -> Tensor:
+    """Bool (K+1, V): what each row's own prefix holds, `seen_V` and the drafts before it: tokens_K[:i] for row i, or
+    those that row i of `before_MK` names (a tree's ancestors).
 
     `seen_V` must hold at least one token.
     """
     K = tokens_K.shape[0]
     known = seen_V.int().argmax()
-    before = torch.ones(K + 1, K, dtype=torch.bool, device=tokens_K.device).tril(-1)
-    return seen_V.repeat(K + 1, 1).scatter_(1, torch.where(before, tokens_K, known), True)
+    if before_MK is None:
+        before_MK = torch.ones(K + 1, K, dtype=torch.bool, device=tokens_K.device).tril(-1)
+    return seen_V.repeat(K + 1, 1).scatter_(1, torch.where(before_MK, tokens_K, known), True)

@@ -82,7 +82,7 @@ def method_figures(records: Iterable[Record], method: str, greedy: bool, seed: i
         "tau": tau_micro(rows),
         "tau_macro": tau_macro(rows),
         "mean_accepted": sum(sum(row.accepted) for row in rows) / calls if calls else None,
-        "mean_drafted": sum(sum(row.drafted) for row in rows) / calls if calls else None,
+        "mean_drafted": sum(sum(row.nodes or row.drafted) for row in rows) / calls if calls else None,
         "tokens_per_s": committed / seconds if seconds > 0 else None,
         "prompts": len(verdicts),
         "identical": sum(all(v) for v in verdicts.values()) if greedy else None,

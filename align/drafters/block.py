@@ -463,11 +463,11 @@ class BlockSession:
         return None if markov is None else markov.hidden(hidden_KD)
 
     @torch.no_grad()
-    def bias(self, input_r: Tensor, previous_token: int) -> Tensor:
-        """The Markov bias on one row's logits given the token before it: (Vd,). `input_r`: its row of `bias_inputs`."""
+    def bias(self, input_r: Tensor, previous: Tensor) -> Tensor:
+        """The Markov bias on one row's logits after each of the tokens `previous` (…): (…, Vd). `input_r`: the row's
+        line of `bias_inputs`."""
         markov = self.drafter.markov
         assert markov is not None and self.basis_Vr is not None
-        token = torch.tensor(previous_token, device=input_r.device)
-        z_r = markov.mixed(input_r, self.drafter.target.embed(token).to(input_r.dtype))
+        z = markov.mixed(input_r, self.drafter.target.embed(previous).to(input_r.dtype))
         # a lightened basis holds the last product already
-        return few_rows(z_r if self.drafter._light is not None else markov.out(z_r), self.basis_Vr).float()
+        return few_rows(z if self.drafter._light is not None else markov.out(z), self.basis_Vr).float()

@@ -41,7 +41,7 @@ class DraftSession(Protocol):
         """A target forward whose first `kept` ≥ 1 positions are committed and in the cache."""
 
     def propose(self, k: int) -> Proposal | None:
-        """At most k ≥ 1 tokens to follow `request.tokens`, drawn as the drafter's law says; None = none worth
+        """At most k ≥ 1 tokens, or levels of a tree, to follow `request.tokens`, drawn as the drafter's law says; None = none worth
         a test. How many must not depend on the values drawn, unless the law is `point`."""
 
 
@@ -50,7 +50,9 @@ class Drafter(Protocol):
 
     name: str
     draft_tokens: int
-    """K: the most tokens that it can draft for one target call."""
+    """K: the most tokens that it can draft ahead for one target call; of a tree, its levels."""
+    draft_nodes: int
+    """The most tokens in one proposal: `draft_tokens` unless it drafts trees."""
 
     def law(self, sampling: Sampling) -> Law:
         """The law of every proposal under these settings."""

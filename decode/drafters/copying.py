@@ -42,6 +42,7 @@ class CopyingDrafter:
         self.shortest, self.shortest_sampled, self.longest = shortest, shortest_sampled, longest
         self.name = f"{inner.name}+lookup"
         self.draft_tokens = max(inner.draft_tokens, copy_tokens)
+        self.draft_nodes = max(inner.draft_nodes, copy_tokens)
 
     def law(self, sampling: Sampling) -> Law:
         return self.inner.law(sampling)

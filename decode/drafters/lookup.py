@@ -26,7 +26,8 @@ class LookupDrafter:
     name = "lookup"
 
     def __init__(self, draft_tokens: int = 8, longest: int = 3) -> None:
-        self.draft_tokens, self.longest = draft_tokens, longest
+        self.draft_tokens = self.draft_nodes = draft_tokens
+        self.longest = longest
 
     def law(self, sampling: Sampling) -> Law:
         return "point"

@@ -14,6 +14,7 @@ from align.target import TargetOutput
 from decode.drafters.base import Request
 from decode.proposal import DenseQ, Law, Proposal, SparseQ
 from decode.sampling import Sampling, best, draw, probs
+from decode.tree import depths
 
 
 class TableCache:
@@ -30,6 +31,11 @@ class TableCache:
     def length(self, value: int) -> None:
         assert 0 <= value <= self._length, "a cache can only be rolled back"
         self._length = value
+
+    def keep(self, start: int, offsets: list[int]) -> None:
+        moved = [self.slots[start + i] for i in offsets]
+        self.slots[start : start + len(moved)] = moved
+        self.length = start + len(moved)
 
     def write(self, tokens: list[int]) -> None:
         assert self._length + len(tokens) <= len(self.slots), "written beyond the cache"
@@ -50,12 +56,23 @@ class TableTarget:
         return TableCache(capacity)
 
     def forward(
-        self, tokens_BL: Tensor, *, cache: Any, taps: tuple[int, ...] = (), logits: bool = True
+        self,
+        tokens_BL: Tensor,
+        *,
+        cache: Any,
+        see_LL: Tensor | None = None,
+        taps: tuple[int, ...] = (),
+        logits: bool = True,
     ) -> TargetOutput:
         past, fresh = cache.length, tokens_BL[0].tolist()
         cache.write(fresh)
-        held = [self.vocab_size, *cache.slots]
-        pairs = torch.tensor([[held[i], held[i + 1]] for i in range(past, past + len(fresh))])
+        see = torch.ones(len(fresh), len(fresh)).tril() if see_LL is None else see_LL
+        pairs = []
+        for row in see:
+            own = [past + i for i in row.nonzero()[:, 0].tolist()]
+            path = [self.vocab_size, *(cache.slots[i] for i in [*range(past), *own])]
+            pairs.append(path[-2:])
+        pairs = torch.tensor(pairs)
         return TargetOutput(self.head(pairs[None].float()) if logits else None, pairs[None].float(), None)
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -103,6 +120,7 @@ class ScriptedDrafter:
         self, law: Law, propose: Callable[[Request, int], Proposal | None], draft_tokens: int = 3
     ) -> None:
         self.kind, self.script, self.draft_tokens = law, propose, draft_tokens
+        self.draft_nodes = 3 * draft_tokens
         self.observed: list[int] = []
 
     def law(self, sampling: Sampling) -> Law:
@@ -163,9 +181,22 @@ def oracle(script: list[int], wrong_every: int = 0) -> Callable[[Request, int], 
     return propose
 
 
+def branching(request: Request, k: int) -> Proposal | None:
+    """Any tree of at most k levels, twins among siblings allowed."""
+    seed = sum((i + 1) * t for i, t in enumerate(request.tokens[-3:])) + len(request.tokens)
+    generator = torch.Generator().manual_seed(seed)
+    parents: list[int] = []
+    for _ in range(int(torch.randint(0, 3 * k + 1, (), generator=generator))):
+        open_ = [-1, *(i for i, depth in enumerate(depths(tuple(parents))) if depth < k)]
+        parents.append(open_[int(torch.randint(len(open_), (), generator=generator))])
+    tokens = torch.randint(request.target.vocab_size, (len(parents),), generator=generator)
+    return Proposal(tokens, "point", parents=tuple(parents)) if parents else None
+
+
 DRAFTERS: dict[str, tuple[Law, Callable[[Request, int], Proposal | None]]] = {
     "independent": ("independent", independent),
     "pruned": ("independent", pruned),
     "causal": ("causal", causal),
     "guessed": ("point", guessed),
+    "branching": ("point", branching),
 }

@@ -17,8 +17,9 @@ from align.drafters.checkpoint import from_target, save_drafter
 from align.errors import UserError
 from align.target import Target, load_target
 from decode import Decoder, Sampling
+from decode.decoder import TREE_NODES
 from decode.drafters.block import BlockDrafts, BlockProposer
-from decode.engine import Engine
+from decode.engine import _NOTHING, Engine
 from decode.proposal import DenseQ, SparseQ
 from decode.sampling import probs
 from tests.decode.test_engine_law import chi_square
@@ -66,8 +67,9 @@ def test_greedy_output_is_that_of_plain_decoding(target: Target, variant: str) -
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("nodes", [0, 9])
 def test_the_drafters_context_keeps_step_with_the_text(
-    target: Target, variant: str, monkeypatch: pytest.MonkeyPatch
+    target: Target, variant: str, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before every proposal the session equals one that has seen the committed text in a single forward."""
     net = network(target, **VARIANTS[variant])
@@ -81,7 +83,8 @@ def test_the_drafters_context_keeps_step_with_the_text(
     accepted = 0
     for seed in range(20):  # a random drafter's acceptance is small and differs from machine to machine
         accepting = Sampling(1.0, top_k=40, seed=seed)
-        accepted += sum(Engine(target, PROMPT, 24, accepting, BlockProposer(net), "token").run().accepted)
+        drafter, verifier = BlockProposer(net, tree_nodes=nodes), "point_mass" if nodes else "token"
+        accepted += sum(Engine(target, PROMPT, 24, accepting, drafter, verifier).run().accepted)
         if accepted > 3:
             break
     assert accepted > 3 and len(seen) > 5
@@ -99,7 +102,7 @@ def proposals(
     """Many proposals from the same state."""
     engine = Engine(target, PROMPT, 20, sampling, BlockProposer(net), "token")
     with torch.no_grad():
-        engine._commit(engine._judge(engine._prefill(), None))
+        engine._commit(engine._judge(engine._prefill(), _NOTHING))
         assert isinstance(engine.session, BlockDrafts)
         return engine.session, [engine.session.propose(3) for _ in range(count)]
 
@@ -123,7 +126,7 @@ def test_q_is_the_law_of_the_draw(target: Target, variant: str) -> None:
             if key not in laws:  # from the definition, not from the proposal
                 logits = net.logits(hidden[k])
                 inputs = drafts.session.bias_inputs(hidden[k])
-                bias = 0 if inputs is None else drafts.session.bias(inputs, previous)
+                bias = 0 if inputs is None else drafts.session.bias(inputs, torch.tensor(previous))
                 q = probs(logits + bias, sampling, seen)
                 laws[key] = {(int(t),): float(m) for t, m in zip(ids, q, strict=True) if m > 0}
             dense = proposal.q.row(torch.tensor(k), target.vocab_size)
@@ -180,7 +183,7 @@ def test_a_saved_drafter_is_loaded_by_its_folder(target: Target, tmp_path: Path,
     for sampling in (Sampling(), Sampling(1.0)):
         assert len(decoder.generate(PROMPT, max_new_tokens=20, sampling=sampling).tokens) > 0
     if dtype == "float32":
-        own = Decoder(target, BlockProposer(net)).generate(PROMPT, max_new_tokens=20)
+        own = Decoder(target, BlockProposer(net, tree_nodes=TREE_NODES)).generate(PROMPT, max_new_tokens=20)
         assert own.accepted == decoder.generate(PROMPT, max_new_tokens=20).accepted
 
 

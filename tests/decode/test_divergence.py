@@ -25,6 +25,9 @@ class Output:
 class Cache:
     length = 0
 
+    def keep(self, start: int, offsets: list[int]) -> None:
+        self.length = start + len(offsets)
+
 
 class NoisyTarget:
     """Token t+1 follows t, token t+2 almost as probable (by `gap`); over several tokens at once it gains
@@ -40,7 +43,9 @@ class NoisyTarget:
         self.capacity = capacity
         return Cache()
 
-    def forward(self, tokens_BL: torch.Tensor, *, cache: Cache, logits: bool = True) -> Output:
+    def forward(
+        self, tokens_BL: torch.Tensor, *, cache: Cache, see_LL: None = None, logits: bool = True
+    ) -> Output:
         assert cache.length + tokens_BL.shape[1] <= self.capacity
         cache.length += tokens_BL.shape[1]
         logits_BLV = torch.zeros(1, tokens_BL.shape[1], 64)

@@ -130,7 +130,9 @@ def test_context_limit_inside_a_draft(target: Target, monkeypatch: pytest.Monkey
     forward = target.forward
 
     def watched(tokens: torch.Tensor, **options: Any) -> Any:
-        written.append(options["cache"].length + tokens.shape[1])
+        see_LL = options.get("see_LL")  # the nodes of a tree share positions
+        levels = tokens.shape[1] if see_LL is None else int(see_LL.sum(1).max())
+        written.append(options["cache"].length + levels)
         return forward(tokens, **options)
 
     monkeypatch.setattr(target, "forward", watched)

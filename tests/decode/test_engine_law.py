@@ -57,6 +57,9 @@ CASES = [
     ("causal", "token", "penalty"),
     ("guessed", "point_mass", "plain"),
     ("guessed", "point_mass", "penalty"),
+    ("branching", "point_mass", "plain"),
+    ("branching", "point_mass", "sharp top-k"),
+    ("branching", "point_mass", "penalty"),
 ]
 
 
@@ -68,10 +71,11 @@ def test_joint_frequencies(kind: str, verifier: str, setting: str) -> None:
     assert chi_square(frequencies(decoder, SETTINGS[setting]), law, RUNS) < 4
 
 
-def test_joint_frequencies_with_an_end_of_sequence_inside() -> None:
+@pytest.mark.parametrize("kind", ["independent", "branching"])
+def test_joint_frequencies_with_an_end_of_sequence_inside(kind: str) -> None:
     target = TableTarget(3, seed=3)
     target.eos_ids = (2,)
-    decoder = Decoder(target, ScriptedDrafter(*DRAFTERS["independent"]))  # type: ignore[arg-type]
+    decoder = Decoder(target, ScriptedDrafter(*DRAFTERS[kind]))  # type: ignore[arg-type]
     law = target.law(PROMPT, LENGTH, SETTINGS["plain"])
     assert chi_square(frequencies(decoder, SETTINGS["plain"]), law, RUNS) < 4
 

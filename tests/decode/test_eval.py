@@ -16,6 +16,7 @@ import decode
 from align.drafters.checkpoint import from_target, save_drafter
 from align.target import Target, load_target
 from decode import baseline, eval, figures, measure
+from decode.engine import Tree
 from decode.records import Divergence, read_records, read_run
 from decode.sampling import Sampling
 from decode.suites.prompt import Prompt, Suite
@@ -168,6 +169,7 @@ def test_a_changed_output_ends_with_exit_code_1(
         other: list[int],
         drafted: list[int],
         accepted: list[int],
+        trees: list[Tree | None],
     ) -> Divergence | None:
         return Divergence(3, 5, 6, "BUG", 1.5, 0.001) if any(drafted) else None
 

@@ -110,7 +110,7 @@ def test_markov_bias_in_training_equals_drafting(target: Target, samples: data.S
     for k in range(4):
         inputs = session.bias_inputs(hidden[0, 0, k].detach())
         assert inputs is not None
-        bias = session.bias(inputs, int(batch.tokens_BL[0, 7 + k]))
+        bias = session.bias(inputs, batch.tokens_BL[0, 7 + k])
         torch.testing.assert_close(bias, (factors[0][0, 0, k] @ factors[1]).detach(), atol=1e-5, rtol=1e-5)
 
 
@@ -242,6 +242,6 @@ def test_a_lightened_drafter_drafts_the_same_up_to_rounding(
         session.observe(output.hidden_BLD, output.taps_BLFD, 10)
         hidden = session.hidden(7)
         logits, inputs = drafter.logits(hidden), session.bias_inputs(hidden)
-        results.append(logits if inputs is None else logits + session.bias(inputs[1], 9))
+        results.append(logits if inputs is None else logits + session.bias(inputs[1], torch.tensor(9)))
     scale = float(results[0].abs().max())
     torch.testing.assert_close(results[1], results[0], atol=2e-2 * scale, rtol=2e-2)

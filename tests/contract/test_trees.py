@@ -1,0 +1,135 @@
+"""Drafts that branch give EXACTLY the target's joint law, enumerated: every tree of up to five nodes and random larger
+ones, tokens distinct or twinned among siblings, random targets with zeros, greedy and sampled.
+
+The target says one token after every node, each from p of that node's own prefix and independent of the others. Over
+everything that it may say, the path and the token after it have a law; tokens after that come from the target itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from decode import tree
+from decode.tree import ancestors, depths, follow, within
+from tests.contract.test_laws import EXACT, WRONG, Toy
+
+Follow = Callable[[Tensor, tuple[int, ...], Tensor], tuple[Tensor, Tensor]]
+
+
+def shapes(most: int) -> Iterator[tuple[int, ...]]:
+    """Every parents tuple of 1 to `most` nodes."""
+    for count in range(1, most + 1):
+        yield from itertools.product(*(range(-1, i) for i in range(count)))
+
+
+def prefixes(tokens: tuple[int, ...], parents: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """What stands after the root and after each node."""
+    found: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append((*found[parent + 1], token))
+    return found
+
+
+def distance(toy: Toy, tokens: tuple[int, ...], parents: tuple[int, ...], rule: Follow = follow) -> float:
+    """Total variation between the joint law of what comes out and the target's."""
+    out = torch.zeros_like(toy.joint)
+    before = prefixes(tokens, parents)
+    rows = [toy.p[len(prefix)][prefix] for prefix in before]
+    choices = [row.nonzero()[:, 0].tolist() for row in rows]
+    for said in itertools.product(*choices):
+        mass = float(torch.stack([row[y] for row, y in zip(rows, said, strict=True)]).prod())
+        path_N, following = rule(torch.tensor(tokens), parents, torch.tensor(said))
+        path = [i for i, on in enumerate(path_N.tolist()) if on]
+        result = (*(tokens[i] for i in path), int(following))
+        out[result] += mass * toy.rest(result)
+    return float((out - toy.joint).abs().sum() / 2)
+
+
+def random_tokens(count: int, V: int, generator: torch.Generator) -> tuple[int, ...]:
+    return tuple(torch.randint(V, (count,), generator=generator).tolist())
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_the_output_law_of_every_small_tree(greedy: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    cases, worst = 0, 0.0
+    for parents in shapes(4):
+        V = 2 + cases % 2
+        toy = Toy(V, max(depths(parents)), cases, greedy)
+        worst = max(worst, distance(toy, random_tokens(len(parents), V, generator), parents))
+        cases += 1
+    for size in (5, 6):
+        for _ in range(60 if greedy else 25):
+            parents = tuple(
+                int(torch.randint(-1, i, (), generator=generator)) if i else -1 for i in range(size)
+            )
+            toy = Toy(2, max(depths(parents)), cases, greedy)
+            worst = max(worst, distance(toy, random_tokens(size, 2, generator), parents))
+            cases += 1
+    assert cases >= 80 and worst < EXACT
+
+
+def the_first_child_without_a_look(
+    tokens_N: Tensor, parents: tuple[int, ...], said_M: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mutant: the token after the path is what the target said at the root."""
+    path_N, _ = follow(tokens_N, parents, said_M)
+    return path_N, said_M[0]
+
+
+def one_word_a_level(tokens_N: Tensor, parents: tuple[int, ...], said_M: Tensor) -> tuple[Tensor, Tensor]:
+    """Mutant: all nodes of a level hear what the target said at the level's first."""
+    levels = [0, *depths(parents)]
+    return follow(tokens_N, parents, said_M[torch.tensor([levels.index(level) for level in levels])])
+
+
+def the_likeliest_sibling(
+    tokens_N: Tensor, parents: tuple[int, ...], said_M: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mutant: the target speaks twice at the root and keeps what a child has."""
+    said_M = said_M.clone()
+    children = [int(t) for t, parent in zip(tokens_N, parents, strict=True) if parent < 0]
+    if int(said_M[0]) not in children:
+        said_M[0] = said_M[-1]
+    return follow(tokens_N, parents, said_M)
+
+
+@pytest.mark.parametrize("mutant", [the_first_child_without_a_look, one_word_a_level, the_likeliest_sibling])
+def test_wrong_rules_are_caught(mutant: Follow) -> None:
+    parents, tokens = (-1, -1, 0, 1), (0, 1, 0, 1)
+    assert max(distance(Toy(3, 2, seed), tokens, parents, mutant) for seed in range(1, 5)) > WRONG
+
+
+def test_twins_do_not_make_two_paths() -> None:
+    path, following = follow(torch.tensor([1, 1, 2, 2]), (-1, -1, 0, 1), torch.tensor([1, 2, 2, 3, 4]))
+    assert path.tolist() == [True, False, True, False] and int(following) == 3
+
+
+def test_a_chain_is_a_tree_of_one_branch() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(50):
+        tokens, said = (
+            torch.randint(2, (4,), generator=generator),
+            torch.randint(2, (5,), generator=generator),
+        )
+        path, following = follow(tokens, (-1, 0, 1, 2), said)
+        count = next((i for i in range(4) if tokens[i] != said[i]), 4)
+        assert int(path.sum()) == count and path[:count].all() and following == said[count]
+
+
+def test_depths_ancestors_and_cutting() -> None:
+    parents = (-1, 0, 0, -1, 2)
+    assert depths(parents) == (1, 2, 2, 1, 3) and within(parents, 1) == [0, 3]
+    rows = [set(row.nonzero()[:, 0].tolist()) for row in ancestors(parents)]
+    assert rows == [{0}, {0, 1}, {0, 1, 2}, {0, 1, 3}, {0, 4}, {0, 1, 3, 5}]
+
+
+@pytest.mark.parametrize("parents", [(0,), (-2,), (-1, 1), (-1, 0, 5)])
+def test_parents_come_first(parents: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="has the parent"):
+        tree.check_parents(parents)
