@@ -23,7 +23,9 @@ class CopyingDrafter:
 
     Args:
         inner: a drafter whose law is point, independent or causal.
-        copy_tokens: the most tokens that are copied for one target call.
+        copy_tokens: how many tokens a first copy holds; after one that was accepted whole, the next holds twice as many
+            and one more (with the token before them that doubles the rows of a call).
+        most_tokens: where that growth ends.
         shortest, shortest_sampled: the shortest ending, in tokens, that a copy needs at temperature 0 and above. On
             SmolLM2's own greedy answers, text after a repeated pair continued as before for 1.6 tokens of 8; on
             answers at temperature 1 it takes three to reach 0.9. A trained drafter's own drafts lie between.
@@ -33,16 +35,18 @@ class CopyingDrafter:
     def __init__(
         self,
         inner: Drafter,
-        copy_tokens: int = 8,
+        copy_tokens: int = 5,
+        most_tokens: int = 15,
         shortest: int = 2,
         shortest_sampled: int = 3,
         longest: int = 6,
     ) -> None:
-        self.inner, self.copy_tokens = inner, copy_tokens
+        self.inner = inner
+        self.copy_tokens, self.most_tokens = copy_tokens, max(copy_tokens, most_tokens)
         self.shortest, self.shortest_sampled, self.longest = shortest, shortest_sampled, longest
         self.name = f"{inner.name}+lookup"
-        self.draft_tokens = max(inner.draft_tokens, copy_tokens)
-        self.draft_nodes = max(inner.draft_nodes, copy_tokens)
+        self.draft_tokens = max(inner.draft_tokens, self.most_tokens)
+        self.draft_nodes = max(inner.draft_nodes, self.most_tokens)
 
     def law(self, sampling: Sampling) -> Law:
         return self.inner.law(sampling)
@@ -59,14 +63,21 @@ class CopyingSession:
     def __init__(self, drafter: CopyingDrafter, inner: DraftSession, lookup: LookupSession, law: Law) -> None:
         self.drafter, self.inner, self.lookup, self.law = drafter, inner, lookup, law
         self.taps = inner.taps
+        self.length = drafter.copy_tokens
+        self.whole = -1  # how long the text is if the last copy was accepted whole
 
     def observe(self, output: TargetOutput, kept: int) -> None:
         self.inner.observe(output, kept)
 
     def propose(self, k: int) -> Proposal | None:
-        copy = self.lookup.propose(min(k, self.drafter.copy_tokens))
+        drafter, here = self.drafter, len(self.lookup.request.tokens)
+        grown = min(2 * self.length + 1, drafter.most_tokens)
+        self.length = grown if here == self.whole else drafter.copy_tokens
+        copy = self.lookup.propose(min(k, self.length))
         if copy is None:
-            return self.inner.propose(min(k, self.drafter.inner.draft_tokens))
+            self.whole = -1
+            return self.inner.propose(min(k, drafter.inner.draft_tokens))
+        self.whole = here + len(copy) + 1
         if self.law == "point":
             return copy
         ids_S, column_K = copy.tokens_K.unique(return_inverse=True)

@@ -31,9 +31,9 @@ def session(tokens: list[int], temperature: float, kind: str = "independent"):
 
 def test_copies_after_a_repeated_ending_and_drafts_otherwise() -> None:
     copy = session([1, 2, 3, 7, 8, 9, 6, 1, 2, 3], 1.0).propose(8)
-    assert copy.tokens_K.tolist() == [7, 8, 9, 6, 1, 2, 3, 7] and copy.law == "independent"
-    assert torch.equal(copy.q.at(copy.tokens_K), torch.ones(8))
-    assert all(copy.q.row(torch.tensor(i), 20).sum() == 1 for i in range(8))
+    assert copy.tokens_K.tolist() == [7, 8, 9, 6, 1] and copy.law == "independent"
+    assert torch.equal(copy.q.at(copy.tokens_K), torch.ones(5))
+    assert all(copy.q.row(torch.tensor(i), 20).sum() == 1 for i in range(5))
     drafted = session([1, 2, 3, 7, 8, 9, 6, 1, 2, 4], 1.0).propose(8)
     assert len(drafted) == 3 and bool((drafted.q.at(drafted.tokens_K) < 1).any())
 
@@ -53,13 +53,26 @@ def test_at_temperature_0_a_copy_is_a_point() -> None:
     assert copy.law == "point" and copy.q is None and copy.tokens_K.tolist() == [3, 1, 2, 3]
 
 
+def test_copies_grow_while_they_are_accepted_whole() -> None:
+    text = [1, 2, 3] * 3
+    drafts = session(text, 0.0, "guessed")
+    for length in (5, 11, 15, 15):
+        copy = drafts.propose(99)
+        assert len(copy) == length
+        text += [1 + (len(text) + i) % 3 for i in range(length + 1)]
+    drafts.propose(99)
+    text += [1 + (len(text) + i) % 3 for i in range(2)]  # fewer than were copied
+    assert len(drafts.propose(99)) == 5
+    assert len(drafts.propose(2)) == 2  # room for no more
+
+
 @pytest.mark.parametrize("setting", ["plain", "sharp top-k", "penalty"])
-@pytest.mark.parametrize("kind", ["independent", "pruned", "causal", "guessed"])
+@pytest.mark.parametrize("kind", ["independent", "pruned", "causal", "guessed", "branching"])
 def test_joint_frequencies(kind: str, setting: str) -> None:
     target = TableTarget(3)
     if kind == "causal" and setting == "sharp top-k":
         pytest.skip("the scripted causal drafter ignores top-k")
-    decoder = Decoder(target, drafter(kind, copy_tokens=3, shortest_sampled=1))  # type: ignore[arg-type]
+    decoder = Decoder(target, drafter(kind, copy_tokens=2, most_tokens=4, shortest_sampled=1))  # type: ignore[arg-type]
     law = target.law(PROMPT, LENGTH, SETTINGS[setting])
     assert chi_square(frequencies(decoder, SETTINGS[setting]), law, RUNS) < 4
 
