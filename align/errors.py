@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -35,5 +36,8 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
         except KeyboardInterrupt:
             print("interrupted: run the same command again to continue", file=sys.stderr)
             raise SystemExit(130) from None
+        except BrokenPipeError:  # `… | head`: the reader has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(0) from None
 
     return run

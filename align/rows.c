@@ -36,10 +36,11 @@ static inline __attribute__((always_inline)) float one(const void *w, int64_t k,
     return value;
 }
 
-/* m rows of x times two rows of W; m and half are constants wherever this is called. */
+/* m rows of x times two rows of W; m and half are constants wherever this is called. Meanwhile memory from `ahead` on is
+ * fetched, `step` bytes for every eight columns. */
 static inline __attribute__((always_inline)) AVX2 void pair(
     const float *x, const void *w, const void *v, const float *bias, float *y, int64_t K, int64_t N, const int m,
-    const int half)
+    const int half, const char *ahead, int64_t step)
 {
     __m256 a[GROUP], b[GROUP];
 #pragma GCC unroll 6
@@ -47,9 +48,8 @@ static inline __attribute__((always_inline)) AVX2 void pair(
     int64_t k = 0;
     for (; k + 8 <= K; k += 8) {
         const __m256 p = eight(w, k, half), q = eight(v, k, half);
-        const int64_t size = half ? 2 : 4; /* the same place two rows of W on */
-        _mm_prefetch((const char *)w + size * (k + 2 * K), _MM_HINT_T0);
-        _mm_prefetch((const char *)v + size * (k + 2 * K), _MM_HINT_T0);
+        _mm_prefetch(ahead, _MM_HINT_T0);
+        ahead += step;
 #pragma GCC unroll 6
         for (int i = 0; i < m; i++) {
             const __m256 r = _mm256_loadu_ps(x + i * K + k);
@@ -73,14 +73,18 @@ static inline __attribute__((always_inline)) AVX2 void rows_of(
     const float *x, const void *w, const void *v, const float *bias, float *y, int64_t M, int64_t K, int64_t N,
     const int half)
 {
-    for (int64_t i = 0; i < M; i += GROUP, x += GROUP * K, y += GROUP * N) {
+    /* the next two rows of W are fetched in equal shares, so that the memory is never idle while sums are made */
+    const int64_t size = half ? 2 : 4, groups = (M + GROUP - 1) / GROUP;
+    const int64_t step = 16 * size / groups, share = 2 * K * size / groups;
+    const char *ahead = (const char *)w + 2 * K * size;
+    for (int64_t i = 0; i < M; i += GROUP, x += GROUP * K, y += GROUP * N, ahead += share) {
         switch (M - i) {
-        case 1: pair(x, w, v, bias, y, K, N, 1, half); break;
-        case 2: pair(x, w, v, bias, y, K, N, 2, half); break;
-        case 3: pair(x, w, v, bias, y, K, N, 3, half); break;
-        case 4: pair(x, w, v, bias, y, K, N, 4, half); break;
-        case 5: pair(x, w, v, bias, y, K, N, 5, half); break;
-        default: pair(x, w, v, bias, y, K, N, 6, half); break;
+        case 1: pair(x, w, v, bias, y, K, N, 1, half, ahead, step); break;
+        case 2: pair(x, w, v, bias, y, K, N, 2, half, ahead, step); break;
+        case 3: pair(x, w, v, bias, y, K, N, 3, half, ahead, step); break;
+        case 4: pair(x, w, v, bias, y, K, N, 4, half, ahead, step); break;
+        case 5: pair(x, w, v, bias, y, K, N, 5, half, ahead, step); break;
+        default: pair(x, w, v, bias, y, K, N, 6, half, ahead, step); break;
         }
     }
 }

@@ -225,17 +225,27 @@ def load_target(
         raise UserError(f"target {spec!r}: {folder} has no config.json")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
-        model = AutoModelForCausalLM.from_pretrained(
+        loaded: Any
+        loaded, found = AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=number,
             attn_implementation=attention.register(),
             use_safetensors=None,
+            output_loading_info=True,
             **options,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError) as error:
-        raise UserError(f"target {spec!r} can't be loaded: {str(error).strip().splitlines()[0]}") from None
-    loaded: Any = model
-    return Target(loaded.to(place), tokenizer, spec, fast)
+        lacking = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
+        if lacking:  # transformers would go on with random numbers in their place
+            raise UserError(
+                f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another shape"
+                + (f", and {len(lacking) - 1} more" if len(lacking) > 1 else "")
+            )
+        return Target(loaded.to(place), tokenizer, spec, fast)
+    except UserError:
+        raise
+    except Exception as error:  # what a broken folder makes of transformers has no common class
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"target {spec!r} can't be loaded: {lines[0]}") from None
 
 
 def resolve_folder(spec: str) -> Path | str:
@@ -359,8 +369,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json as a dict. Raises UserError where it is missing or broken."""
     path = folder / "config.json"
     try:
-        return json.loads(path.read_text())
+        values = json.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(f"{folder}: no config.json") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not readable JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: must hold an object, not {type(values).__name__}")
+    return values

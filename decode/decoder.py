@@ -14,7 +14,7 @@ from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
 from decode.drafters.copying import CopyingDrafter
 from decode.drafters.lookup import LookupDrafter
-from decode.engine import Engine, Generation
+from decode.engine import MOST_NODES, Engine, Generation
 from decode.sampling import Sampling
 from decode.verify import check_pair, choose, find
 
@@ -22,7 +22,6 @@ Prompt = str | list[dict[str, str]] | list[int]
 _NAMES = ("lookup", "none")
 TREE_NODES = 5
 """With the root six rows a call: one pass through the weights (align/rows.c), at 1.1 times the price of one row."""
-MOST_NODES = 512
 
 
 class Decoder:
@@ -180,7 +179,7 @@ def load(
         dtype, device: where `target` is to be loaded; see `align.target.load_target`.
         draft_tokens: draft at most this many tokens ahead; default: the drafter's own number.
         tree_nodes: verify this many drafted tokens a call, branching; 0 = a chain of `draft_tokens`. Default:
-            `TREE_NODES`.
+            `TREE_NODES`; a chain for the verifier `token`, which tests drafts that were drawn.
         copying: where the text repeats itself, copy instead of drafting (`decode.drafters.copying`).
 
     Raises:
@@ -196,8 +195,16 @@ def load(
         _check_drafter(str(drafter))
     if isinstance(target, str):
         target = load_target(target, dtype=dtype, device=device)
-    found = _drafter(drafter, target, draft_tokens, TREE_NODES if tree_nodes is None else tree_nodes)
-    return Decoder(target, CopyingDrafter(found) if copying and found is not None else found, verifier)
+    if tree_nodes is None:  # token verification tests drafts that were drawn: a chain
+        tree_nodes = 0 if verifier == "token" else TREE_NODES
+    found = _drafter(drafter, target, draft_tokens, tree_nodes)
+    if copying and found is not None:
+        found = (
+            CopyingDrafter(found)
+            if draft_tokens is None
+            else CopyingDrafter(found, draft_tokens, draft_tokens)
+        )
+    return Decoder(target, found, verifier)
 
 
 def _check_drafter(spec: str) -> None:
@@ -208,7 +215,8 @@ def _check_drafter(spec: str) -> None:
     if folder.is_dir():
         raise UserError(f"drafter {spec!r}: no config.json in that folder")
     if spec.count("/") != 1 or spec.startswith((".", "/", "~")):  # else perhaps a hub id
-        raise UserError(f"drafter {spec!r}: neither a folder nor a known name{nearest(spec, _NAMES)}")
+        known = "" if "/" in spec else nearest(spec, _NAMES)
+        raise UserError(f"drafter {spec!r}: neither a folder nor a known name{known}")
 
 
 def _drafter(

@@ -25,6 +25,8 @@ from decode.tree import ancestors, follow
 from decode.verify import Verdict, check_pair, match, verify
 
 PREFILL_CHUNK = 2048
+MOST_NODES = 512
+"""The largest tree."""
 
 
 class Tree(NamedTuple):
@@ -167,8 +169,10 @@ class Engine:
         return target.head(output.hidden_BLD[:, -1:])[0]
 
     def _spare(self) -> int:
-        """Places for the nodes of a tree that will not be kept."""
-        return self.drafter.draft_nodes if self.drafter is not None else 0
+        """Places for the nodes of a tree that will not be kept; a chain is never longer than what may be written."""
+        if self.drafter is None:
+            return 0
+        return min(self.drafter.draft_nodes, MOST_NODES)
 
     def _forward(self, tokens_1L: Tensor, logits: bool = True, see_LL: Tensor | None = None) -> TargetOutput:
         taps = self.session.taps if self.session is not None else ()

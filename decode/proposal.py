@@ -83,7 +83,7 @@ class SparseQ:
     def row(self, position: Tensor, vocab_size: int) -> Tensor:
         """q at one position over the target's vocabulary, (V,); zeros after the last position."""
         dense_V = self.probs_KS.new_zeros(vocab_size)
-        return dense_V.index_copy_(0, self.ids_S, _row(self.probs_KS, position))
+        return dense_V.index_add_(0, self.ids_S, _row(self.probs_KS, position))
 
     def cut(self, length: int) -> SparseQ:
         return SparseQ(self.ids_S, self.probs_KS[:length])

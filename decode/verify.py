@@ -119,9 +119,10 @@ def _emission_token(p_NV: Tensor, proposal: Proposal, n: Tensor) -> Tensor:
 
 
 def accept_probability(p_K: Tensor, q_K: Tensor) -> Tensor:
-    """min(1, p/q) of each token in fp64; 0 where p = 0, whatever q is."""
+    """min(1, p/q) of each token in fp64; 0 where p = 0, whatever q is. A q that is no number accepts nothing, and the
+    residual is then p: so a drafter that has gone wrong costs speed and not the law."""
     p_K, q_K = p_K.double(), q_K.double()
-    return torch.where(p_K < q_K, p_K / q_K, (p_K > 0).double())
+    return torch.where(p_K < q_K, p_K / q_K, ((p_K > 0) & (q_K >= 0)).double())
 
 
 def residual(p_V: Tensor, q_V: Tensor) -> Tensor:

@@ -61,6 +61,8 @@ def _jsonl(path: Path) -> list[Any]:
             raise UserError(
                 f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})"
             ) from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}, line {number}: not JSON that can be read ({error})") from None
     return rows
 
 
@@ -69,6 +71,8 @@ def _json(path: Path) -> list[Any]:
         data = json.loads(_read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON that can be read ({error})") from None
     if isinstance(data, list):
         return data
     if isinstance(data, dict):
@@ -80,7 +84,10 @@ def _json(path: Path) -> list[Any]:
 
 
 def _csv(path: Path) -> list[Any]:
-    return list(csv.DictReader(io.StringIO(_read_text(path), newline="")))
+    try:
+        return list(csv.DictReader(io.StringIO(_read_text(path), newline=""), strict=True))
+    except csv.Error as error:
+        raise UserError(f"{path}: not CSV that can be read ({error})") from None
 
 
 def _txt(path: Path) -> list[Any]:
