@@ -225,8 +225,7 @@ def load_target(
         raise UserError(f"target {spec!r}: {folder} has no config.json")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
-        loaded: Any
-        loaded, found = AutoModelForCausalLM.from_pretrained(
+        pair: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=number,
             attn_implementation=attention.register(),
@@ -234,6 +233,7 @@ def load_target(
             output_loading_info=True,
             **options,
         )
+        loaded, found = pair
         lacking = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
         if lacking:  # transformers would go on with random numbers in their place
             raise UserError(

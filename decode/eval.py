@@ -7,6 +7,7 @@ come; the summary, the page and the table are made from them (decode/report.py).
 from __future__ import annotations
 
 import datetime
+import os
 import shlex
 import sys
 from argparse import BooleanOptionalAction
@@ -162,6 +163,8 @@ def _suites(options: Any) -> tuple[list[Loaded], list[str]]:
     if options.prompts is not None:
         if options.suite is not None and ("," in options.suite or options.suite in GROUPS):
             raise UserError("--prompts takes the place of one suite: give --suite one name, or leave it out")
+        if options.data_dir is not None:
+            raise UserError("--prompts and --data-dir are two places for prompts: give one")
         found.append(load_prompts_file(options.prompts, options.suite))
     else:
         for suite, named in resolve(options.suite or "builtin"):
@@ -184,6 +187,9 @@ def _decoders(spec: str, drafter: str | None, methods: Sequence[str], options: A
     import decode
 
     if options.threads is not None:
+        most = 4 * (os.cpu_count() or 1)  # far beyond the cores OpenMP ends the process without a word
+        if options.threads > most:
+            raise UserError(f"--threads={options.threads}: at most {most} on this machine")
         torch.set_num_threads(options.threads)
     specs = {PLAIN: None, "lookup": "lookup", "drafter": drafter, "combined": drafter}
     decoders: dict[str, Decoder] = {}

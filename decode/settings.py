@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from align.errors import UserError
-from decode.provenance import machine
+from decode.provenance import git_commit, machine, versions
 from decode.records import PLAIN, RECORDS, RUN, SUMMARY, Record, Run, read_records, read_run, write_run
 from decode.suites.sources import Loaded
 
@@ -52,6 +52,8 @@ def settings_of(
         "device": str(target.device),
         "threads": torch.get_num_threads(),
         "processor": found["processor"],
+        "versions": versions(),
+        "git_commit": git_commit(),
         "gpu": found.get("gpu") if target.device.type == "cuda" else None,
     }
 

@@ -200,7 +200,8 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     `folder` is a local folder or a hub id.
 
     Raises:
-        UserError: not a drafter folder, torn weights, or a drafter made for another target.
+        UserError: not a drafter folder, torn weights, weights that are no numbers, or a drafter made for a target of
+            another shape. (One made for other weights of that shape drafts worse, never wrongly.)
     """
     path = _folder(str(folder))
     values = read_config(path)
@@ -224,7 +225,14 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
         tensors = load_file(str(path / "model.safetensors"))
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}/model.safetensors: not readable ({error})") from None
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{path}/model.safetensors: {name} holds values that are no numbers")
     vocab = tensors.pop("draft_vocab", None)
+    if vocab is not None and not _ascending(vocab, target.vocab_size):
+        raise UserError(
+            f"{path}/model.safetensors: draft_vocab must be ascending token ids within 0..{target.vocab_size - 1}"
+        )
     if (0 if vocab is None else len(vocab)) != config.draft_vocab_size:
         raise UserError(
             f"{path}: draft_vocab does not have the {config.draft_vocab_size} entries that config.json says"
@@ -232,6 +240,14 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     drafter = BlockDrafter(config, target, None if vocab is None else vocab.long())
     _load_exactly(drafter, tensors, path)
     return drafter.to(target.device)
+
+
+def _ascending(vocab: Tensor, vocab_size: int) -> bool:
+    """Whether these are distinct ids in order: token verification counts on a column for each."""
+    if vocab.dim() != 1 or vocab.is_floating_point() or len(vocab) == 0:
+        return False
+    vocab = vocab.long()
+    return bool((vocab.diff() > 0).all()) and int(vocab[0]) >= 0 and int(vocab[-1]) < vocab_size
 
 
 def _load_exactly(drafter: BlockDrafter, tensors: dict[str, Tensor], path: Path) -> None:

@@ -129,6 +129,19 @@ def unmasked(toy: Toy) -> Drafts:
         yield weight, Proposal(tokens(draft), "unmasked", DenseQ(q_KV), steps_K=steps)
 
 
+def broken(toy: Toy) -> Drafts:
+    """A drafter whose q is no number, or infinite, at some positions, its tokens whatever comes out then."""
+    for draft in toy.drafts():
+        q_KV = toy.q_KV.clone()
+        for k in range(toy.K):
+            if (toy.V + k) % 2:
+                q_KV[k] = float("nan")
+        weight = 1.0
+        for k, x in enumerate(draft):
+            weight *= float(x == toy.V - 1) if bool(q_KV[k].isnan().any()) else float(q_KV[k, x])
+        yield weight, Proposal(tokens(draft), "independent", DenseQ(q_KV))
+
+
 def argmax(toy: Toy) -> Drafts:
     yield 1.0, Proposal(toy.q_KV.argmax(1), "point")
 
@@ -167,7 +180,7 @@ def as_independent(drafts: Callable[[Toy], Drafts], length: bool = False) -> Cal
 
 LAWS: dict[str, tuple[Callable[[Toy], Drafts], ...]] = {
     "point": (argmax, mixture, best_of_two, dropped),
-    "independent": (independent, pruned),
+    "independent": (independent, pruned, broken),
     "causal": (causal,),
     "unmasked": (unmasked,),
 }

@@ -227,5 +227,14 @@ def test_options(target: Target) -> None:
 
     with pytest.raises(UserError, match="tree_nodes=-1"):
         decode.load(target, "lookup", tree_nodes=-1)
-    assert BlockProposer(network(target, "taps"), tree_nodes=3).draft_nodes == 4
+    net = network(target, "taps")
+    assert BlockProposer(net, tree_nodes=3).draft_nodes == 4
+    sampled = Sampling(1.0)
+    assert decode.load(target, net).verifier_for(sampled) == "point_mass"
+    assert decode.load(target, net, "token").verifier_for(sampled) == "token"  # which needs a chain
+    with pytest.raises(UserError, match="these fit: point_mass"):
+        decode.load(target, net, "token", tree_nodes=3).verifier_for(sampled)
+    text = [3, 4, 5] * 5
+    out = decode.load(target, net, draft_tokens=1, copying=True).generate(text, max_new_tokens=20)
+    assert max(out.drafted) == 1  # copies too
     assert max(depths((-1,) * 5)) == 1

@@ -212,6 +212,23 @@ def test_broken_folders(target: Target, samples: data.Samples, tmp_path: Path) -
     fails("missing key 'rms_norm_eps'")
     rewrite({"draft_vocab_size": 63})
     fails("63 entries")
+    for changes, words in {
+        "block_size": (2.5, "block_size must be a whole number, not 2.5"),
+        "mask_token_id": (99999, "mask_token_id=99999 is not within"),
+        "hidden_act": ("sillu", "did you mean 'silu'"),
+        "markov_rank": (-1, "markov_rank=-1 must be at least 0"),
+        "rope_theta": (0, "rope_theta=0 must be at least"),
+        "rms_norm_eps": (None, "rms_norm_eps must be a finite number"),
+        "target_layer_ids": ("3", "target_layer_ids must be a list of whole numbers"),
+        "extra": (3, "extra must be an object"),
+    }.items():
+        rewrite({changes: words[0]})
+        fails(words[1])
+    rewrite({"block_size": 100000})
+    fails("must be 1 to 512")
+    for junk in ("[]", "null", "3"):
+        (tmp_path / "config.json").write_text(junk)
+        fails("must hold an object")
     rewrite({"intermediate_size": 64})
     fails("has shape")
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -219,6 +236,19 @@ def test_broken_folders(target: Target, samples: data.Samples, tmp_path: Path) -
     fails("misses 'fc.weight'")
     save_file({**weights, "odd": torch.zeros(1)}, str(tmp_path / "model.safetensors"))
     fails("unknown tensor 'odd'")
+    twice = weights["draft_vocab"].clone()
+    twice[1] = twice[0]
+    for vocab in (
+        twice,
+        weights["draft_vocab"].flip(0),
+        weights["draft_vocab"] + 5000,
+        weights["draft_vocab"].float(),
+    ):
+        save_file({**weights, "draft_vocab": vocab}, str(tmp_path / "model.safetensors"))
+        fails("draft_vocab must be ascending token ids")
+    for value in (float("nan"), float("inf")):
+        save_file({**weights, "fc.weight": weights["fc.weight"] * value}, str(tmp_path / "model.safetensors"))
+        fails("fc.weight holds values that are no numbers")
     (tmp_path / "model.safetensors").write_bytes(b"torn")
     fails("not readable")
     with pytest.raises(UserError, match="no such folder"):
