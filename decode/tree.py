@@ -7,7 +7,7 @@ drafted token i's parent, −1 for the root, and always smaller than i.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -69,3 +69,27 @@ def follow(tokens_N: Tensor, parents: tuple[int, ...], said_M: Tensor) -> tuple[
     place = torch.arange(1, len(parents) + 1, device=device)
     last = (path_N * place).max()  # children come after their parents: the last on the path is its end
     return path_N, said_M.index_select(0, last.reshape(1))[0]
+
+
+def walk(
+    tokens_N: Sequence[int], parents: tuple[int, ...], say: Callable[[int], int]
+) -> tuple[list[int], int]:
+    """`follow` where asking costs more than waiting: the target is asked only at the nodes on its path.
+
+    Args:
+        tokens_N: drafted tokens.
+        say: node (0 = the root, i + 1 = drafted token i) → the token that the target says next there. What it would
+            say at one node must not depend on where else it is asked.
+
+    Returns:
+        The drafted tokens on the path, ascending, and the target's token after its end.
+    """
+    children: dict[tuple[int, int], int] = {}
+    for i, (token, parent) in enumerate(zip(tokens_N, parents, strict=True)):
+        children.setdefault((parent, token), i)
+    path: list[int] = []
+    at, said = -1, say(0)
+    while (child := children.get((at, said))) is not None:
+        path.append(child)
+        at, said = child, say(child + 1)
+    return path, said

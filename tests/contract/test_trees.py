@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from decode import tree
-from decode.tree import ancestors, depths, follow, within
+from decode.tree import ancestors, depths, follow, walk, within
 from tests.contract.test_laws import EXACT, WRONG, Toy
 
 Follow = Callable[[Tensor, tuple[int, ...], Tensor], tuple[Tensor, Tensor]]
@@ -50,18 +50,27 @@ def distance(toy: Toy, tokens: tuple[int, ...], parents: tuple[int, ...], rule: 
     return float((out - toy.joint).abs().sum() / 2)
 
 
+def asked_on_the_way(tokens_N: Tensor, parents: tuple[int, ...], said_M: Tensor) -> tuple[Tensor, Tensor]:
+    """`walk` in the form of `follow`."""
+    path, following = walk(tokens_N.tolist(), parents, lambda node: int(said_M[node]))
+    path_N = torch.zeros(len(parents), dtype=torch.bool)
+    path_N[torch.tensor(path, dtype=torch.int64)] = True
+    return path_N, torch.tensor(following)
+
+
 def random_tokens(count: int, V: int, generator: torch.Generator) -> tuple[int, ...]:
     return tuple(torch.randint(V, (count,), generator=generator).tolist())
 
 
+@pytest.mark.parametrize("rule", [follow, asked_on_the_way])
 @pytest.mark.parametrize("greedy", [False, True])
-def test_the_output_law_of_every_small_tree(greedy: bool) -> None:
+def test_the_output_law_of_every_small_tree(greedy: bool, rule: Follow) -> None:
     generator = torch.Generator().manual_seed(0)
     cases, worst = 0, 0.0
     for parents in shapes(4):
         V = 2 + cases % 2
         toy = Toy(V, max(depths(parents)), cases, greedy)
-        worst = max(worst, distance(toy, random_tokens(len(parents), V, generator), parents))
+        worst = max(worst, distance(toy, random_tokens(len(parents), V, generator), parents, rule))
         cases += 1
     for size in (5, 6):
         for _ in range(60 if greedy else 25):
@@ -69,7 +78,7 @@ def test_the_output_law_of_every_small_tree(greedy: bool) -> None:
                 int(torch.randint(-1, i, (), generator=generator)) if i else -1 for i in range(size)
             )
             toy = Toy(2, max(depths(parents)), cases, greedy)
-            worst = max(worst, distance(toy, random_tokens(size, 2, generator), parents))
+            worst = max(worst, distance(toy, random_tokens(size, 2, generator), parents, rule))
             cases += 1
     assert cases >= 80 and worst < EXACT
 
@@ -120,6 +129,27 @@ def test_a_chain_is_a_tree_of_one_branch() -> None:
         path, following = follow(tokens, (-1, 0, 1, 2), said)
         count = next((i for i in range(4) if tokens[i] != said[i]), 4)
         assert int(path.sum()) == count and path[:count].all() and following == said[count]
+
+
+def asking(said: list[int], tokens: tuple[int, ...], parents: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """The nodes that `walk` asks at, and its path."""
+    asked: list[int] = []
+
+    def say(node: int) -> int:
+        asked.append(node)
+        return said[node]
+
+    return asked, walk(tokens, parents, say)[0]
+
+
+def test_the_target_is_asked_nowhere_but_on_the_path() -> None:
+    """At the root and after each accepted token, once, in order."""
+    generator = torch.Generator().manual_seed(2)
+    for parents in shapes(4):
+        tokens = random_tokens(len(parents), 2, generator)
+        said = torch.randint(2, (len(parents) + 1,), generator=generator).tolist()
+        asked, path = asking(said, tokens, parents)
+        assert asked == [0, *(i + 1 for i in path)]
 
 
 def test_depths_ancestors_and_cutting() -> None:

@@ -16,8 +16,8 @@ from decode.divergence import replay
 from decode.drafters.block import BlockDrafts, BlockProposer
 from decode.engine import _NOTHING, Engine
 from decode.proposal import DenseQ, Proposal
-from decode.sampling import seen_rows
-from decode.tree import ancestors, depths
+from decode.sampling import draw_at, probs, seen_rows, uniform
+from decode.tree import ancestors, depths, follow
 from tests.contract.test_trees import prefixes
 from tests.decode.fakes import DRAFTERS, ScriptedDrafter, TableTarget
 from tests.decode.test_block import PROMPT, VARIANTS, VARIED, network
@@ -83,6 +83,35 @@ def test_selected_rows_can_be_rolled_back(target: Target) -> None:
         for layer in range(target.num_layers):
             torch.testing.assert_close(cache.k(layer)[row], one.k(layer)[0])
             torch.testing.assert_close(cache.v(layer)[row], one.v(layer)[0])
+
+
+@pytest.mark.parametrize("parents", [PARENTS, None])
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_k=3, repetition_penalty=2.5, seed=1)])
+def test_draws_on_the_path_are_those_that_all_nodes_would_make(
+    target: Target, parents: tuple[int, ...] | None, sampling: Sampling
+) -> None:
+    """The processors on each node's own prefix and its own uniform, though nodes off the path are never looked at."""
+    engine = Engine(target, PROMPT, 20, sampling, None, "point_mass")
+    with torch.no_grad():
+        engine._prefill()
+    lengths = Counter[int]()
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(4, (len(PARENTS),), generator=generator)
+        logits = torch.randn(len(PARENTS) + 1, 4, generator=generator)
+        seen = torch.arange(4) == seed % 4
+        engine.request.seen_V = seen if sampling.repetition_penalty != 1 else None
+        engine.request.generator.manual_seed(seed)
+        outcome = engine._judge(logits.clone(), Proposal(tokens, "point", parents=parents))
+        shape = parents or tuple(range(-1, len(PARENTS) - 1))
+        before = ancestors(shape)[:, 1:]
+        rows = seen_rows(seen, tokens, before) if sampling.repetition_penalty != 1 else None
+        u = uniform(len(logits), torch.Generator().manual_seed(seed))
+        path, following = follow(tokens, shape, draw_at(probs(logits, sampling, rows), u))
+        assert outcome.path == path.nonzero()[:, 0].tolist() and outcome.following == int(following)
+        assert outcome.accepted == tokens[path].tolist()
+        lengths[len(outcome.path)] += 1
+    assert len(lengths) > 2
 
 
 def test_what_each_node_has_seen() -> None:
