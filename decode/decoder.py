@@ -20,8 +20,6 @@ from decode.verify import check_pair, choose, find
 
 Prompt = str | list[dict[str, str]] | list[int]
 _NAMES = ("lookup", "none")
-TREE_NODES = 5
-"""With the root six rows a call: one pass through the weights (align/rows.c), at 1.1 times the price of one row."""
 
 
 class Decoder:
@@ -179,7 +177,8 @@ def load(
         dtype, device: where `target` is to be loaded; see `align.target.load_target`.
         draft_tokens: draft at most this many tokens ahead; default: the drafter's own number.
         tree_nodes: verify this many drafted tokens a call, branching; 0 = a chain of `draft_tokens`. Default:
-            `TREE_NODES`; a chain for the verifier `token`, which tests drafts that were drawn.
+            by the temperature (`decode.drafters.block`); a chain for the verifier `token`, which tests drafts that
+            were drawn.
         copying: where the text repeats itself, copy instead of drafting (`decode.drafters.copying`).
 
     Raises:
@@ -195,8 +194,8 @@ def load(
         _check_drafter(str(drafter))
     if isinstance(target, str):
         target = load_target(target, dtype=dtype, device=device)
-    if tree_nodes is None:  # token verification tests drafts that were drawn: a chain
-        tree_nodes = 0 if verifier == "token" else TREE_NODES
+    if tree_nodes is None and verifier == "token":
+        tree_nodes = 0
     found = _drafter(drafter, target, draft_tokens, tree_nodes)
     if copying and found is not None:
         found = (
@@ -223,7 +222,7 @@ def _drafter(
     drafter: str | Path | Drafter | BlockDrafter | None,
     target: Target,
     draft_tokens: int | None,
-    tree_nodes: int,
+    tree_nodes: int | None,
 ) -> Drafter | None:
     if drafter is None or drafter == "none":
         return None

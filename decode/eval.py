@@ -53,7 +53,10 @@ def parser() -> Parser:
     add("--methods", help=f"comma list of {', '.join(METHODS)}; plain is always measured")
     add("--draft-tokens", type=whole(1), metavar="K", help="draft at most K tokens ahead")
     add(
-        "--tree-nodes", type=whole(0), metavar="N", help="the drafter's tokens a call, branching; 0 = a chain"
+        "--tree-nodes",
+        type=whole(0),
+        metavar="N",
+        help="the drafter's tokens a call, branching; 0 = a chain; default: 5 up to temperature 0.7, else 0",
     )
     add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
     add("--max-new-tokens", type=whole(1), default=128, metavar="N", help="default 128")

@@ -50,7 +50,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--drafter", help="folder, hub id, lookup or none; default: the shipped one, else lookup")
     p.add_argument("--verifier", default="auto", help="auto (default), greedy, point_mass or token")
     p.add_argument("--draft-tokens", type=_count, help="draft at most this many tokens ahead")
-    p.add_argument("--tree-nodes", type=_whole, help="drafted tokens a call, branching; 0 = a chain")
+    p.add_argument(
+        "--tree-nodes",
+        type=_whole,
+        help="drafted tokens a call, branching; 0 = a chain; default: 5 up to temperature 0.7, else 0",
+    )
     p.add_argument(
         "--copying",
         action=argparse.BooleanOptionalAction,

@@ -47,7 +47,7 @@ def settings_of(
         "repeats": options.repeats,
         "warmup": options.warmup,
         "draft_tokens": options.draft_tokens,
-        "tree_nodes": _tree_nodes(options, decoders),
+        "tree_nodes": options.tree_nodes,
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "threads": torch.get_num_threads(),
@@ -56,15 +56,6 @@ def settings_of(
         "git_commit": git_commit(),
         "gpu": found.get("gpu") if target.device.type == "cuda" else None,
     }
-
-
-def _tree_nodes(options: Any, decoders: dict[str, Decoder]) -> int | None:
-    """What the drafter drafts a call, its default filled in; None where no drafter is measured."""
-    from decode.decoder import TREE_NODES
-
-    if not {"drafter", "combined"} & decoders.keys():
-        return None
-    return TREE_NODES if options.tree_nodes is None else options.tree_nodes
 
 
 def _folder_hash(folder: Path) -> str | None:

@@ -5,6 +5,10 @@ over its draft vocabulary: law `independent`, or `causal` where a Markov head lo
 
 As a tree: the paths that q holds most probable, as many tokens as one call verifies at little more than the price of
 one. Chosen and not drawn, so law `point` at every temperature.
+
+What is drawn is accepted with Σ min(p, q) at each position, what is chosen with the p of the nodes chosen: the flatter p
+and q, the better the draw. SmolLM2 on MT-Bench prompts, τ of a tree of five / a chain of four: temperature 0
+1.68 / 1.45, 0.6 1.56 / 1.55, 1 1.42 / 1.52.
 """
 
 from __future__ import annotations
@@ -21,6 +25,10 @@ from decode.drafters.base import Request
 from decode.proposal import DenseQ, Law, Proposal, SparseQ
 from decode.sampling import Sampling, best, draw, penalised, probs
 
+TREE_NODES = 5
+"""With the root six rows a call: one pass through the weights (align/rows.c), at 1.1 times the price of one row."""
+TREES_UP_TO = 0.7
+"""The highest temperature at which trees are the default."""
 EXPANDED = 4
 """Most nodes of one level whose children are looked at: the Markov bias costs a product for each."""
 
@@ -31,24 +39,33 @@ class BlockProposer:
     Args:
         network: the drafter, already tied to the target.
         draft_tokens: draft fewer than its whole block.
-        tree_nodes: how many tokens to draft as a tree; 0 = a chain.
+        tree_nodes: how many tokens to draft as a tree; 0 = a chain; None = a tree of `TREE_NODES` at temperatures up to
+            `TREES_UP_TO`, a chain above.
     """
 
     name = "block"
 
-    def __init__(self, network: BlockDrafter, draft_tokens: int | None = None, tree_nodes: int = 0) -> None:
+    def __init__(
+        self, network: BlockDrafter, draft_tokens: int | None = None, tree_nodes: int | None = 0
+    ) -> None:
         self.network = network.eval()
         self.draft_tokens = min(draft_tokens or network.config.block_size, network.config.block_size)
         self.tree_nodes = tree_nodes
-        self.draft_nodes = max(tree_nodes, self.draft_tokens)
+        self.draft_nodes = max(TREE_NODES if tree_nodes is None else tree_nodes, self.draft_tokens)
+
+    def nodes(self, sampling: Sampling) -> int:
+        """How many tokens it drafts as a tree under these settings; 0 = a chain."""
+        if self.tree_nodes is not None:
+            return self.tree_nodes
+        return TREE_NODES if sampling.temperature <= TREES_UP_TO else 0
 
     def law(self, sampling: Sampling) -> Law:
-        if sampling.greedy or self.tree_nodes:
+        if sampling.greedy or self.nodes(sampling):
             return "point"
         return "causal" if self.network.markov is not None else "independent"
 
     def start(self, request: Request) -> BlockDrafts:
-        return BlockDrafts(self.network, request, self.law(request.sampling), self.tree_nodes)
+        return BlockDrafts(self.network, request, self.law(request.sampling), self.nodes(request.sampling))
 
 
 class Candidate(NamedTuple):

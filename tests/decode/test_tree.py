@@ -259,7 +259,14 @@ def test_options(target: Target) -> None:
     net = network(target, "taps")
     assert BlockProposer(net, tree_nodes=3).draft_nodes == 4
     sampled = Sampling(1.0)
-    assert decode.load(target, net).verifier_for(sampled) == "point_mass"
+    decoder = decode.load(target, net)
+    assert decoder.verifier_for(sampled) == "token" and decoder.verifier_for(Sampling(0.7)) == "point_mass"
+    assert [BlockProposer(net, tree_nodes=None).nodes(Sampling(t)) for t in (0.0, 0.7, 0.71, 1.0)] == [
+        5,
+        5,
+        0,
+        0,
+    ]
     assert decode.load(target, net, "token").verifier_for(sampled) == "token"  # which needs a chain
     with pytest.raises(UserError, match="these fit: point_mass"):
         decode.load(target, net, "token", tree_nodes=3).verifier_for(sampled)
