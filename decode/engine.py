@@ -19,10 +19,20 @@ from torch import Tensor
 from align.target import Target, TargetOutput
 from decode.drafters.base import Drafter, Request
 from decode.proposal import Proposal
-from decode.sampling import Sampling, best, draw_at, penalised, probs, seen_rows, seen_tokens, uniform
+from decode.sampling import (
+    Sampling,
+    best,
+    couple,
+    draw_at,
+    penalised,
+    probs,
+    seen_rows,
+    seen_tokens,
+    uniform,
+)
 from decode.text import TextStream
-from decode.tree import ancestors, follow, walk
-from decode.verify import Verdict, check_pair, match, verify
+from decode.tree import ancestors, chain, depths, follow, path_to, walk
+from decode.verify import check_proposal, verify
 
 PREFILL_CHUNK = 2048
 MOST_NODES = 512
@@ -223,47 +233,46 @@ class Engine:
         """What the target makes of the drafts: the round's one synchronisation."""
         sampling, seen, generator = self.sampling, self.request.seen_V, self.request.generator
         if len(proposal):
-            check_pair(proposal.law, self.verifier, sampling.temperature)
+            check_proposal(proposal, self.verifier, sampling.temperature)
+        parents = chain(len(proposal)) if proposal.parents is None else proposal.parents
         if seen is not None and len(proposal):
             seen = seen_rows(seen, proposal.tokens_K, self._before(proposal))
         if self.out.top2_gaps is not None:
             top2 = penalised(logits_MV, sampling, seen).topk(2, dim=-1).values
             self.gaps = (top2[:, 0] - top2[:, 1]).tolist()
         if sampling.greedy:
-            said_M = best(logits_MV, sampling, seen, overwrite=True)
-        elif len(proposal) and self.verifier != "point_mass":
+            end, following = follow(
+                proposal.tokens_K[None], (parents,), best(logits_MV, sampling, seen, overwrite=True)[None]
+            )
+        elif len(proposal) and self.verifier not in ("point_mass", "gumbel"):
             p_MV = probs(logits_MV, sampling, seen, overwrite=True)
-            return self._chain(verify(self.verifier, proposal, p_MV, generator), proposal)
+            end, following = verify(self.verifier, [proposal], p_MV[None], [generator])
         else:
-            u_M = uniform(len(logits_MV), generator)
+            say = self._say(logits_MV, seen, parents)
             if logits_MV.device.type == "cpu":
-                return self._walk(logits_MV, seen, u_M, proposal)
-            said_M = draw_at(probs(logits_MV, sampling, seen, overwrite=True), u_M)
-        if proposal.parents is None:
-            return self._chain(match(proposal.tokens_K, said_M), proposal)
-        path_N, following = follow(proposal.tokens_K, proposal.parents, said_M)
-        last, *rest = torch.cat((following[None], path_N.long(), proposal.tokens_K)).tolist()
-        taken, tokens = rest[: len(proposal)], rest[len(proposal) :]
-        path = [i for i, on in enumerate(taken) if on]
-        return Outcome([tokens[i] for i in path], last, path)
+                tokens = proposal.tokens_K.tolist()
+                path, token = walk(tokens, parents, lambda row: int(say(slice(row, row + 1))))
+                return Outcome([tokens[i] for i in path], token, path)
+            end, following = follow(proposal.tokens_K[None], (parents,), say(slice(None))[None])
+        last, token, *tokens = torch.cat((end, following, proposal.tokens_K)).tolist()
+        path = path_to(parents, last)
+        return Outcome([tokens[i] for i in path], token, path)
 
-    def _walk(self, logits_MV: Tensor, seen: Tensor | None, u_M: Tensor, proposal: Proposal) -> Outcome:
-        """The point rule as draws from p at the nodes on the path alone: p and its running sum at every node of a wide
-        call cost milliseconds."""
+    def _say(
+        self, logits_MV: Tensor, seen: Tensor | None, parents: tuple[int, ...]
+    ) -> Callable[[slice], Tensor]:
+        """What the target says at some rows of a call. On a CPU it is asked where the path goes and nowhere else: p and
+        its running sum at every node of a wide call cost milliseconds."""
 
-        def say(row: int) -> int:
-            own = seen if seen is None or seen.dim() == 1 else seen[row]
-            return int(draw_at(probs(logits_MV[row], self.sampling, own, overwrite=True), u_M[row]))
+        def p(rows: slice) -> Tensor:
+            own = seen if seen is None or seen.dim() == 1 else seen[rows]
+            return probs(logits_MV[rows], self.sampling, own, overwrite=True)
 
-        tokens = proposal.tokens_K.tolist()
-        chain = tuple(range(-1, len(tokens) - 1))
-        path, following = walk(tokens, chain if proposal.parents is None else proposal.parents, say)
-        return Outcome([tokens[i] for i in path], following, path)
-
-    @staticmethod
-    def _chain(verdict: Verdict, proposal: Proposal) -> Outcome:
-        count, following, *tokens = torch.cat((torch.stack(verdict), proposal.tokens_K)).tolist()
-        return Outcome(tokens[:count], following, list(range(count)))
+        if self.verifier == "gumbel":
+            first, depth = len(self.request.tokens), [0, *depths(parents)]
+            return lambda rows: couple(p(rows), self.sampling.seed, [first + d for d in depth[rows]])
+        u_M = uniform(len(logits_MV), self.request.generator)
+        return lambda rows: draw_at(p(rows), u_M[rows])
 
     @staticmethod
     def _before(proposal: Proposal) -> Tensor | None:

@@ -6,6 +6,11 @@ it is exact.
     causal       each from a q that may depend on the drafted tokens left of it, and on nothing else
     unmasked     each from the q of the step that unmasked it, the steps in any order
 
+Drafts of the laws `independent` and `causal` may branch: every token of a tree is drawn from its q given the tokens on
+its path, and siblings say how they were drawn, each without looking at the others (`iid`) or from what the earlier
+ones left of q (`without_replacement`). They stand in the order in which they were drawn and are neither sorted nor made
+distinct: both would change the law. Siblings that were chosen, the most probable say, make a `point` tree.
+
 The wrong combinations are refused here where the types can see them: a `point` proposal cannot carry a q, the
 other laws cannot come without one, and q is fp32 or fp64 (a draw from a half-precision softmax is not a draw
 from q).
@@ -23,6 +28,8 @@ from decode.tree import check_parents, depths, within
 
 Law = Literal["point", "independent", "causal", "unmasked"]
 LAWS: tuple[str, ...] = get_args(Law)
+Siblings = Literal["iid", "without_replacement"]
+SIBLINGS: tuple[str, ...] = get_args(Siblings)
 
 
 def _check_probs(probs: Tensor, shape: str) -> None:
@@ -54,6 +61,13 @@ class DenseQ:
 
     def cut(self, length: int) -> DenseQ:
         return DenseQ(self.probs_KV[:length])
+
+    def take(self, rows: Tensor) -> DenseQ:
+        return DenseQ(self.probs_KV[rows])
+
+    def dense(self, vocab_size: int) -> Tensor:
+        """(K, V)."""
+        return self.probs_KV
 
 
 @dataclass(frozen=True)
@@ -88,6 +102,14 @@ class SparseQ:
     def cut(self, length: int) -> SparseQ:
         return SparseQ(self.ids_S, self.probs_KS[:length])
 
+    def take(self, rows: Tensor) -> SparseQ:
+        return SparseQ(self.ids_S, self.probs_KS[rows])
+
+    def dense(self, vocab_size: int) -> Tensor:
+        """(K, V)."""
+        dense_KV = self.probs_KS.new_zeros(len(self), vocab_size)
+        return dense_KV.index_add_(1, self.ids_S, self.probs_KS)
+
 
 def _row(probs: Tensor, position: Tensor) -> Tensor:
     """Row `position` (a 0-dimensional tensor: no host synchronisation), zeros where it is past the end."""
@@ -103,10 +125,14 @@ class Proposal:
         tokens_K: int64 ids in the target's vocabulary.
         law: how they were drawn, see the module's head. `independent` and `causal` rows of q are what each
             token was REALLY drawn from, processors included.
-        q: None for `point`, needed by every other law.
+        q: None for `point`, needed by every other law. One row per token; of siblings drawn without replacement
+            each row is the q of the first draw.
         steps_K: the step at which each position was unmasked; needed by `unmasked` and by no other law.
         parents: a tree: the index of every token's parent, before its own, -1 for the prefix itself
-            (decode/tree.py). None = a chain. Only `point` drafts branch so far.
+            (decode/tree.py). None = a chain.
+        siblings: how tokens with one parent were drawn; needed where `independent` or `causal` drafts branch.
+        state_only: of `unmasked` drafts: which positions a step unmasks, remasks or leaves out was settled before
+            that step drew its values (field: a confidence of SAMPLED tokens is not state-only).
 
     Raises:
         ValueError: fields that contradict the law.
@@ -117,6 +143,8 @@ class Proposal:
     q: DenseQ | SparseQ | None = None
     steps_K: Tensor | None = None
     parents: tuple[int, ...] | None = None
+    siblings: Siblings | None = None
+    state_only: bool = False
 
     def __post_init__(self) -> None:
         if self.law not in LAWS:
@@ -133,12 +161,28 @@ class Proposal:
             raise ValueError(f"{len(self)} drafted tokens, but {len(self.q)} rows of q")
         if (self.steps_K is None) != (self.law != "unmasked"):
             raise ValueError(f"law {self.law!r} {'needs' if self.steps_K is None else 'has no'} unmask steps")
+        if self.state_only and self.law != "unmasked":
+            raise ValueError(f"state_only is said of unmasked drafts, not of law {self.law!r}")
         if self.parents is not None:
-            if self.law != "point":
-                raise ValueError(f"a tree of law {self.law!r}: only point drafts may branch so far")
+            if self.law == "unmasked":
+                raise ValueError("a tree of law 'unmasked': drafts unmasked out of order cannot branch")
             if len(self.parents) != len(self):
                 raise ValueError(f"{len(self)} drafted tokens, but {len(self.parents)} parents")
             check_parents(self.parents)
+        if (self.siblings is not None) != (self.law != "point" and self.branches):
+            what = "need to say how siblings were drawn" if self.siblings is None else "have no siblings"
+            raise ValueError(f"these drafts of law {self.law!r} {what}{self._shape}")
+        if self.siblings is not None and self.siblings not in SIBLINGS:
+            raise ValueError(f"unknown siblings {self.siblings!r} (one of: {', '.join(SIBLINGS)})")
+
+    @property
+    def _shape(self) -> str:
+        return "" if self.parents is None else f" (parents {self.parents})"
+
+    @property
+    def branches(self) -> bool:
+        """Whether any two tokens have one parent."""
+        return self.parents is not None and len(set(self.parents)) < len(self.parents)
 
     def __len__(self) -> int:
         return self.tokens_K.shape[0]
@@ -157,9 +201,10 @@ class Proposal:
             kept = within(self.parents, length)
             place = {old: new for new, old in enumerate(kept)}
             parents = tuple(place.get(self.parents[i], -1) for i in kept)
-            return replace(
-                self, tokens_K=self.tokens_K[torch.tensor(kept, dtype=torch.int64)], parents=parents
-            )
+            at = torch.tensor(kept, dtype=torch.int64, device=self.tokens_K.device)
+            q = None if self.q is None else self.q.take(at)
+            siblings = self.siblings if len(set(parents)) < len(parents) else None
+            return replace(self, tokens_K=self.tokens_K[at], parents=parents, q=q, siblings=siblings)
         q = None if self.q is None else self.q.cut(length)
         steps_K = None if self.steps_K is None else self.steps_K[:length]
         return replace(self, tokens_K=self.tokens_K[:length], q=q, steps_K=steps_K)

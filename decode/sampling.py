@@ -6,7 +6,9 @@ else. Ties are broken by the lowest token id everywhere: argmax, the edge of top
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -178,6 +180,25 @@ def draw_at(weights: Tensor, u: Tensor) -> Tensor:
     total = running[..., -1:]
     at = torch.minimum(u.double()[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(running, at, right=True)[..., 0].clamp(max=weights.shape[-1] - 1)
+
+
+def position_noise(seed: int, position: int, vocab_size: int, device: torch.device) -> Tensor:
+    """Gumbel noise (V,) in fp64 that belongs to an absolute position of a text and to a seed: the same whenever and
+    however often it is asked for."""
+    key = hashlib.blake2b(f"{seed} {position}".encode(), digest_size=8).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little") >> 1)
+    u_V = torch.rand(vocab_size, dtype=torch.float64, generator=generator, device=device)
+    return -(-(u_V.log())).log()  # u = 0: −∞, never chosen
+
+
+def couple(p_RV: Tensor, seed: int, positions: Sequence[int]) -> Tensor:
+    """Draws from p by noise that belongs to the positions: argmax of ln p + noise (Daliri et al., arXiv 2408.07978) → (R,).
+
+    A function of (p, seed, position) alone: with and without drafts, and however they were made, the same tokens come
+    out wherever p is the same.
+    """
+    noise = {x: position_noise(seed, x, p_RV.shape[-1], p_RV.device) for x in set(positions)}
+    return (p_RV.double().log() + torch.stack([noise[x] for x in positions])).argmax(-1)
 
 
 def seen_tokens(tokens: list[int], vocab_size: int, device: torch.device) -> Tensor:

@@ -39,36 +39,90 @@ def ancestors(parents: tuple[int, ...]) -> Tensor:
     return see_MM
 
 
+@lru_cache(maxsize=4096)
+def visits(parents: tuple[int, ...]) -> tuple[tuple[int, bool], ...]:
+    """Depth first, children in their order: (node, False) where a node is reached from above, (node, True) where
+    everything below it is done."""
+    children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for i, parent in enumerate(parents):
+        children[parent + 1].append(i)
+    found: list[tuple[int, bool]] = []
+    pending = [(i, False) for i in reversed(children[0])]
+    while pending:
+        node, leaving = pending.pop()
+        found.append((node, leaving))
+        if not leaving:
+            pending.append((node, True))
+            pending.extend((i, False) for i in reversed(children[node + 1]))
+    return tuple(found)
+
+
+def chain(length: int) -> tuple[int, ...]:
+    """The parents of a tree without branches."""
+    return tuple(range(-1, length - 1))
+
+
+def path_to(parents: tuple[int, ...], end: int) -> list[int]:
+    """The drafted tokens on the path to a node (0 = the root), ascending."""
+    path: list[int] = []
+    at = end - 1
+    while at >= 0:
+        path.append(at)
+        at = parents[at]
+    return path[::-1]
+
+
 def within(parents: tuple[int, ...], depth: int) -> list[int]:
     """The nodes at most so deep."""
     return [i for i, d in enumerate(depths(parents)) if d <= depth]
 
 
-def follow(tokens_N: Tensor, parents: tuple[int, ...], said_M: Tensor) -> tuple[Tensor, Tensor]:
-    """The path that the target takes through a tree.
+Forest = tuple[tuple[int, ...], ...]
+"""The parents of several requests' trees, side by side. Shorter ones are padded up to the longest."""
+
+
+@lru_cache(maxsize=512)
+def parent_rows(forest: Forest, size: int) -> Tensor:
+    """(B, N): which of the M = N + 1 rows of a call is each token's parent, 0 = the root; 0 for padding. On the CPU."""
+    rows = [[parent + 1 for parent in parents] + [0] * (size - len(parents)) for parents in forest]
+    return torch.tensor(rows, dtype=torch.int64).reshape(len(forest), size)
+
+
+@lru_cache(maxsize=512)
+def path_masks(forest: Forest, size: int) -> Tensor:
+    """Bool (B, M, N): the tokens on the path to each node, itself included. On the CPU."""
+    out_BMN = torch.zeros(len(forest), size + 1, size, dtype=torch.bool)
+    for b, parents in enumerate(forest):
+        out_BMN[b, : len(parents) + 1, : len(parents)] = ancestors(parents)[:, 1:]
+    return out_BMN
+
+
+def follow(tokens_BN: Tensor, forest: Forest, said_BM: Tensor) -> tuple[Tensor, Tensor]:
+    """The path that the target takes through each tree.
 
     Args:
-        tokens_N: drafted tokens.
-        said_M: what the target says next after the root and after each drafted token, (N + 1,): its argmax at
-            temperature 0, else a draw from p of that very prefix, one for each node and independent of the others.
+        tokens_BN: drafted tokens.
+        said_BM: what the target says next after the root and after each drafted token: its argmax at temperature 0, else a
+            draw from p of that very prefix, one for each node and independent of the others (or all with noise that
+            belongs to the position: `gumbel`).
 
     Returns:
-        On the path: bool (N,), and the target's token after its end, 0-dimensional.
+        The node where the path ends, (B,), 0 = the root; and the target's token after it, (B,).
 
     From a node the path goes on to the child that has the token which the target says there. So every token that comes
     out IS one that the target said after exactly the tokens before it: the output has the target's law, whatever
-    way the tree was chosen in (without looking at `said_M`). Of siblings with one token the first counts.
+    way the tree was chosen in (without looking at `said_BM`). Of siblings with one token the first counts.
     """
-    device = tokens_N.device
-    above_NN = ancestors(parents)[1:, 1:].to(device)
-    parent_N = torch.tensor(parents, dtype=torch.int64, device=device)
-    twin_NN = (parent_N[:, None] == parent_N) & (tokens_N[:, None] == tokens_N)
-    said_N = said_M.index_select(0, parent_N + 1)
-    hit_N = (tokens_N == said_N) & ~twin_NN.tril(-1).any(1)
-    path_N = (hit_N | ~above_NN).all(1)
-    place = torch.arange(1, len(parents) + 1, device=device)
-    last = (path_N * place).max()  # children come after their parents: the last on the path is its end
-    return path_N, said_M.index_select(0, last.reshape(1))[0]
+    device, size = tokens_BN.device, tokens_BN.shape[1]
+    above_BN = parent_rows(forest, size).to(device)
+    on_BNN = path_masks(forest, size).to(device)[:, 1:]
+    twin_BNN = (above_BN[:, :, None] == above_BN[:, None]) & (tokens_BN[:, :, None] == tokens_BN[:, None])
+    hit_BN = (tokens_BN == said_BM.gather(1, above_BN)) & ~twin_BNN.tril(-1).any(2)
+    path_BN = (hit_BN[:, None] | ~on_BNN).all(2) & on_BNN.any(2)  # padding is on no path
+    place_N = torch.arange(1, size + 1, device=device)
+    # children come after their parents: the last on the path is its end
+    end_B = (path_BN * place_N).amax(1) if size else torch.zeros_like(said_BM[:, 0])
+    return end_B, said_BM.gather(1, end_B[:, None])[:, 0]
 
 
 def walk(

@@ -15,10 +15,18 @@ import torch
 from torch import Tensor
 
 from decode import tree
-from decode.tree import ancestors, depths, follow, walk, within
-from tests.contract.test_laws import EXACT, WRONG, Toy
+from decode.tree import ancestors, chain, depths, path_to, visits, walk, within
+from tests.contract.enumeration import EXACT, WRONG, Toy
 
 Follow = Callable[[Tensor, tuple[int, ...], Tensor], tuple[Tensor, Tensor]]
+
+
+def follow(tokens_N: Tensor, parents: tuple[int, ...], said_M: Tensor) -> tuple[Tensor, Tensor]:
+    """`tree.follow` for one request: which drafts are on the path, and the token after it."""
+    end, following = tree.follow(tokens_N[None], (parents,), said_M[None])
+    path_N = torch.zeros(len(parents), dtype=torch.bool)
+    path_N[path_to(parents, int(end))] = True
+    return path_N, following[0]
 
 
 def shapes(most: int) -> Iterator[tuple[int, ...]]:
@@ -150,6 +158,25 @@ def test_the_target_is_asked_nowhere_but_on_the_path() -> None:
         said = torch.randint(2, (len(parents) + 1,), generator=generator).tolist()
         asked, path = asking(said, tokens, parents)
         assert asked == [0, *(i + 1 for i in path)]
+
+
+def test_trees_side_by_side() -> None:
+    """Ragged: each request's path is the one it takes alone, padding is on none."""
+    generator = torch.Generator().manual_seed(3)
+    forest = (*shapes(3), ())
+    tokens = torch.randint(2, (len(forest), 3), generator=generator)
+    said = torch.randint(2, (len(forest), 4), generator=generator)
+    end, following = tree.follow(tokens, forest, said)
+    for b, parents in enumerate(forest):
+        alone = tree.follow(
+            tokens[b : b + 1, : len(parents)], (parents,), said[b : b + 1, : len(parents) + 1]
+        )
+        assert (int(end[b]), int(following[b])) == (int(alone[0]), int(alone[1]))
+
+
+def test_visits_depth_first() -> None:
+    assert visits((-1, 0, -1)) == ((0, False), (1, False), (1, True), (0, True), (2, False), (2, True))
+    assert visits(()) == () and chain(3) == (-1, 0, 1) and path_to((-1, -1, 0), 3) == [0, 2]
 
 
 def test_depths_ancestors_and_cutting() -> None:

@@ -1,10 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from align.errors import UserError
 from decode.proposal import DenseQ, Proposal, SparseQ
-from decode.sampling import Sampling, probs
-from decode.verify import VERIFIERS, accept_probability, check_pair, choose, verify
+from decode.verify import VERIFIERS, Drafts, accept_probability, check_pair, check_proposal, choose, verify
 
 TOKENS = torch.tensor([3, 1])
 Q = DenseQ(torch.full((2, 4), 0.25))
@@ -35,8 +36,8 @@ def test_half_precision_probabilities_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match="float32 or float64"):
         DenseQ(torch.full((2, 4), 0.25, dtype=dtype))
     with pytest.raises(ValueError, match="fp32 or fp64"):
-        p_NV = torch.full((3, 4), 0.25, dtype=dtype)
-        verify("token", Proposal(TOKENS, "independent", Q), p_NV, torch.Generator())
+        p_BMV = torch.full((1, 3, 4), 0.25, dtype=dtype)
+        verify("token", [Proposal(TOKENS, "independent", Q)], p_BMV, [torch.Generator()])
 
 
 def test_sparse_q_is_the_dense_one_with_zeros() -> None:
@@ -57,35 +58,32 @@ def test_acceptance_at_the_edges() -> None:
 
 def test_p_equal_to_q_accepts_everything_and_rounding_leaves_no_nan() -> None:
     row = torch.rand(4) ** 2
-    p_NV = (row / row.sum()).expand(3, 4)
-    proposal = Proposal(torch.tensor([0, 3]), "independent", DenseQ(p_NV[:2]))
+    p_BMV = (row / row.sum()).expand(1, 3, 4)
+    proposal = Proposal(torch.tensor([0, 3]), "independent", DenseQ(p_BMV[0, :2]))
     generator = torch.Generator().manual_seed(0)
-    assert all(int(verify("token", proposal, p_NV, generator).accepted) == 2 for _ in range(50))
-    emission = VERIFIERS["token"].emission(p_NV, proposal, torch.tensor(1))  # p − q is zero everywhere
-    assert torch.equal(emission, p_NV[1])
-
-
-def test_half_precision_logits_verify_in_fp32() -> None:
-    p_NV = probs(torch.randn(3, 4).to(torch.bfloat16), Sampling(1.0))
-    verdict = verify("token", Proposal(TOKENS, "independent", Q), p_NV, torch.Generator().manual_seed(0))
-    assert 0 <= int(verdict.accepted) <= 2 and 0 <= int(verdict.next_token) < 4
+    for name in ("token", "block", "recursive", "traversal", "k_seq", "hybrid"):
+        assert all(int(verify(name, [proposal], p_BMV, [generator]).end_B) == 2 for _ in range(20))
+        out = VERIFIERS[name].rule(p_BMV, Drafts.of([proposal], 4))  # type: ignore[misc]
+        assert bool(out.rest_BMV.isfinite().all()) and float(out.rest_BMV.sum(-1).min()) > 0.5
 
 
 def test_pairs_that_would_change_the_output_are_refused_with_the_reason() -> None:
-    with pytest.raises(UserError, match=r"law 'point'.*not drawn from any q.*these fit: point_mass$"):
+    with pytest.raises(UserError, match=r"law 'point'.*not drawn from any q.*these fit: point_mass, gumbel$"):
         check_pair("point", "token", 1.0)
-    with pytest.raises(UserError, match=r"law 'unmasked'.*out of order.*these fit: point_mass$"):
+    with pytest.raises(
+        UserError, match=r"law 'unmasked'.*out of order.*these fit: point_mass, hybrid, gumbel$"
+    ):
         check_pair("unmasked", "token", 1.0)
     with pytest.raises(
-        UserError, match=r"exact at temperature 0 only, not at 0.7; these fit: point_mass, token$"
+        UserError, match=r"exact at temperature 0 only, not at 0.7; these fit: point_mass, token, block"
     ):
         check_pair("independent", "greedy", 0.7)
-    with pytest.raises(UserError, match=r"these fit: greedy, point_mass$"):
+    with pytest.raises(UserError, match=r"these fit: greedy, point_mass, gumbel$"):
         check_pair("point", "token", 0.0)
     with pytest.raises(UserError, match=r"unknown verifier 'tokens' \(did you mean 'token'"):
         check_pair("point", "tokens", 0.0)
     with pytest.raises(UserError, match="these fit"):
-        verify("token", Proposal(TOKENS, "point"), torch.full((3, 4), 0.25), torch.Generator())
+        verify("token", [Proposal(TOKENS, "point")], torch.full((1, 3, 4), 0.25), [torch.Generator()])
 
 
 def test_auto_always_fits() -> None:
@@ -97,3 +95,21 @@ def test_auto_always_fits() -> None:
         "point_mass",
         "greedy",
     ]
+
+
+def test_proposals_that_a_verifier_cannot_have_are_refused_with_the_reason() -> None:
+    q = DenseQ(torch.full((2, 4), 0.25))
+    siblings = Proposal(TOKENS, "independent", q, parents=(-1, -1), siblings="without_replacement")
+    with pytest.raises(
+        UserError, match="they branch, and it is exact for chains alone; these fit: point_mass, rec"
+    ):
+        check_proposal(siblings, "token", 1.0)
+    with pytest.raises(UserError, match="siblings were drawn without_replacement, and it is exact for iid"):
+        check_proposal(siblings, "k_seq", 1.0)
+    with pytest.raises(UserError, match="argmax and is exact at temperature 0 only"):
+        check_proposal(siblings, "greedy", 1.0)
+    surest = Proposal(TOKENS, "unmasked", q, steps_K=TOKENS)
+    with pytest.raises(UserError, match=r"looked at the values drawn.*these fit: point_mass, gumbel$"):
+        check_proposal(surest, "hybrid", 1.0)
+    assert check_proposal(replace(surest, state_only=True), "hybrid", 1.0).name == "hybrid"
+    assert check_proposal(siblings, "traversal", 1.0).name == "traversal"

@@ -17,7 +17,7 @@ from decode.drafters.block import BlockDrafts, BlockProposer
 from decode.engine import _NOTHING, Engine
 from decode.proposal import DenseQ, Proposal
 from decode.sampling import draw_at, probs, seen_rows, uniform
-from decode.tree import ancestors, depths, follow
+from decode.tree import ancestors, depths, follow, path_to
 from tests.contract.test_trees import prefixes
 from tests.decode.fakes import DRAFTERS, ScriptedDrafter, TableTarget
 from tests.decode.test_block import PROMPT, VARIANTS, VARIED, network
@@ -107,8 +107,10 @@ def test_draws_on_the_path_are_those_that_all_nodes_would_make(
         before = ancestors(shape)[:, 1:]
         rows = seen_rows(seen, tokens, before) if sampling.repetition_penalty != 1 else None
         u = uniform(len(logits), torch.Generator().manual_seed(seed))
-        path, following = follow(tokens, shape, draw_at(probs(logits, sampling, rows), u))
-        assert outcome.path == path.nonzero()[:, 0].tolist() and outcome.following == int(following)
+        said = draw_at(probs(logits, sampling, rows), u)
+        end, following = follow(tokens[None], (shape,), said[None])
+        path = path_to(shape, int(end))
+        assert outcome.path == path and outcome.following == int(following)
         assert outcome.accepted == tokens[path].tolist()
         lengths[len(outcome.path)] += 1
     assert len(lengths) > 2
@@ -129,8 +131,19 @@ def test_proposals_that_branch() -> None:
     assert cut.tokens_K.tolist() == [7, 9, 11, 7, 30] and cut.parents == (-1, -1, 0, 0, 1)
     with pytest.raises(ValueError, match="8 drafted tokens, but 2 parents"):
         Proposal(torch.tensor(TOKENS), "point", parents=(-1, 0))
-    with pytest.raises(ValueError, match="only point drafts may branch"):
-        Proposal(torch.tensor([0]), "independent", DenseQ(torch.ones(1, 1)), parents=(-1,))
+    q = DenseQ(torch.ones(2, 1))
+    with pytest.raises(ValueError, match="need to say how siblings were drawn"):
+        Proposal(torch.tensor([0, 0]), "independent", q, parents=(-1, -1))
+    with pytest.raises(ValueError, match="have no siblings"):
+        Proposal(torch.tensor([0, 0]), "independent", q, parents=(-1, 0), siblings="iid")
+    with pytest.raises(ValueError, match="have no siblings"):
+        Proposal(torch.tensor([0, 0]), "point", parents=(-1, -1), siblings="iid")
+    with pytest.raises(ValueError, match="unknown siblings 'sorted'"):
+        Proposal(torch.tensor([0, 0]), "independent", q, parents=(-1, -1), siblings="sorted")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="unmasked out of order cannot branch"):
+        Proposal(torch.tensor([0, 0]), "unmasked", q, torch.tensor([0, 1]), parents=(-1, 0))
+    with pytest.raises(ValueError, match="state_only is said of unmasked"):
+        Proposal(torch.tensor([0, 0]), "independent", q, state_only=True)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -1,0 +1,284 @@
+"""Ways to lose the target's law, each built as somebody would build it: enumeration has to see every one.
+
+python -m tests.contract.mutants            # the table of tests/contract/README.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from decode import verify
+from decode.sampling import Sampling, probs
+from decode.tree import chain
+from decode.verify import Drafts, Outcomes, Verifier
+from tests.contract.enumeration import (
+    Case,
+    Toy,
+    case,
+    chosen,
+    distance,
+    drawn,
+    every,
+    rows,
+    unmasked,
+)
+
+TWO, CHAIN = (-1, -1), (-1, 0)
+Make = Callable[[Toy], Case]
+
+
+# ---- drafters that say of their drafts what is not so ----
+
+
+def of_independent(toy: Toy, tokens_BN: Tensor) -> Tensor:
+    return toy.q_KV[:2].expand(len(tokens_BN), 2, toy.V)
+
+
+def argmax(toy: Toy) -> Case:
+    tokens = toy.q_KV.argmax(1)[None]
+    return case(toy, CHAIN, torch.ones(1, dtype=torch.float64), tokens, of_independent(toy, tokens))
+
+
+def drawn_from(toy: Toy, drawn_KV: Tensor) -> Case:
+    """Drawn from other rows than the q that is tested."""
+    tokens = every(toy.V, 2)
+    weight = drawn_KV[0][tokens[:, 0]] * drawn_KV[1][tokens[:, 1]]
+    return case(toy, CHAIN, weight, tokens, of_independent(toy, tokens))
+
+
+def sharpened(toy: Toy) -> Case:
+    return drawn_from(toy, probs(toy.q_KV.clamp(min=1e-9).log(), Sampling(temperature=1.0, top_k=2)))
+
+
+def rounded(toy: Toy) -> Case:
+    half = toy.q_KV.bfloat16().double()
+    return drawn_from(toy, half / half.sum(1, keepdim=True))
+
+
+def best_of_two(toy: Toy) -> Case:
+    """Two chains drawn, the one that the target likes better is handed over."""
+    pairs = every(toy.V, 4)
+    score = toy.joint.sum(2)
+    first = score[pairs[:, 0], pairs[:, 1]] >= score[pairs[:, 2], pairs[:, 3]]
+    weight = torch.stack([toy.q_KV[i % 2][pairs[:, i]] for i in range(4)]).prod(0)
+    tokens = torch.where(first[:, None], pairs[:, :2], pairs[:, 2:])
+    return case(toy, CHAIN, weight, tokens, of_independent(toy, tokens))
+
+
+def dropped(toy: Toy) -> Case:
+    """Cut before the first token whose own q is small."""
+    whole = drawn(toy, CHAIN, causal=False)
+    tokens = whole.drafts.tokens_BN
+    q_BNV = of_independent(toy, tokens)
+    small = (q_BNV.gather(2, tokens[..., None])[..., 0] < 0.2).tolist()
+    parents = [chain(row.index(True) if True in row else 2) for row in small]
+    return case(toy, parents, whole.weight_B, tokens, q_BNV)
+
+
+def marginal(toy: Toy) -> Case:
+    """Unmasked out of order, each position tested against its own marginal."""
+    out = unmasked(toy, CHAIN)
+    tokens = out.drafts.tokens_BN
+    q_KV = torch.zeros(2, toy.V, dtype=torch.float64)
+    for k in range(2):
+        q_KV[k].index_add_(0, tokens[:, k], out.weight_B)
+    return case(toy, CHAIN, out.weight_B, tokens, q_KV.expand(len(tokens), 2, toy.V))
+
+
+def surest_first(toy: Toy) -> Case:
+    """Both positions are drawn, the token of the higher q stays, the other is drawn again given it: the order looks at
+    values drawn."""
+    again = [rows(toy.V, toy.V, toy.generator) for _ in range(2)]
+    draws = every(toy.V, 3)  # both, and the second draw
+    weights, tokens, qs, steps = [], [], [], []
+    for x0, x1, y in draws.tolist():
+        q0, q1 = toy.q_KV[0], toy.q_KV[1]
+        weight = float(q0[x0] * q1[x1])
+        if q0[x0] >= q1[x1]:
+            weight *= float(again[1][x0, y])
+            tokens.append((x0, y))
+            qs.append(torch.stack([q0, again[1][x0]]))
+            steps.append((0, 1))
+        else:
+            weight *= float(again[0][x1, y])
+            tokens.append((y, x1))
+            qs.append(torch.stack([again[0][x1], q1]))
+            steps.append((1, 0))
+        weights.append(weight)
+    return case(
+        toy,
+        CHAIN,
+        torch.tensor(weights, dtype=torch.float64),
+        torch.tensor(tokens),
+        torch.stack(qs),
+        steps_BN=torch.tensor(steps),
+    )
+
+
+def rearranged(by: Callable[[Toy, Tensor], Tensor], siblings: str = "iid") -> Make:
+    """Two siblings in another order than that of their draw."""
+
+    def make(toy: Toy) -> Case:
+        out = drawn(toy, TWO, False, siblings)
+        key = by(toy, out.drafts.tokens_BN)
+        tokens = out.drafts.tokens_BN.gather(1, key.argsort(dim=1, stable=True))
+        q_BNV = toy.q_KV[:1].expand(len(tokens), 2, toy.V)
+        return case(toy, TWO, out.weight_B, tokens, q_BNV, siblings == "without_replacement")
+
+    return make
+
+
+def distinct(toy: Toy) -> Case:
+    """A second sibling like the first is left out."""
+    out = drawn(toy, TWO, False)
+    tokens = out.drafts.tokens_BN
+    parents = [TWO if a != b else (-1,) for a, b in tokens.tolist()]
+    return case(toy, parents, out.weight_B, tokens, toy.q_KV[:1].expand(len(tokens), 2, toy.V))
+
+
+def said_to_be(without_replacement: bool, siblings: str) -> Make:
+    def make(toy: Toy) -> Case:
+        out = drawn(toy, TWO, False, siblings)
+        tokens = out.drafts.tokens_BN
+        return case(
+            toy, TWO, out.weight_B, tokens, toy.q_KV[:1].expand(len(tokens), 2, toy.V), without_replacement
+        )
+
+    return make
+
+
+def causal_as_independent(toy: Toy) -> Case:
+    out = drawn(toy, CHAIN, causal=True)
+    tokens = out.drafts.tokens_BN
+    return case(toy, CHAIN, out.weight_B, tokens, of_independent(toy, tokens))
+
+
+# ---- rules with a slip ----
+
+
+def keep_rejected(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
+    """Point mass that draws from p itself after a rejection."""
+    return Outcomes(verify._point(p_BMV, drafts).stop_BM, p_BMV)
+
+
+def shifted(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
+    """Off by one: the token after a path from the residual of the node after it."""
+    out = verify._recursive(p_BMV, drafts)
+    return Outcomes(out.stop_BM, out.rest_BMV.roll(-1, 1))
+
+
+def always_in_order(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
+    """Hybrid that compares a step with the one before it, not with the latest."""
+    steps = drafts.steps_BN
+    assert steps is not None
+    own = torch.cat((steps[:, :1], steps[:, 1:] >= steps[:, :-1]), 1)
+    fooled = Drafts(drafts.tokens_BN, drafts.parents, drafts.q_BNV, own.long().cummax(1).values)
+    return verify._hybrid(p_BMV, fooled)
+
+
+def slip(rule: Callable[[Tensor, Drafts], Outcomes]) -> Verifier:
+    return Verifier("mutant", rule, frozenset())
+
+
+def patched(name: str, instead: object) -> Callable[[], AbstractContextManager[object]]:
+    return lambda: mock.patch.object(verify, name, instead)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    make: Make
+    verifier: str | Verifier
+    slip: Callable[[], AbstractContextManager[object]] = nullcontext
+    V: int = 3
+    K: int = 2
+    toys: int = 24
+
+    def distances(self) -> Iterator[float]:
+        for seed in range(1, self.toys + 1):
+            with self.slip():
+                yield distance(self.make(Toy(self.V, self.K, seed)), self.verifier)
+
+
+def tree_of(parents: tuple[int, ...], siblings: str = "iid", causal: bool = False) -> Make:
+    return lambda toy: drawn(toy, parents, causal, siblings)
+
+
+BUSHY = (-1, 0, 0, -1)
+MUTANTS: dict[str, Mutant] = {
+    "argmax draft against the full q": Mutant(argmax, "token"),
+    "raw q, drawn from the top-k-processed one": Mutant(sharpened, "token"),
+    "best of two chosen by p, then the ratio test": Mutant(best_of_two, "token"),
+    "dropped by its own q": Mutant(dropped, "token"),
+    "drawn from a bf16 softmax": Mutant(rounded, "token", V=8, toys=200),
+    "unmasked out of order, ratio with the q of its step": Mutant(
+        lambda toy: unmasked(toy, CHAIN), "token", toys=60
+    ),
+    "unmasked out of order, ratio with its marginal": Mutant(marginal, "token", toys=60),
+    "order by the confidence of sampled tokens, hybrid": Mutant(surest_first, "hybrid"),
+    "causal drafts with independent q": Mutant(causal_as_independent, "token"),
+    "siblings sorted by q": Mutant(rearranged(lambda toy, t: -toy.q_KV[0][t]), "recursive"),
+    "siblings sorted by id": Mutant(rearranged(lambda toy, t: t), "recursive"),
+    "siblings without replacement sorted by id": Mutant(
+        rearranged(lambda toy, t: t, "without_replacement"), "recursive"
+    ),
+    "equal siblings left out": Mutant(distinct, "recursive"),
+    "siblings without replacement under the i.i.d. rule": Mutant(
+        said_to_be(False, "without_replacement"), "recursive"
+    ),
+    "the same under traversal": Mutant(said_to_be(False, "without_replacement"), "traversal"),
+    "the same under K-SEQ": Mutant(said_to_be(False, "without_replacement"), "k_seq"),
+    "i.i.d. siblings under the rule without replacement": Mutant(said_to_be(True, "iid"), "recursive"),
+    "greedy rule on a sampled target": Mutant(
+        lambda toy: chosen(toy, CHAIN),
+        slip(lambda p, d: verify._point(torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]).double(), d)),
+    ),
+    "typical acceptance": Mutant(lambda toy: drawn(toy, CHAIN, False), "lossy_typical"),
+    "any of the top three": Mutant(lambda toy: drawn(toy, CHAIN, False), "lossy_top_beta", V=4),
+    "point mass, the rejected token not taken out": Mutant(
+        lambda toy: chosen(toy, CHAIN), slip(keep_rejected)
+    ),
+    "residual without subtracting q": Mutant(tree_of(CHAIN), "token", patched("residual", lambda p, q: p)),
+    "q/p for p/q": Mutant(
+        tree_of(CHAIN), "token", patched("accept_probability", lambda p, q: torch.where(q < p, q / p, 1.0))
+    ),
+    "residual of the next node": Mutant(tree_of(CHAIN, causal=True), slip(shifted)),
+    "siblings' residual not normalised": Mutant(
+        tree_of(BUSHY), "recursive", patched("_normalised", lambda w: w)
+    ),
+    "q not normalised without replacement": Mutant(
+        tree_of(TWO, "without_replacement"), "recursive", patched("_normalised", lambda w: w), V=4
+    ),
+    "K-SEQ that takes rho for 1": Mutant(
+        tree_of(TWO),
+        "k_seq",
+        patched("_inflation", lambda p, q, s: (torch.ones_like(s), torch.minimum(p, q).sum(1))),
+    ),
+    "traversal, last leaf first, without replacement": Mutant(
+        tree_of(TWO, "without_replacement"),
+        "traversal",
+        patched("visits", lambda parents: tuple((len(parents) - 1 - i, x) for i, x in _visits(parents))),
+        V=4,
+    ),
+    "hybrid that forgets the latest step": Mutant(
+        lambda toy: unmasked(toy, chain(3)), slip(always_in_order), K=3
+    ),
+}
+_visits = verify.visits
+
+
+def table() -> str:
+    lines = ["| mistake | mean TV | max TV |", "|---|---|---|"]
+    for name, mutant in MUTANTS.items():
+        found = list(mutant.distances())
+        lines.append(f"| {name} | {sum(found) / len(found):.4f} | {max(found):.3f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
