@@ -12,7 +12,7 @@ from torch import Tensor
 
 from align.target import TargetOutput
 from decode.drafters.base import Request
-from decode.proposal import DenseQ, Law, Proposal, SparseQ
+from decode.proposal import DenseQ, Law, Proposal, Siblings, SparseQ
 from decode.sampling import Sampling, best, draw, probs
 from decode.tree import depths
 
@@ -193,10 +193,52 @@ def branching(request: Request, k: int) -> Proposal | None:
     return Proposal(tokens, "point", parents=tuple(parents)) if parents else None
 
 
+def sprouting(siblings: Siblings, law: Law = "causal") -> Callable[[Request, int], Proposal | None]:
+    """Trees of three nodes or four whose tokens are drawn, each given its path; the shape is settled first."""
+
+    def propose(request: Request, k: int) -> Proposal:
+        logits = _rows(request, k, request.target.vocab_size)
+        shape = (-1, -1, 0, 1) if len(request.tokens) % 2 else (-1, 0, 0)
+        parents = tuple(p for i, p in enumerate(shape) if depths(shape)[i] <= k)
+        tokens: list[int] = []
+        rows: list[Tensor] = []
+        for i, parent in enumerate(parents):
+            row = logits[depths(parents)[i] - 1]
+            if parent >= 0:
+                row = row + torch.roll(logits[0], tokens[parent])
+            q = probs(row, request.sampling)
+            rows.append(q)
+            if siblings == "without_replacement":
+                left = q.clone()
+                for j in range(i):
+                    if parents[j] == parent:
+                        left[tokens[j]] = 0
+                q = left if left.sum() > 0 else q
+            tokens.append(int(draw(q, request.generator)))
+        kind = siblings if len(set(parents)) < len(parents) else None
+        return Proposal(torch.tensor(tokens), law, DenseQ(torch.stack(rows)), parents=parents, siblings=kind)
+
+    return propose
+
+
+def right_to_left(request: Request, k: int) -> Proposal:
+    """Unmasked from the last position to the first, each given those right of it."""
+    logits, tokens, rows = _rows(request, k, request.target.vocab_size), [], []
+    for i in reversed(range(k)):
+        row = logits[i] + (0 if not tokens else torch.roll(logits[0], int(tokens[0])))
+        rows.insert(0, probs(row, request.sampling))
+        tokens.insert(0, draw(rows[0], request.generator))
+    steps = torch.arange(k, 0, -1)
+    return Proposal(torch.stack(tokens), "unmasked", DenseQ(torch.stack(rows)), steps, state_only=True)
+
+
 DRAFTERS: dict[str, tuple[Law, Callable[[Request, int], Proposal | None]]] = {
     "independent": ("independent", independent),
     "pruned": ("independent", pruned),
     "causal": ("causal", causal),
     "guessed": ("point", guessed),
     "branching": ("point", branching),
+    "i.i.d. siblings": ("causal", sprouting("iid")),
+    "without replacement": ("causal", sprouting("without_replacement")),
+    "right to left": ("unmasked", right_to_left),
 }

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from align.errors import UserError
 from decode.decoder import Decoder
+from decode.drafters.base import Request
 from decode.drafters.lookup import LookupDrafter
+from decode.proposal import Proposal
 from decode.sampling import Sampling
-from tests.decode.fakes import DRAFTERS, ScriptedDrafter, TableTarget
+from tests.decode.fakes import DRAFTERS, ScriptedDrafter, TableTarget, right_to_left
 
 PROMPT = [0, 1, 2, 0, 1, 2, 0]
 LENGTH, RUNS = 5, 800
@@ -60,6 +64,19 @@ CASES = [
     ("branching", "point_mass", "plain"),
     ("branching", "point_mass", "sharp top-k"),
     ("branching", "point_mass", "penalty"),
+    ("independent", "block", "penalty"),
+    ("pruned", "block", "plain"),
+    ("causal", "block", "sharp top-k"),
+    ("right to left", "hybrid", "plain"),
+    ("right to left", "point_mass", "penalty"),
+    ("i.i.d. siblings", "recursive", "penalty"),
+    ("i.i.d. siblings", "k_seq", "plain"),
+    ("i.i.d. siblings", "traversal", "penalty"),
+    ("i.i.d. siblings", "point_mass", "plain"),
+    ("without replacement", "recursive", "sharp top-k"),
+    ("without replacement", "traversal", "plain"),
+    ("without replacement", "traversal", "penalty"),
+    ("branching", "gumbel", "penalty"),
 ]
 
 
@@ -87,3 +104,31 @@ def test_joint_frequencies_of_lookup_and_plain_decoding(setting: str) -> None:
     for drafter in (LookupDrafter(3), None):
         found = frequencies(Decoder(target, drafter), SETTINGS[setting])  # type: ignore[arg-type]
         assert chi_square(found, law, RUNS) < 4
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_coupled_output_is_the_same_with_and_without_drafts(setting: str) -> None:
+    """At any temperature, token for token, whatever drafts and however many."""
+    target, settings = TableTarget(5, seed=2), SETTINGS[setting]
+    plain = Decoder(target, None, "gumbel")  # type: ignore[arg-type]
+    different = set()
+    for seed in range(20):
+        sampling = replace(settings, seed=seed)
+        expected = plain.generate(PROMPT, max_new_tokens=24, sampling=sampling)
+        different.add(tuple(expected.tokens))
+        for kind, (law, propose) in DRAFTERS.items():
+            drafter = ScriptedDrafter(law, propose)
+            out = Decoder(target, drafter, "gumbel").generate(PROMPT, max_new_tokens=24, sampling=sampling)  # type: ignore[arg-type]
+            assert out.tokens == expected.tokens, kind
+    assert len(different) == 20
+
+
+def test_a_drafter_that_lies_about_its_order_is_refused() -> None:
+    def surest_first(request: Request, k: int) -> Proposal:
+        return replace(right_to_left(request, k), state_only=False)
+
+    drafter = ScriptedDrafter("unmasked", surest_first)
+    with pytest.raises(UserError, match="looked at the values drawn"):
+        Decoder(TableTarget(3), drafter, "hybrid").generate(  # type: ignore[arg-type]
+            PROMPT, max_new_tokens=5, sampling=Sampling(1.0)
+        )
