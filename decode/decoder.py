@@ -16,7 +16,7 @@ from decode.drafters.copying import CopyingDrafter
 from decode.drafters.lookup import LookupDrafter
 from decode.engine import MOST_NODES, Engine, Generation
 from decode.sampling import Sampling
-from decode.verify import check_pair, choose, find
+from decode.verifiers import check_pair, choose, find
 
 Prompt = str | list[dict[str, str]] | list[int]
 _NAMES = ("lookup", "none")
@@ -29,7 +29,7 @@ class Decoder:
     Args:
         target: the model whose output law is kept.
         drafter: None = plain decoding.
-        verifier: a name in `decode.verify.VERIFIERS`, or auto: greedy at temperature 0, token where the
+        verifier: a name in `decode.verifiers.VERIFIERS`, or auto: greedy at temperature 0, token where the
             drafts have a q, else point_mass.
     """
 

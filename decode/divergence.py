@@ -14,7 +14,7 @@ both tokens again, which on a CPU they do bit for bit (an accelerator may sum in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ def examine(
     drafted: list[int],
     accepted: list[int],
     trees: Sequence[Tree | None] = (),
+    score: Callable[[Tensor, int], Tensor] | None = None,
 ) -> Divergence | None:
     """The first difference between plain decoding's output and another greedy one, judged; None when they
     are equal.
@@ -59,6 +60,7 @@ def examine(
         prompt, plain, other: token ids.
         drafted, accepted: drafted and committed draft tokens of each call of the other method.
         trees: the shapes of those calls' drafts, where they branch.
+        score: (logits (V,), index of the token) → what the token was the argmax of; default the logits themselves.
     """
     index = first_difference(plain, other)
     if index is None:
@@ -71,8 +73,11 @@ def examine(
     a, b = plain[index], other[index]
     z_V = replay(target, prompt, plain, index, [0] * index, [0] * index)
     other_V = replay(target, prompt, other, index, drafted, accepted, trees)
+    limit = dtype_limit(target.dtype, z_V)
+    if score is not None:
+        z_V, other_V = score(z_V, index), score(other_V, index)
     gap = float(z_V[a] - z_V[b])
-    bound = min(2 * float((other_V - z_V).abs().max()), dtype_limit(target.dtype, z_V))
+    bound = min(2 * float((other_V - z_V).abs().max()), limit)
     reproduced = int(z_V.argmax()) == a and int(other_V.argmax()) == b
     explained = abs(gap) <= bound and (reproduced or target.device.type != "cpu")
     return Divergence(

@@ -32,7 +32,7 @@ from decode.sampling import (
 )
 from decode.text import TextStream
 from decode.tree import ancestors, chain, depths, follow, path_to, walk
-from decode.verify import check_proposal, verify
+from decode.verifiers import check_proposal, verify
 
 PREFILL_CHUNK = 2048
 MOST_NODES = 512

@@ -25,7 +25,7 @@ OPEN_TO_DECODE = {
     "files",
 }
 TRAINING = {f"align.{name}" for name in ("calibrate", "pretrain", "datamodule", "launch", "train")}
-NO_MODEL = {"decode.proposal", "decode.sampling", "decode.verify", "decode.tree"}
+NO_MODEL = {"decode.proposal", "decode.sampling", "decode.verifiers", "decode.tree"}
 NO_TORCH = {"decode.report", "decode.records", "decode.statistics", "decode.figures", "decode.page"}
 
 
@@ -147,14 +147,14 @@ def test_the_tree_keeps_the_rule() -> None:
         ({"align.drafters.train": "import lightning"}, "align.drafters.train imports lightning"),
         ({"align.data": "from importlib import import_module\nimport_module('decode')"}, "imports decode"),
         ({"align.train": "import deepspeed"}, "only align.launch may"),
-        ({"decode.verify": "from align.target import Target"}, "decode.verify knows a model"),
+        ({"decode.verifiers": "from align.target import Target"}, "decode.verifiers knows a model"),
         ({"decode.report": "import torch"}, "decode.report imports torch"),
         ({"align.a": "import align.b", "align.b": "from align.a import x"}, "align.a → align.b → align.a"),
         ({"align.a": "import tests.x"}, "imports tests or recipes"),
         ({"decode.engine": "from ..align import losses"}, "decode.engine imports by a relative name"),
         (
-            {"decode.verify": "import decode.help", "decode.help": "from align.target import Target"},
-            "decode.verify knows a model",
+            {"decode.verifiers": "import decode.help", "decode.help": "from align.target import Target"},
+            "decode.verifiers knows a model",
         ),
         ({"decode.report": "import decode.page", "decode": "import torch"}, "decode.report imports torch"),
     ],

@@ -13,10 +13,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from decode import verify
+from decode import verifiers as verify
 from decode.sampling import Sampling, probs
 from decode.tree import chain
-from decode.verify import Drafts, Outcomes, Verifier
+from decode.verifiers import Drafts, Outcomes, Verifier
 from tests.contract.enumeration import (
     Case,
     Toy,

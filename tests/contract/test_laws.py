@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode import verify
+from decode import verifiers as verify
 from decode.proposal import DenseQ, Proposal, SparseQ
 from decode.sampling import Sampling, probs
 from decode.tree import chain, depths, follow
-from decode.verify import VERIFIERS, Drafts, find, resolve
+from decode.verifiers import VERIFIERS, Drafts, find, resolve
 from tests.contract.enumeration import (
     DOMINATES,
     DRAFTERS,

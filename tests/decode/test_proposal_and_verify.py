@@ -5,7 +5,7 @@ import torch
 
 from align.errors import UserError
 from decode.proposal import DenseQ, Proposal, SparseQ
-from decode.verify import VERIFIERS, Drafts, accept_probability, check_pair, check_proposal, choose, verify
+from decode.verifiers import VERIFIERS, Drafts, accept_probability, check_pair, check_proposal, choose, verify
 
 TOKENS = torch.tensor([3, 1])
 Q = DenseQ(torch.full((2, 4), 0.25))

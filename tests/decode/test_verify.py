@@ -1,0 +1,92 @@
+"""The command that says whether a pair is lossless: green on a right one, exit code 1 where something is broken, on a
+random tiny target."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from align.drafters.checkpoint import save_drafter
+from align.target import load_target
+from decode import engine, verifiers
+from decode.sampling import Sampling
+from decode.verify import chi_square_tail, detectable, exact_law, main
+from tests.decode.fakes import TableTarget
+from tests.decode.test_block import network
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("pair") / "drafter"
+    save_drafter(network(load_target("debug", dtype="float32", device="cpu"), "shared_kv"), folder)
+    return str(folder)
+
+
+def arguments(drafter: str, out: Path) -> list[str]:
+    short = ["--suite", "builtin", "--limit", "2", "--max-new-tokens", "12", "--samples", "100"]
+    return ["--target", "debug", "--drafter", drafter, *short, "--out", str(out)]
+
+
+def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(arguments(drafter, tmp_path))
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    assert record["lossless"] and record["pair"]["prompts"] == 2
+    names = {(c["name"], c["method"]) for c in record["checks"]}
+    for name in ("greedy fp32", "coupled fp32"):
+        assert {(name, m) for m in ("chain", "tree", "tree, with copies")} <= names
+    assert {m for n, m in names if n.startswith("freq")} >= {"plain", "chain, token", "chain, block"}
+    assert ("greedy bf16", "tree, with copies") in names
+    page = (tmp_path / "verdict.md").read_text()
+    assert page.startswith("# LOSSLESS") and page in capsys.readouterr().out
+    assert all(c["figures"]["drafted"] > 0 for c in record["checks"] if c["method"].startswith("chain, "))
+
+
+@pytest.mark.parametrize("broken", ["path", "noise", "law"])
+def test_a_bug_is_found(broken: str, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken == "path":  # greedy: every draft is taken
+        take_all = lambda tokens, forest, said: (torch.tensor([tokens.shape[1]]), said[:, -1])  # noqa: E731
+        monkeypatch.setattr(engine, "follow", take_all)
+    elif broken == "noise":  # coupled: the noise belongs to the question, not to the position
+        couple, asked = engine.couple, itertools.count()
+        monkeypatch.setattr(engine, "couple", lambda p, seed, at: couple(p, seed, [next(asked) for _ in at]))
+    else:  # sampled: a rejected token is not taken out
+        monkeypatch.setattr(verifiers, "residual", lambda p, q: p)
+        monkeypatch.setattr(verifiers, "accept_probability", lambda p, q: torch.full_like(p, 0.9).double())
+    with pytest.raises(SystemExit) as error:
+        main(arguments(drafter, tmp_path))
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    found = {c["name"].split()[0] for c in record["checks"] if not c["passed"]}
+    assert error.value.code == 1 and not record["lossless"]
+    assert {"path": "greedy", "noise": "coupled", "law": "frequencies"}[broken] in found
+    assert (tmp_path / "verdict.md").read_text().startswith("# NOT LOSSLESS")
+
+
+def test_the_exact_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = TableTarget(4, seed=2)
+    target = load_target("debug", dtype="float32", device="cpu")
+    target.eos_ids = ()
+    sampling, prompt = Sampling(1.0, top_k=2), [5, 6, 7]
+    law = exact_law(target, prompt, 3, sampling)
+    assert len(law) == 8 and sum(law.values()) == pytest.approx(1.0)
+    for text, mass in law.items():
+        expected, prefix = 1.0, list(prompt)
+        for token in text:
+            logits = target.forward(torch.tensor([prefix])).logits_BLV
+            assert logits is not None
+            pair = logits[0, -1].double().topk(2)
+            expected *= float(pair.values.softmax(0)[pair.indices.tolist().index(token)])
+            prefix.append(token)
+        assert mass == pytest.approx(expected, rel=1e-4)
+    assert table.law([0], 2, Sampling(1.0))  # the toy's own, walked in another way
+
+
+def test_the_statistics() -> None:
+    assert chi_square_tail(3.841459, 1) == pytest.approx(0.05, abs=1e-5)
+    assert chi_square_tail(29.588, 10) == pytest.approx(0.001, abs=1e-5)
+    # the noncentrality that a test of one degree of freedom at 0.05 sees in 9 of 10 runs is 10.507
+    assert detectable(1, 100, 0.05) == pytest.approx((10.507 / 100) ** 0.5 / 2, rel=0.05)
+    assert detectable(8, 400, 1e-3) < detectable(8, 200, 1e-3)
