@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from align.cache import Parts
+
 NAME = "grouped_sdpa"
 WIDE = 64  # from here on repeating the keys is cheap beside the product
 
@@ -66,14 +68,21 @@ def grouped_attention(
 def _interface(
     module: torch.nn.Module,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | Parts,
+    value: Tensor | Parts,
     attention_mask: Tensor | None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     causal = bool(kwargs.get("is_causal", getattr(module, "is_causal", True)))
+    if isinstance(key, Parts):  # several requests side by side, each with its own past
+        assert isinstance(value, Parts)
+        queries = query.split(key.widths, dim=2)
+        each = zip(queries, key.tensors, value.tensors, key.masks, strict=True)
+        out = torch.cat([grouped_attention(q, k, v, mask, scale) for q, k, v, mask in each], dim=2)
+        return out.transpose(1, 2), None
+    assert isinstance(value, Tensor)
     return grouped_attention(query, key, value, attention_mask, scale, causal).transpose(1, 2), None
 
 

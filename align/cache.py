@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -122,3 +122,55 @@ class KVCache(Cache):
         for slab, other in zip(self.slabs, source.slabs, strict=True):
             slab.keys[:, :, : source.length] = other.keys[:, :, : source.length]
             slab.values[:, :, : source.length] = other.values[:, :, : source.length]
+
+
+class Parts(NamedTuple):
+    """Keys or values of several requests side by side in one forward: each with its own past, its own width in the
+    forward and its own mask. `align.attention` takes them apart again."""
+
+    tensors: list[Tensor]
+    widths: list[int]
+    masks: list[Tensor | None]
+
+
+class _SharedSlab(CacheLayerMixin):
+    """One layer of `SharedCache`."""
+
+    def __init__(self, owner: SharedCache, layer: int) -> None:
+        super().__init__()
+        self.owner, self.layer = owner, layer
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        owner = self.owner
+        split = (key_states.split(owner.widths, dim=2), value_states.split(owner.widths, dim=2))
+        pairs = [c.slabs[self.layer].update(k, v) for c, k, v in zip(owner.caches, *split, strict=True)]
+        keys, values = ([pair[i] for pair in pairs] for i in range(2))
+        return Parts(keys, owner.widths, owner.masks), Parts(values, owner.widths, owner.masks)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class SharedCache(Cache):
+    """One-row caches of several requests, for a forward over all their new tokens one after the other: the products
+    with the weights see all of them at once, attention each alone, and nothing is padded.
+
+    Args:
+        caches: one row each, of any lengths.
+        widths: new tokens of each.
+        masks: of each, as `attention.block_mask` makes them.
+    """
+
+    def __init__(self, caches: Sequence[KVCache], widths: list[int], masks: list[Tensor | None]) -> None:
+        self.caches, self.widths, self.masks = list(caches), widths, masks
+        super().__init__(layers=[_SharedSlab(self, i) for i in range(len(caches[0].slabs))])

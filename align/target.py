@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from align import attention
-from align.cache import KVCache
+from align.cache import KVCache, SharedCache
 from align.errors import UserError, nearest
 from align.gguf_target import converted_folder
 from align.hub import hub_reachable, package_file
@@ -143,6 +143,15 @@ class Target:
         if mask is None:
             groups = self.num_heads // self.num_kv_heads
             mask = attention.block_mask(see_LL, length, past, groups, self.dtype, self.device)
+        hidden_BLD, taps_BLFD = self._run(tokens_BL, mask, positions_BL, cache, taps)
+        if cache is not None and cache.slots_B is None:
+            cache.advance(length)
+        return TargetOutput(self.head(hidden_BLD) if logits else None, hidden_BLD, taps_BLFD)
+
+    def _run(
+        self, tokens_BL: Tensor, mask: Tensor | None, positions_BL: Tensor, cache: Any, taps: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Normalised last hidden state and tapped layer outputs."""
         hooks = [self.layers[i].register_forward_hook(self._tap(i)) for i in taps]
         try:
             hidden_BLD = self.body(
@@ -155,11 +164,40 @@ class Target:
         finally:
             for hook in hooks:
                 hook.remove()
-        if cache is not None and cache.slots_B is None:
-            cache.advance(length)
         taps_BLFD = torch.stack([self._taps[i] for i in taps], dim=2) if taps else None
         self._taps.clear()
-        return TargetOutput(self.head(hidden_BLD) if logits else None, hidden_BLD, taps_BLFD)
+        return hidden_BLD, taps_BLFD
+
+    @torch.no_grad()
+    def forward_together(
+        self,
+        tokens: Sequence[Tensor],
+        caches: Sequence[KVCache],
+        see: Sequence[Tensor | None],
+        taps: Sequence[int] = (),
+    ) -> list[TargetOutput]:
+        """`forward` with logits for several requests at once, each after its own past: (1, L) tokens, a one-row cache and
+        `see_LL` of each → its output. The weights are read once for all of them; nothing is padded."""
+        widths = [t.shape[1] for t in tokens]
+        groups = self.num_heads // self.num_kv_heads
+        masks, positions = [], []
+        for cache, see_LL, width in zip(caches, see, widths, strict=True):
+            cache.check_room(width)
+            past = cache.length
+            masks.append(attention.block_mask(see_LL, width, past, groups, self.dtype, self.device))
+            depth = torch.arange(width, device=self.device) if see_LL is None else see_LL.sum(1) - 1
+            positions.append(past + depth)
+        # each has a mask of its own: transformers is to make none
+        none = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+        shared = SharedCache(caches, widths, masks)
+        hidden_BLD, taps_BLFD = self._run(
+            torch.cat(list(tokens), dim=1), none, torch.cat(positions)[None], shared, taps
+        )
+        for cache, width in zip(caches, widths, strict=True):
+            cache.advance(width)
+        logits, hidden = (x.split(widths, dim=1) for x in (self.head(hidden_BLD), hidden_BLD))
+        tapped = [None] * len(widths) if taps_BLFD is None else taps_BLFD.split(widths, dim=1)
+        return [TargetOutput(z, h, t) for z, h, t in zip(logits, hidden, tapped, strict=True)]
 
     def _tap(self, layer: int) -> Any:
         def keep(module: nn.Module, inputs: Any, output: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
 from decode.drafters.copying import CopyingDrafter
 from decode.drafters.lookup import LookupDrafter
-from decode.engine import MOST_NODES, Engine, Generation
+from decode.engine import MOST_NODES, Engine, Generation, run_together
 from decode.sampling import Sampling
 from decode.verifiers import check_pair, choose, find
 
@@ -29,8 +30,8 @@ class Decoder:
     Args:
         target: the model whose output law is kept.
         drafter: None = plain decoding.
-        verifier: a name in `decode.verifiers.VERIFIERS`, or auto: greedy at temperature 0, token where the
-            drafts have a q, else point_mass.
+        verifier: a name in `decode.verifiers.VERIFIERS`, or auto: greedy at temperature 0, traversal (on
+            a chain: block verification) where the drafts have a q, else point_mass.
     """
 
     def __init__(self, target: Target, drafter: Drafter | None = None, verifier: str = "auto") -> None:
@@ -81,6 +82,61 @@ class Decoder:
         Raises:
             UserError: nothing can be generated from this, or not without changing the target's output law.
         """
+        engine = self._engine(prompt, max_new_tokens, sampling, stop, stream, record_gaps, raw)
+        return engine.run()
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        batch_size: int = 32,
+        max_new_tokens: int | Sequence[int] = 128,
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        stop: str | Sequence[str] = (),
+        raw: bool = False,
+    ) -> list[Generation]:
+        """Continue many prompts, `batch_size` at a time in one target call; as one ends the next begins.
+
+        Every output is the one that `generate` gives for its prompt, sampling and seed, whatever stands beside it (but for
+        the rounding of products over more rows). Times of a request count what it shared with others.
+
+        Args:
+            prompts, max_new_tokens, sampling, stop, raw: as in `generate`; `max_new_tokens` and `sampling` one for all, or
+                one for each. With one `Sampling` for all, the seed counts on from request to request.
+
+        Raises:
+            UserError: as `generate`, before anything is generated.
+        """
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+            raise UserError(f"batch_size={batch_size!r}: must be a whole number, at least 1")
+        if sampling is None or isinstance(sampling, Sampling):
+            base = sampling or Sampling()
+            settings = [replace(base, seed=(base.seed + i) % 2**63) for i in range(len(prompts))]
+        else:
+            settings = list(sampling)
+        limits = (
+            list(max_new_tokens) if isinstance(max_new_tokens, Sequence) else [max_new_tokens] * len(prompts)
+        )
+        for name, each in (("sampling", settings), ("max_new_tokens", limits)):
+            if len(each) != len(prompts):
+                raise UserError(f"{name}: {len(each)} for {len(prompts)} prompts")
+        engines = [
+            self._engine(prompt, limit, own, stop, None, False, raw)
+            for prompt, limit, own in zip(prompts, limits, settings, strict=True)
+        ]
+        run_together(engines, batch_size)
+        return [engine.out for engine in engines]
+
+    def _engine(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int,
+        sampling: Sampling | None,
+        stop: str | Sequence[str],
+        stream: Callable[[str], object] | None,
+        record_gaps: bool,
+        raw: bool,
+    ) -> Engine:
         sampling = sampling or Sampling()
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
@@ -89,10 +145,9 @@ class Decoder:
             raise UserError(f"stop={stop!r}: must be non-empty strings")
         verifier = self.verifier_for(sampling)
         tokens = prompt_tokens(self.target, prompt, raw)
-        engine = Engine(
+        return Engine(
             self.target, tokens, max_new_tokens, sampling, self.drafter, verifier, stops, stream, record_gaps
         )
-        return engine.run()
 
 
 def prompt_tokens(target: Target, prompt: Prompt, raw: bool = False) -> list[int]:
@@ -177,8 +232,7 @@ def load(
         dtype, device: where `target` is to be loaded; see `align.target.load_target`.
         draft_tokens: draft at most this many tokens ahead; default: the drafter's own number.
         tree_nodes: verify this many drafted tokens a call, branching; 0 = a chain of `draft_tokens`. Default:
-            by the temperature (`decode.drafters.block`); a chain for the verifier `token`, which tests drafts that
-            were drawn.
+            by the temperature (`decode.drafters.block`); a chain for verifiers that test drafts which were drawn.
         copying: where the text repeats itself, copy instead of drafting (`decode.drafters.copying`).
 
     Raises:
@@ -194,7 +248,7 @@ def load(
         _check_drafter(str(drafter))
     if isinstance(target, str):
         target = load_target(target, dtype=dtype, device=device)
-    if tree_nodes is None and verifier == "token":
+    if tree_nodes is None and verifier != "auto" and "point" not in find(verifier).laws:
         tree_nodes = 0
     found = _drafter(drafter, target, draft_tokens, tree_nodes)
     if copying and found is not None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from align.target import Target, TargetOutput
-from decode.drafters.base import Drafter, Request
+from decode.drafters.base import Drafter, DraftSession, Request
 from decode.proposal import Proposal
 from decode.sampling import (
     Sampling,
@@ -53,6 +53,13 @@ class Outcome(NamedTuple):
     accepted: list[int]
     following: int
     path: list[int]
+
+
+class Call(NamedTuple):
+    """A round's target call: (1, L) tokens, and which of them each one sees where they branch."""
+
+    tokens_1L: Tensor
+    see_LL: Tensor | None
 
 
 _NOTHING = Proposal(torch.zeros(0, dtype=torch.int64), "point")
@@ -143,18 +150,26 @@ class Engine:
         self.text = TextStream(target.decode, stop, stream) if stop or stream is not None else None
         self.out = Generation([], "", len(prompt), finish="", top2_gaps=[] if record_gaps else None)
 
-    @torch.no_grad()
     def run(self) -> Generation:
-        started = perf_counter()
+        run_together([self])
+        return self.out
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Prompt and first token."""
+        self.started = perf_counter()
         logits_1V = self._prefill()
         self._commit(self._judge(logits_1V, _NOTHING))
-        prefilled = perf_counter()
-        while not self.out.finish:
-            self._round()
+        self.prefilled = perf_counter()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Where the output has ended: its text and times."""
         out = self.out
-        out.prefill_seconds, out.seconds = prefilled - started, perf_counter() - prefilled
-        out.text = self.text.finish() if self.text is not None else self.target.decode(out.tokens)
-        return out
+        if out.finish:
+            out.prefill_seconds = self.prefilled - self.started
+            out.seconds = perf_counter() - self.prefilled
+            out.text = self.text.finish() if self.text is not None else self.target.decode(out.tokens)
 
     def _prefill(self) -> Tensor:
         """Run the prompt through the target; logits (1, V) of the first new token."""
@@ -168,7 +183,7 @@ class Engine:
             torch.Generator(target.device).manual_seed(self.sampling.seed),
             seen_tokens(prompt, target.vocab_size, target.device) if needs_seen else None,
         )
-        self.session = (
+        self.session: DraftSession | None = (
             self.drafter.start(self.request) if self.drafter is not None and self.limit > 2 else None
         )
         for start in range(0, len(prompt), PREFILL_CHUNK):
@@ -191,20 +206,26 @@ class Engine:
             return self.target.forward(tokens_1L, cache=cache, taps=taps, logits=logits)
         return self.target.forward(tokens_1L, cache=cache, see_LL=see_LL, taps=taps, logits=logits)
 
-    def _round(self) -> None:
+    @torch.no_grad()
+    def draft(self) -> Call:
+        """A round's first half: what the target is to be run over."""
         started = perf_counter()
-        proposal = self._propose()
-        drafted = perf_counter()
-        cache = self.request.cache
-        before = cache.length
-        see_LL = None if proposal.parents is None else ancestors(proposal.parents).to(self.target.device)
-        output = self._forward(self._inputs(proposal), see_LL=see_LL)
+        self.proposal = self._propose()
+        parents = self.proposal.parents
+        see_LL = None if parents is None else ancestors(parents).to(self.target.device)
+        self.drafted = perf_counter()
+        self.out.draft_seconds += self.drafted - started
+        return Call(self._inputs(self.proposal), see_LL)
+
+    @torch.no_grad()
+    def verify(self, output: TargetOutput) -> None:
+        """Its second half: what of it is kept."""
+        proposal, cache = self.proposal, self.request.cache
+        before = cache.length - len(proposal) - 1
         assert output.logits_BLV is not None
         outcome = self._judge(output.logits_BLV[0], proposal)
-        rows = [
-            0,
-            *(i + 1 for i in outcome.path),
-        ]  # the round before's last token, and its drafts now accepted
+        # the round before's last token, and its drafts now accepted
+        rows = [0, *(i + 1 for i in outcome.path)]
         cache.keep(before, rows)
         self.out.calls += 1
         self.out.drafted.append(proposal.depth)
@@ -212,9 +233,10 @@ class Engine:
         self.out.accepted.append(self._commit(outcome))
         verified = perf_counter()
         if self.session is not None and not self.out.finish:
-            self.session.observe(output if see_LL is None else output.at(rows), len(rows))
-        self.out.verify_seconds += verified - drafted
-        self.out.draft_seconds += drafted - started + perf_counter() - verified
+            self.session.observe(output if proposal.parents is None else output.at(rows), len(rows))
+        self.out.verify_seconds += verified - self.drafted
+        self.out.draft_seconds += perf_counter() - verified
+        self._settle()
 
     def _propose(self) -> Proposal:
         """A round commits its drafts and one more: as many drafts as still fit, known before anything is
@@ -300,3 +322,36 @@ class Engine:
             rows = [0, *(i + 1 for i in outcome.path)]
             out.top2_gaps.extend(self.gaps[row] for row in rows[: len(fresh)])
         return min(len(outcome.accepted), len(fresh))
+
+
+def run_together(engines: Sequence[Engine], most: int = 1) -> None:
+    """Run requests to their ends, at most `most` of them at a time in one target call; as one ends the next begins.
+
+    They have one target, and drafters that ask for the same taps. What one of them says does not depend on the others,
+    but for the rounding of products over more rows.
+    """
+    waiting = list(reversed(engines))
+    running: list[Engine] = []
+    while waiting or running:
+        while waiting and len(running) < most:
+            engine = waiting.pop()
+            engine.begin()
+            running += [] if engine.out.finish else [engine]
+        if not running:
+            continue
+        calls = [engine.draft() for engine in running]
+        if len(running) == 1:
+            outputs = [running[0]._forward(calls[0].tokens_1L, see_LL=calls[0].see_LL)]
+        else:
+            outputs = running[0].target.forward_together(
+                [call.tokens_1L for call in calls],
+                [engine.request.cache for engine in running],
+                [call.see_LL for call in calls],
+                next((session.taps for engine in running if (session := engine.session) is not None), ()),
+            )
+        for engine, output in zip(running, outputs, strict=True):
+            engine.verify(output)
+            if engine.out.finish and most > 1:  # its cache: memory for the requests to come
+                engine.session = None
+                del engine.request
+        running = [engine for engine in running if not engine.out.finish]

@@ -465,10 +465,11 @@ def check_proposal(proposal: Proposal, name: str, temperature: float) -> Verifie
 
 
 def choose(law: str, temperature: float) -> str:
-    """`auto`: greedy at temperature 0, token where the law has a q that it can test, else point mass."""
+    """`auto`: greedy at temperature 0; traversal, which on a chain is block verification, where the law has a q that it can
+    test; else point mass."""
     if temperature == 0:
         return "greedy"
-    return "token" if VERIFIERS["token"].fits(law, temperature) else "point_mass"
+    return "traversal" if VERIFIERS["traversal"].fits(law, temperature) else "point_mass"
 
 
 _WHY = {

@@ -75,6 +75,10 @@ class TableTarget:
         pairs = torch.tensor(pairs)
         return TargetOutput(self.head(pairs[None].float()) if logits else None, pairs[None].float(), None)
 
+    def forward_together(self, tokens: Any, caches: Any, see: Any, taps: Any = ()) -> list[TargetOutput]:
+        each = zip(tokens, caches, see, strict=True)
+        return [self.forward(t, cache=c, see_LL=s, taps=taps) for t, c, s in each]
+
     def head(self, hidden: Tensor) -> Tensor:
         pairs = hidden.long()
         return self.table[pairs[..., 0], pairs[..., 1]]

@@ -197,6 +197,6 @@ def test_a_drafter_of_another_target_is_refused(target: Target, tmp_path: Path) 
 def test_pairs_follow_the_law(target: Target) -> None:
     decoder = Decoder(target, BlockProposer(network(target, "shared_kv", markov_rank=8)))
     assert decoder.verifier_for(Sampling()) == "greedy"
-    assert decoder.verifier_for(Sampling(1.0)) == "token"
+    assert decoder.verifier_for(Sampling(1.0)) == "traversal"
     with pytest.raises(UserError, match="these fit: point_mass, token"):
         Decoder(target, decoder.drafter, "greedy").verifier_for(Sampling(1.0))

@@ -91,7 +91,7 @@ def test_auto_always_fits() -> None:
         for temperature in (0.0, 1.0):
             check_pair(law, choose(law, temperature), temperature)
     assert [choose("causal", 1.0), choose("point", 1.0), choose("causal", 0.0)] == [
-        "token",
+        "traversal",
         "point_mass",
         "greedy",
     ]
