@@ -4,7 +4,7 @@ synchronisation.
 Drafts are a tree (decode/tree.py), a chain one without branches. A verifier is ONE pure function of (p, drafts):
 
     stop_BM    the probability that the accepted path ends at node m (0 = the root: nothing accepted)
-    rest_BMV   the law (unnormalised) of the token that follows a path that ends there
+    rest_BMV   the law (unnormalised) of the token that follows a path that ends there; zeros stand for p
 
 Everything random is on top of it and shared: a node ~ stop, the next token ~ rest of that node. So enumerating the
 function over all drafts enumerates the output's law exactly; tests/contract/test_laws.py does it for every pair that
@@ -98,6 +98,16 @@ class Drafts:
         """N, padding included."""
         return self.tokens_BN.shape[1]
 
+    @property
+    def chains(self) -> bool:
+        """No tree branches."""
+        return all(x == chain(len(x)) for x in self.parents)
+
+    @property
+    def whole(self) -> bool:
+        """No padding."""
+        return all(len(x) == self.size for x in self.parents)
+
     def above(self) -> Tensor:
         """(B, N): the row of p at each token's parent, 0 = the root."""
         return parent_rows(self.parents, self.size).to(self.tokens_BN.device)
@@ -110,10 +120,10 @@ class Drafts:
     def q_BV(self, i: int | Tensor, above_BN: Tensor) -> Tensor:
         """What token i (or another one in every request, (B,)) was drawn from, its earlier siblings taken out where they
         are not replaced. NaN where they leave nothing: no rule accepts such a token."""
-        assert self.q_BNV is not None, "drafts of this law carry their q"
+        q_BNV = _q(self)
         batch = torch.arange(len(above_BN), device=above_BN.device)
         i_B = torch.full_like(batch, i) if isinstance(i, int) else i
-        q_BV = self.q_BNV[batch, i_B]
+        q_BV = q_BNV[:, i] if isinstance(i, int) else _rows(q_BNV, i_B)
         if not self.without_replacement:
             return q_BV
         earlier_BN = above_BN == above_BN[batch, i_B][:, None]
@@ -205,8 +215,7 @@ def verify(
 def resolve(outcomes: Outcomes, drafts: Drafts, p_BMV: Tensor, u_B2: Tensor) -> Verdict:
     """One of the outcomes, by two uniforms per request."""
     end_B = draw_at(outcomes.stop_BM, u_B2[:, 0])
-    batch = torch.arange(len(end_B), device=end_B.device)
-    rest_BV = _or_p(outcomes.rest_BMV[batch, end_B], p_BMV[batch, end_B])
+    rest_BV = _or_p(_rows(outcomes.rest_BMV, end_B), _rows(p_BMV, end_B))
     return Verdict(end_B, draw_at(rest_BV, u_B2[:, 1]))
 
 
@@ -229,6 +238,20 @@ def _or_p(weights_BV: Tensor, p_BV: Tensor) -> Tensor:
     return torch.where(weights_BV.sum(-1, keepdim=True) > 0, weights_BV, p_BV)
 
 
+def _rows(block_BMV: Tensor, at_B: Tensor) -> Tensor:
+    """Row `at_B` of every request, (B, V). (`block[batch, at]` is several times slower: it copies element by element.)"""
+    B, M = block_BMV.shape[:2]
+    flat_B = at_B + torch.arange(B, device=at_B.device) * M
+    return block_BMV.flatten(0, 1).index_select(0, flat_B)
+
+
+def _put(block_BMV: Tensor, at_B: Tensor, rows_BV: Tensor) -> None:
+    """The other way round, in place; `block_BMV` is contiguous."""
+    B, M, V = block_BMV.shape
+    flat_B = at_B + torch.arange(B, device=at_B.device) * M
+    block_BMV.view(B * M, V).index_copy_(0, flat_B, rows_BV)
+
+
 def _at(rows_BV: Tensor, tokens_B: Tensor) -> Tensor:
     return rows_BV.gather(1, tokens_B[:, None])[:, 0]
 
@@ -245,20 +268,20 @@ def _in_turn(
     `test`: (i, r_BV, above_BN) → the probability (B,) that token i is accepted when it is reached, r being what is left of
     p at its parent, and what is left of it when it is rejected.
     """
-    rest_BMV = p_BMV.clone()
+    rest_BMV = p_BMV.clone(memory_format=torch.contiguous_format)
     above_BN, live_BN = drafts.above(), drafts.live()
     stop_BM = torch.zeros(p_BMV.shape[:2], dtype=torch.float64, device=p_BMV.device)
     stop_BM[:, 0] = 1.0
     batch = torch.arange(len(p_BMV), device=p_BMV.device)
     for i in range(drafts.size):
         above_B, live_B = above_BN[:, i], live_BN[:, i]
-        r_BV = rest_BMV[batch, above_B]
+        r_BV = _rows(rest_BMV, above_B)
         accept_B, left_BV = test(i, r_BV, above_BN)
         accept_B = accept_B * live_B
         reached_B = stop_BM[batch, above_B]
         stop_BM[:, i + 1] = reached_B * accept_B
         stop_BM[batch, above_B] = reached_B * (1 - accept_B)
-        rest_BMV[batch, above_B] = torch.where(live_B[:, None], left_BV, r_BV)
+        _put(rest_BMV, above_B, left_BV if drafts.whole else torch.where(live_B[:, None], left_BV, r_BV))
     return Outcomes(stop_BM, rest_BMV)
 
 
@@ -287,6 +310,66 @@ def _recursive(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     return _in_turn(p_BMV, drafts, test)
 
 
+def _token(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
+    """`_recursive` on chains, all positions at once."""
+    if not drafts.chains:
+        return _recursive(p_BMV, drafts)
+    tested_BN, p_BN, q_BN = _on_chains(p_BMV, drafts)
+    accept_BN = accept_probability(p_BN, q_BN) * tested_BN
+    one_B1 = torch.ones(len(p_BMV), 1, dtype=torch.float64, device=p_BMV.device)
+    stop_BM = torch.cat((one_B1, accept_BN.cumprod(1)), 1) * torch.cat((1 - accept_BN, one_B1), 1)
+    rest_BMV = p_BMV.clone()
+    rest_BMV[:, :-1].sub_(_sound(_q(drafts), tested_BN)).clamp_(min=0)  # zeros: `resolve` takes p
+    return Outcomes(stop_BM, rest_BMV)
+
+
+def _block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
+    """`_traversal` on chains, all positions at once: P_i = min(1, P_(i−1)·p/q), S_i = Σ (P_i·p − q)₊ of the next position,
+    h_i = S_i / (S_i + 1 − P_i), at the last one P itself; the path ends at the last i whose own test h_i holds."""
+    if not drafts.chains:
+        return _traversal(p_BMV, drafts)
+    tested_BN, p_BN, q_BN = _on_chains(p_BMV, drafts)
+    joint = [torch.ones(len(p_BMV), dtype=torch.float64, device=p_BMV.device)]
+    for i in range(drafts.size):
+        joint.append(accept_probability(joint[-1] * p_BN[:, i], q_BN[:, i]) * tested_BN[:, i])
+    joint_BM = torch.stack(joint, 1)
+    rest_BMV = p_BMV.clone()
+    left_BNV = rest_BMV[:, :-1]
+    # after a token that is not tested p is what is left, whatever P is
+    scale_BN = torch.where(tested_BN, joint_BM[:, :-1], 1.0)
+    left_BNV.mul_(scale_BN[..., None].to(p_BMV.dtype)).sub_(_sound(_q(drafts), tested_BN)).clamp_(
+        min=0
+    )  # zeros: `resolve` takes p
+    mass_BN = left_BNV.sum(-1, dtype=torch.float64)
+    below_BN = mass_BN + 1 - joint_BM[:, :-1]
+    # 0/0 only where the whole rest is certain: nobody gets here
+    test_BN = torch.where(below_BN > 0, mass_BN / below_BN, 1.0)
+    hold_BM = torch.cat((torch.where(tested_BN, test_BN, joint_BM[:, :-1]), joint_BM[:, -1:]), 1)
+    hold_BM[:, 0] = 1.0
+    open_BM = torch.cat(((1 - hold_BM[:, 1:]).flip(1).cumprod(1).flip(1), torch.ones_like(hold_BM[:, :1])), 1)
+    return Outcomes(hold_BM * open_BM, rest_BMV)
+
+
+def _sound(q_BNV: Tensor, tested_BN: Tensor) -> Tensor:
+    """q, zeros where it is not tested. On a CPU, where asking costs nothing, without a copy when all are."""
+    if q_BNV.device.type == "cpu" and bool(tested_BN.all()):
+        return q_BNV
+    return torch.where(tested_BN[..., None], q_BNV, 0.0)
+
+
+def _on_chains(p_BMV: Tensor, drafts: Drafts) -> tuple[Tensor, Tensor, Tensor]:
+    """Of chains: which tokens are real and drawn from numbers, bool (B, N); p and q of each, fp64 (B, N)."""
+    tokens_BN1 = drafts.tokens_BN[..., None]
+    p_BN = p_BMV[:, :-1].gather(2, tokens_BN1)[..., 0].double()
+    q_BNV = _q(drafts)
+    return drafts.live() & q_BNV.sum(-1).isfinite(), p_BN, q_BNV.gather(2, tokens_BN1)[..., 0].double()
+
+
+def _q(drafts: Drafts) -> Tensor:
+    assert drafts.q_BNV is not None, "drafts of this law carry their q"
+    return drafts.q_BNV
+
+
 def _k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     """SpecTr's K-SEQ over S i.i.d. siblings: accept min(1, p/(ρq)), ρ from 1 − (1 − β)^S = ρβ with β = Σ min(q, p/ρ);
     after all of them p − min(q, p/ρ)·(1 − (1 − β)^S)/β."""
@@ -297,7 +380,7 @@ def _k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         above_B, tokens_B = above_BN[:, i], drafts.tokens_BN[:, i]
-        p_BV, q_BV = p_BMV[batch, above_B].double(), drafts.q_BV(i, above_BN).double()
+        p_BV, q_BV = _rows(p_BMV, above_B).double(), drafts.q_BV(i, above_BN).double()
         siblings_B = count_BM[batch, above_B].clamp(min=1)
         rho_B, beta_B = _inflation(p_BV, q_BV, siblings_B)
         accept_B = accept_probability(_at(p_BV, tokens_B), _at(q_BV, tokens_B) * rho_B)
@@ -330,7 +413,7 @@ def _traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     """Down each branch a(c) = min(1, a(parent)·p/q); the first leaf is tested with its a. Rejected, it is taken away:
     at its parent S = Σ (a·p − q)₊, p ← (a·p − q)₊ normalised, a ← S / (S + 1 − a), and so on with the leaf that is now
     the first. The root's a is 1. On a chain this is block verification."""
-    rest_BMV = p_BMV.clone()
+    rest_BMV = p_BMV.clone(memory_format=torch.contiguous_format)
     above_BN = drafts.above()
     B, M = p_BMV.shape[:2]
     batch = torch.arange(B, device=p_BMV.device)
@@ -343,7 +426,7 @@ def _traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         reached_B = torch.tensor([leaving is False for _, leaving in step], device=p_BMV.device)
         tested_B = torch.tensor([leaving is True for _, leaving in step], device=p_BMV.device)
         tokens_B, above_B = drafts.tokens_BN[batch, i_B], above_BN[batch, i_B]
-        p_BV, q_BV = rest_BMV[batch, above_B], drafts.q_BV(i_B, above_BN)
+        p_BV, q_BV = _rows(rest_BMV, above_B), drafts.q_BV(i_B, above_BN)
         sound_B = q_BV.sum(1).isfinite()
         a_above_B, a_B = a_BM[batch, above_B], a_BM[batch, i_B + 1]
         if any(leaving is False for _, leaving in step):
@@ -356,8 +439,10 @@ def _traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
             mass_B = left_BV.sum(1)
             rejected_B = tested_B & sound_B
             some_B = rejected_B & (mass_B > 0)
-            rest_BMV[batch, above_B] = torch.where(
-                some_B[:, None], (left_BV / mass_B[:, None]).to(p_BV.dtype), p_BV
+            _put(
+                rest_BMV,
+                above_B,
+                torch.where(some_B[:, None], (left_BV / mass_B[:, None]).to(p_BV.dtype), p_BV),
             )
             denominator_B = mass_B + 1 - a_above_B
             # 0/0 only where the leaf was certain: nobody gets here
@@ -416,12 +501,12 @@ VERIFIERS: dict[str, Verifier] = {
     for v in (
         Verifier("greedy", _point, _ANY, _SIBLINGS, greedy_only=True),
         Verifier("point_mass", _point, _ANY, _SIBLINGS),
-        Verifier("token", _recursive, _DRAWN),
-        Verifier("block", _traversal, _DRAWN),
+        Verifier("token", _token, _DRAWN),
+        Verifier("block", _block, _DRAWN),
         Verifier("hybrid", _hybrid, _DRAWN | {"unmasked"}, state_only=True),
-        Verifier("recursive", _recursive, _DRAWN, _SIBLINGS),
+        Verifier("recursive", _token, _DRAWN, _SIBLINGS),
         Verifier("k_seq", _k_seq, _DRAWN, frozenset({"iid"})),
-        Verifier("traversal", _traversal, _DRAWN, _SIBLINGS),
+        Verifier("traversal", _block, _DRAWN, _SIBLINGS),
         Verifier("gumbel", None, _ANY, _SIBLINGS),
         Verifier("lossy_typical", _typical, _ANY, _SIBLINGS, lossy=True),
         Verifier("lossy_top_beta", _top_beta, _ANY, _SIBLINGS, lossy=True),

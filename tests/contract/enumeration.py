@@ -182,11 +182,8 @@ def outcomes(case_: Case, verifier: Verifier | str) -> Outcomes:
 def output_law(case_: Case, out: Outcomes) -> Tensor:
     """The joint law of the first K + 1 tokens that come out."""
     toy, parents = case_.toy, max(case_.drafts.parents, key=len)
-    total_BM1 = out.rest_BMV.sum(-1, keepdim=True)
-    assert bool(((total_BM1[..., 0] > 0) | (out.stop_BM == 0)).all()), (
-        "a path may end where nothing can follow"
-    )
-    next_BMV = torch.where(total_BM1 > 0, out.rest_BMV / total_BM1, 0.0)
+    rest_BMV = torch.where(out.rest_BMV.sum(-1, keepdim=True) > 0, out.rest_BMV, case_.p_BMV)  # as `resolve`
+    next_BMV = rest_BMV / rest_BMV.sum(-1, keepdim=True)
     mass_BMV = case_.weight_B[:, None, None] * out.stop_BM[..., None] * next_BMV
     laws = [torch.zeros((toy.V,) * (d + 1), dtype=torch.float64) for d in range(toy.K + 1)]
     for m, path in enumerate(nodes(parents)):

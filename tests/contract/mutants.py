@@ -243,7 +243,9 @@ MUTANTS: dict[str, Mutant] = {
     "point mass, the rejected token not taken out": Mutant(
         lambda toy: chosen(toy, CHAIN), slip(keep_rejected)
     ),
-    "residual without subtracting q": Mutant(tree_of(CHAIN), "token", patched("residual", lambda p, q: p)),
+    "residual without subtracting q": Mutant(
+        tree_of(CHAIN), slip(verify._recursive), patched("residual", lambda p, q: p)
+    ),
     "q/p for p/q": Mutant(
         tree_of(CHAIN), "token", patched("accept_probability", lambda p, q: torch.where(q < p, q / p, 1.0))
     ),

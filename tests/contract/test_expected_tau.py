@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from align import data
-from align.acceptance import expected_accepted_token
+from align.acceptance import Estimate, expected_accepted_token
 from align.calibrate import Calibrate
 from align.datamodule import Step, make_batch
 from align.drafters.block import BlockDrafter
@@ -50,7 +50,7 @@ def compare(
     proposer, generator = BlockProposer(drafter), torch.Generator().manual_seed(0)
     chosen = [i for i in range(len(samples)) if samples.temperature[i] == 1]
     per_sample = -(-prefixes // len(chosen))
-    expected, measured = [], []
+    expected, measured, texts = [], [], []
     for i in chosen:
         text = samples[i]
         row = data.pack(samples.select([i]), len(text), 0)[0]
@@ -71,18 +71,19 @@ def compare(
             if counts:
                 expected.append(float(tau[a]))
                 measured.append(sum(counts) / len(counts))
+                texts.append(i)
         if len(expected) >= prefixes:
             break
     e, m = torch.tensor(expected), torch.tensor(measured)
-    error = float((e - m).std() / len(e) ** 0.5)
+    error = Estimate.of(e - m, torch.tensor(texts)).error  # prefixes of one text overlap
     return Taus(1 + float(e.mean()), 1 + float(m.mean()), error, len(e))
 
 
 def test_training_expects_what_decoding_measures(tmp_path: Path) -> None:
-    words = ["recipe=debug_block", f"output={tmp_path}", "data.samples=64", "data.answer_temperatures=[1.0]"]
+    words = ["recipe=debug_block", f"output={tmp_path}", "data.samples=200", "data.answer_temperatures=[1.0]"]
     train(load_recipe([*words, "trainer.max_steps=40", "trainer.learning_rate=3e-3"]), quiet=True)
     drafter = load_drafter(tmp_path / "drafter", load_target("debug"))
-    taus = compare(drafter, data.read_samples(tmp_path / "data"), 24, 300, repeats=2)
+    taus = compare(drafter, data.read_samples(tmp_path / "data"), 24, 400, repeats=2)
     assert taus.prefixes >= 300 and taus.expected > 1.1, taus
     assert abs(taus.expected - taus.measured) < 3 * taus.error and taus.error < 0.04 * taus.measured, taus
 

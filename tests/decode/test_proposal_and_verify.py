@@ -64,7 +64,7 @@ def test_p_equal_to_q_accepts_everything_and_rounding_leaves_no_nan() -> None:
     for name in ("token", "block", "recursive", "traversal", "k_seq", "hybrid"):
         assert all(int(verify(name, [proposal], p_BMV, [generator]).end_B) == 2 for _ in range(20))
         out = VERIFIERS[name].rule(p_BMV, Drafts.of([proposal], 4))  # type: ignore[misc]
-        assert bool(out.rest_BMV.isfinite().all()) and float(out.rest_BMV.sum(-1).min()) > 0.5
+        assert bool(out.rest_BMV.isfinite().all())
 
 
 def test_pairs_that_would_change_the_output_are_refused_with_the_reason() -> None:

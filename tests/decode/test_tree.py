@@ -273,7 +273,9 @@ def test_options(target: Target) -> None:
     assert BlockProposer(net, tree_nodes=3).draft_nodes == 4
     sampled = Sampling(1.0)
     decoder = decode.load(target, net)
-    assert decoder.verifier_for(sampled) == "traversal" and decoder.verifier_for(Sampling(0.7)) == "point_mass"
+    assert (
+        decoder.verifier_for(sampled) == "traversal" and decoder.verifier_for(Sampling(0.7)) == "point_mass"
+    )
     assert [BlockProposer(net, tree_nodes=None).nodes(Sampling(t)) for t in (0.0, 0.7, 0.71, 1.0)] == [
         5,
         5,
