@@ -247,7 +247,7 @@ class Recipe(Group):
             (not o.terms, f"objective.terms must name at least one loss{nearest('', LOSS_NAMES)}"),
             (
                 t.warmup_steps > t.max_steps,
-                f"trainer.warmup_steps={t.warmup_steps} must be at most trainer.max_steps={t.max_steps}",
+                f"trainer.warmup_steps={t.warmup_steps} must be at most trainer.max_steps={t.max_steps}: give both",
             ),
             (len(t.betas) != 2, f"trainer.betas={t.betas} must be two numbers"),
             (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import sys
 import time
 from collections import Counter
@@ -57,6 +58,8 @@ def chat_template(target: Target) -> Template:
     return Template(parts[0], parts[1], digest)
 
 
+LINE_EVERY = 30.0
+"""Seconds between lines where there is no terminal."""
 _WITHOUT: dict[str, Any] = {"prompt_openings": []}
 """What a manifest means that is older than the key."""
 
@@ -133,6 +136,9 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
     capacity = len(template.prefix) + d.max_prompt_tokens + len(template.turn) + d.max_answer_tokens
     writer = Writer(target, template.prefix, template.turn, settings, capacity)
     start, tokens_before = time.monotonic(), manifest["tokens"]
+    if manifest["samples"] and not quiet:
+        print(f"going on in {folder}: {manifest['samples']} of {d.samples} samples are there", flush=True)
+    speak = _Lines(d.samples, manifest["samples"], quiet)
     with _progress(d.samples, manifest["samples"], quiet) as (progress, task):
         counter = [0]
 
@@ -140,6 +146,7 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
             counter[0] += tokens
             rate = counter[0] / max(time.monotonic() - start, 1e-9)
             progress.update(task, rate=f"{rate:.0f} tokens/s")
+            speak(manifest["samples"], rate)
 
         while manifest["samples"] < d.samples:
             rows = _rows(recipe, manifest["shards"], target, template, prompts)
@@ -236,6 +243,24 @@ def _keep(
     data.write_manifest(folder, manifest)
 
 
+class _Lines:
+    """A line now and then where there is no terminal to show a bar."""
+
+    def __init__(self, total: int, done: int, quiet: bool) -> None:
+        self.total, self.before = total, done
+        self.silent = quiet or sys.stdout.isatty()
+        self.started = self.spoken = time.monotonic()
+
+    def __call__(self, samples: int, rate: float) -> None:
+        now = time.monotonic()
+        if self.silent or now - self.spoken < LINE_EVERY:
+            return
+        self.spoken = now
+        fresh = samples - self.before
+        left = f", {(now - self.started) / fresh * (self.total - samples) / 60:.0f} min left" if fresh else ""
+        print(f"{samples}/{self.total} samples, {rate:.0f} tokens/s{left}", flush=True)
+
+
 class _progress:
     """A rich progress bar as a context: yields (progress, task)."""
 
@@ -269,8 +294,9 @@ def ensure(recipe: Recipe, target: Target) -> Path:
     if target.spec == "debug":
         synthesize(recipe, target, folder, quiet=True)
     elif not (folder / "manifest.json").exists():
+        words = [f"recipe={recipe.name}", f"output={recipe.output}", f"target.name={recipe.target.name}"]
         raise UserError(
-            f"{folder}: no data yet; write them with python -m align.synthesize recipe={recipe.name}"
+            f"{folder}: no data yet; write them with python -m align.synthesize {' '.join(map(shlex.quote, words))}"
         )
     return folder
 

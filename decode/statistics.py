@@ -19,7 +19,7 @@ A prompt whose output ended with the prefill's token has no decoding to compare 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +27,8 @@ import numpy as np
 
 from decode.records import Record
 
+FEWEST = 5
+"""Prompts of a suite below which they do not show its spread."""
 RESAMPLES = 10_000
 
 
@@ -70,7 +72,8 @@ def paired_ratio(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Estimate | None:
-    """mean(baseline) / mean(method) over the prompts that both have, resampled within each suite.
+    """mean(baseline) / mean(method) over the prompts that both have, resampled within each suite; over all of them
+    together where a suite has fewer than `FEWEST`.
 
     Returns None when they share no prompt. An interval needs two prompts.
     """
@@ -84,6 +87,8 @@ def paired_ratio(
     generator = np.random.default_rng(seed)
     sums = np.zeros((resamples, 2))
     names = np.array([suite for suite, _ in keys])
+    if min(Counter(names.tolist()).values()) < FEWEST:
+        names[:] = names[0]
     for name in sorted(set(names.tolist())):
         stratum = pairs[names == name]
         drawn = generator.integers(len(stratum), size=(resamples, len(stratum)))

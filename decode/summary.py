@@ -22,6 +22,9 @@ from decode.statistics import (
 )
 
 BUG = "BUG"
+STEADY = 2.0
+"""Plain decoding's seconds per token, longest over shortest prompt, stay below this on an idle machine: 1.4 and 1.5 over
+MT-Bench, 4 to 10 beside another process."""
 
 
 def summarise(run: Run, records: Sequence[Record]) -> dict[str, Any]:
@@ -49,6 +52,7 @@ def summarise(run: Run, records: Sequence[Record]) -> dict[str, Any]:
         "drafter_hash": run.settings.get("drafter_hash"),
         "baseline": run.baseline,
         "machine": run.machine,
+        "plain_spread": plain_spread(records),
         "load_average": load_range([r.load for r in records if r.load is not None]),
         "versions": run.versions,
         "git_commit": run.git_commit,
@@ -109,6 +113,14 @@ def _median_ratio(
     return float(np.median(ratios)) if ratios else None
 
 
+def plain_spread(records: Sequence[Record]) -> float | None:
+    """The longest over the shortest of plain decoding's seconds per token; None below five prompts."""
+    seconds = [decode_time(r) for r in records if r.method == PLAIN and r.committed > 0]
+    if len(seconds) < 5:
+        return None
+    return max(seconds) / min(seconds)
+
+
 def load_range(values: Sequence[float]) -> dict[str, float] | None:
     """The least, middle and greatest one-minute load seen during the run."""
     if not values:
@@ -150,6 +162,17 @@ def verdict(summary: dict[str, Any]) -> str:
     ]
     sentences += [f"{_subject(m)} {_faster(overall[m])}." for m in others if m != best]
     sentences.append(_lossless(summary, others))
+    expected = sum(s["prompts"] for s in sources)
+    if 0 < overall[best]["prompts"] < expected:
+        sentences.append(
+            f"UNFINISHED: {overall[best]['prompts']} of {plural(expected, 'prompt')}; the same command goes on."
+        )
+    unsteady = summary.get("plain_spread")
+    if unsteady is not None and unsteady > STEADY:
+        sentences.append(
+            f"The machine was disturbed (plain decoding's own speed varied {unsteady:.1f}-fold between prompts): the "
+            "ratios are not to be trusted; repeat on an idle one."
+        )
     load = summary["load_average"]
     cores = summary["machine"].get("cores") or 1
     if load is not None and load["median"] > max(int(settings.get("threads") or 1), 1) + 0.5:
@@ -171,7 +194,8 @@ def _faster(figures: dict[str, Any]) -> str:
     if value is None:
         return "can't be compared with plain decoding (no output was longer than one token)"
     if lo is None:
-        return f"took plain decoding's speed ×{value:.2f} on its only prompt (too few for an interval)"
+        count = plural(figures["prompts"], "prompt")
+        return f"took plain decoding's speed ×{value:.2f} on {count} (too few for an interval)"
     spread = f"{value:.2f}× (95% interval {lo:.2f} to {hi:.2f})"
     if lo > 1:
         return f"makes the target faster by {spread}"

@@ -128,6 +128,21 @@ def test_verdict_in_plain_words(tmp_path: Path) -> None:
     assert sampled["suites"]["s"]["drafter"]["identical"] is None
 
 
+def test_a_disturbed_or_unfinished_run_says_so(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "o")
+    summary, _ = make_report(folder)
+    assert summary["plain_spread"] == pytest.approx(1.5)
+    assert "disturbed" not in verdict(summary) and "UNFINISHED" not in verdict(summary)
+    append(folder, [record("plain", "p5", 9.0, 20, 20, [0] * 20, [0] * 20, identical=True)])
+    summary, _ = make_report(folder)
+    assert "disturbed (plain decoding's own speed varied 9.0-fold" in verdict(summary)
+    run = read_run(folder)
+    run.suites[0]["prompts"] = 40
+    write_run(folder, run)
+    summary, _ = make_report(folder)
+    assert "UNFINISHED: 6 of 40 prompts" in verdict(summary)
+
+
 def test_ties_and_bugs_are_told_apart(tmp_path: Path) -> None:
     tie = Divergence(4, 7, 8, "rounding tie", 1e-6, 4e-5, True, True)
     summary, records = make_report(fill(tmp_path / "a", change=tie))

@@ -96,6 +96,13 @@ def test_each_suite_is_resampled_within_itself() -> None:
     assert estimate.lo == estimate.value == estimate.hi == pytest.approx(10 / 7.5)
 
 
+def test_one_prompt_of_each_suite_is_no_certainty() -> None:
+    baseline = {(suite, "0"): 1.0 for suite in "abcde"}
+    method = {key: 0.4 + 0.1 * i for i, key in enumerate(baseline)}
+    estimate = paired_ratio(baseline, method)
+    assert estimate.lo < estimate.value - 0.1 and estimate.hi > estimate.value + 0.1
+
+
 def test_tau_micro_and_macro() -> None:
     rows = [record(prompt="a", committed=30, calls=10), record(prompt="b", committed=10, calls=10)]
     rows.append(record(prompt="b", committed=10, calls=10, repeat=1))
