@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from time import perf_counter
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from decode.sampling import (
     couple,
     draw_at,
     penalised,
+    position_noise,
     probs,
     seen_rows,
     seen_tokens,
@@ -182,6 +184,7 @@ class Engine:
             self.sampling,
             torch.Generator(target.device).manual_seed(self.sampling.seed),
             seen_tokens(prompt, target.vocab_size, target.device) if needs_seen else None,
+            self._noise() if self.verifier == "gumbel" and not self.sampling.greedy else None,
         )
         self.session: DraftSession | None = (
             self.drafter.start(self.request) if self.drafter is not None and self.limit > 2 else None
@@ -192,6 +195,11 @@ class Engine:
             if self.session is not None:
                 self.session.observe(output, chunk.shape[1])
         return target.head(output.hidden_BLD[:, -1:])[0]
+
+    def _noise(self) -> Callable[[int], Tensor]:
+        """The noise of a position, kept a while: draft and target ask for the same."""
+        seed, size, device = self.sampling.seed, self.target.vocab_size, self.target.device
+        return lru_cache(maxsize=64)(lambda position: position_noise(seed, position, size, device))
 
     def _spare(self) -> int:
         """Places for the nodes of a tree that will not be kept; a chain is never longer than what may be written."""
@@ -290,9 +298,10 @@ class Engine:
             own = seen if seen is None or seen.dim() == 1 else seen[rows]
             return probs(logits_MV[rows], self.sampling, own, overwrite=True)
 
-        if self.verifier == "gumbel":
+        noise = self.request.noise
+        if noise is not None:
             first, depth = len(self.request.tokens), [0, *depths(parents)]
-            return lambda rows: couple(p(rows), self.sampling.seed, [first + d for d in depth[rows]])
+            return lambda rows: couple(p(rows), noise, [first + d for d in depth[rows]])
         u_M = uniform(len(logits_MV), self.request.generator)
         return lambda rows: draw_at(p(rows), u_M[rows])
 

@@ -19,6 +19,12 @@ DEFAULT_DRAFTER = Path(__file__).resolve().parent.parent / "drafters" / "smollm2
 """The drafter that the repository ships, made for the default target."""
 
 
+VERIFIER_HELP = (
+    "auto (default), greedy, point_mass, token, block, traversal, gumbel; lossy_typical and lossy_top_beta do NOT keep "
+    "the output's law"
+)
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
@@ -48,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("prompt", nargs="?", help="the user's message; - reads standard input")
     p.add_argument("--target", help="hub id, folder, FILE.gguf or debug; default: SmolLM2-135M-Instruct")
     p.add_argument("--drafter", help="folder, hub id, lookup or none; default: the shipped one, else lookup")
-    p.add_argument("--verifier", default="auto", help="auto (default), greedy, point_mass or token")
+    p.add_argument("--verifier", default="auto", help=VERIFIER_HELP)
     p.add_argument("--draft-tokens", type=_count, help="draft at most this many tokens ahead")
     p.add_argument(
         "--tree-nodes",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -191,14 +191,14 @@ def position_noise(seed: int, position: int, vocab_size: int, device: torch.devi
     return -(-(u_V.log())).log()  # u = 0: −∞, never chosen
 
 
-def couple(p_RV: Tensor, seed: int, positions: Sequence[int]) -> Tensor:
-    """Draws from p by noise that belongs to the positions: argmax of ln p + noise (Daliri et al., arXiv 2408.07978) → (R,).
+def couple(p_RV: Tensor, noise: Callable[[int], Tensor], positions: Sequence[int]) -> Tensor:
+    """Draws from p by noise that belongs to the positions (`position_noise`): argmax of ln p + noise (Daliri et al., arXiv
+    2408.07978) → (R,).
 
     A function of (p, seed, position) alone: with and without drafts, and however they were made, the same tokens come
     out wherever p is the same.
     """
-    noise = {x: position_noise(seed, x, p_RV.shape[-1], p_RV.device) for x in set(positions)}
-    return (p_RV.double().log() + torch.stack([noise[x] for x in positions])).argmax(-1)
+    return (p_RV.double().log() + torch.stack([noise(x) for x in positions])).argmax(-1)
 
 
 def seen_tokens(tokens: list[int], vocab_size: int, device: torch.device) -> Tensor:

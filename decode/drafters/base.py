@@ -3,6 +3,7 @@ request."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,8 @@ class Request:
 
     tokens: prompt and everything committed so far. cache: the target's, it holds all of them but the last.
     seen_V: which tokens occur in `tokens`; None unless the repetition penalty needs it.
+    noise: under the verifier `gumbel`, the noise (V,) that the target will add at an absolute position: a drafter that adds
+        the same drafts what the target will say wherever q is near p.
     """
 
     target: Target
@@ -29,6 +32,7 @@ class Request:
     sampling: Sampling
     generator: torch.Generator
     seen_V: Tensor | None = None
+    noise: Callable[[int], Tensor] | None = None
 
 
 class DraftSession(Protocol):

@@ -14,7 +14,7 @@ and q, the better the draw. SmolLM2 on MT-Bench prompts, τ of a tree of five / 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from align.drafters.block import BlockDrafter, BlockSession
 from align.target import TargetOutput
 from decode.drafters.base import Request
 from decode.proposal import DenseQ, Law, Proposal, SparseQ
-from decode.sampling import Sampling, best, draw, penalised, probs
+from decode.sampling import Sampling, best, couple, draw, penalised, probs
 
 TREE_NODES = 5
 """With the root six rows a call: one pass through the weights (align/rows.c), at 1.1 times the price of one row."""
@@ -82,7 +82,10 @@ class BlockDrafts:
     """One request's drafts."""
 
     def __init__(self, network: BlockDrafter, request: Request, law: Law, tree_nodes: int = 0) -> None:
-        self.network, self.request, self.law, self.tree_nodes = network, request, law, tree_nodes
+        self.network, self.request, self.tree_nodes = network, request, tree_nodes
+        self.law: Law = (
+            law if request.noise is None else "point"
+        )  # made with the noise that the target will use
         self.session = BlockSession(network, request.cache, request.cache.capacity)
         self.taps = self.session.taps
 
@@ -113,10 +116,16 @@ class BlockDrafts:
         seen = self.request.seen_V
         return seen[self._ids] if seen is not None and self._ids is not None else seen
 
-    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Columns of the draft vocabulary, (K, Vd) → (K,), and the probabilities that they were drawn
-        from."""
+    def _choose(self, logits: Tensor, first: int = 0) -> tuple[Tensor, Tensor | None]:
+        """Columns of the draft vocabulary for the positions from `first` on, (K, Vd) → (K,), and the probabilities that
+        they were drawn from."""
         sampling, seen = self.request.sampling, self._seen()
+        noise = self.request.noise
+        if noise is not None:
+            start = len(self.request.tokens) + first
+            q = probs(logits, sampling, seen, overwrite=True)
+            columns: Any = slice(None) if self._ids is None else self._ids
+            return couple(q, lambda position: noise(position)[columns], range(start, start + len(q))), None
         if self.law == "point":
             return best(logits, sampling, seen, overwrite=True), None
         q = probs(logits, sampling, seen, overwrite=True)
@@ -128,8 +137,8 @@ class BlockDrafts:
         token = torch.tensor(self.request.tokens[-1:], device=logits_KV.device)
         inputs_Kr = self.session.bias_inputs(hidden_KD)
         assert inputs_Kr is not None
-        for input_r, logits_V in zip(inputs_Kr, logits_KV, strict=True):
-            column, q = self._choose(logits_V + self.session.bias(input_r, token))
+        for k, (input_r, logits_V) in enumerate(zip(inputs_Kr, logits_KV, strict=True)):
+            column, q = self._choose(logits_V + self.session.bias(input_r, token), k)
             columns.append(column)
             if q is not None:
                 rows.append(q)

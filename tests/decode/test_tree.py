@@ -16,7 +16,7 @@ from decode.divergence import replay
 from decode.drafters.block import BlockDrafts, BlockProposer
 from decode.engine import _NOTHING, Engine
 from decode.proposal import DenseQ, Proposal
-from decode.sampling import draw_at, probs, seen_rows, uniform
+from decode.sampling import draw_at, position_noise, probs, seen_rows, uniform
 from decode.tree import ancestors, depths, follow, path_to
 from tests.contract.test_trees import prefixes
 from tests.decode.fakes import DRAFTERS, ScriptedDrafter, TableTarget
@@ -221,6 +221,30 @@ def test_the_tree_is_the_best_of_its_size(target: Target, variant: str, sampling
             looked_at = not branch or sorted(same, key=log_q, reverse=True).index(branch) < 4
             if child not in branches and looked_at:
                 assert own + value <= least + 1e-4
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, variant: str) -> None:
+    """Each draft is what the target would say if p were q: ln q plus the noise of the very position."""
+    net, sampling = network(target, **VARIANTS[variant]), Sampling(1.0, seed=5)
+    engine = Engine(target, PROMPT, 20, sampling, BlockProposer(net), "gumbel")
+    with torch.no_grad():
+        engine._commit(engine._judge(engine._prefill(), _NOTHING))
+        drafts = engine.session
+        assert isinstance(drafts, BlockDrafts)
+        tree = drafts.propose(3)
+        tokens, hidden = engine.request.tokens, drafts.session.hidden(engine.request.tokens[-1])
+        inputs = drafts.session.bias_inputs(hidden)
+        ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
+        last = tokens[-1]
+        for k, token in enumerate(tree.tokens_K.tolist()):
+            logits = net.logits(hidden[k : k + 1])[0]
+            if inputs is not None:
+                logits = logits + drafts.session.bias(inputs[k], torch.tensor([last]))[0]
+            noise = position_noise(5, len(tokens) + k, target.vocab_size, target.device)[ids]
+            assert token == int(ids[(logits.double().log_softmax(-1) + noise).argmax()])
+            last = token
+    assert tree.law == "point" and tree.q is None
 
 
 @pytest.mark.parametrize("variant", ["shared", "taps", "shared markov"])

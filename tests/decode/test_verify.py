@@ -52,7 +52,9 @@ def test_a_bug_is_found(broken: str, drafter: str, tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(engine, "follow", take_all)
     elif broken == "noise":  # coupled: the noise belongs to the question, not to the position
         couple, asked = engine.couple, itertools.count()
-        monkeypatch.setattr(engine, "couple", lambda p, seed, at: couple(p, seed, [next(asked) for _ in at]))
+        monkeypatch.setattr(
+            engine, "couple", lambda p, noise, at: couple(p, noise, [next(asked) for _ in at])
+        )
     else:  # sampled: a rejected token is not taken out
         monkeypatch.setattr(verifiers, "residual", lambda p, q: p)
         monkeypatch.setattr(verifiers, "accept_probability", lambda p, q: torch.full_like(p, 0.9).double())
