@@ -189,7 +189,7 @@ def verify(
     """Accept a path of each proposal and draw the token after it.
 
     Args:
-        name: key of `VERIFIERS`, not `gumbel`, whose noise belongs to positions (`couple`).
+        name: key of `VERIFIERS`, not `gumbel`, whose noise belongs to positions (`decode.sampling.couple`).
         p_BMV: target probabilities in fp32 or fp64, see the module's head; M = 1 + the longest proposal's tokens.
         generators: one per request, each asked for two uniforms: a request's output does not depend on the others.
 
@@ -206,13 +206,13 @@ def verify(
             f"p must be fp32 or fp64 with {len(proposals)} x {rows} rows, not {p_BMV.dtype} {tuple(p_BMV.shape)}"
         )
     if verifier.rule is None:
-        raise ValueError(f"verifier {name!r} takes its noise from positions: decode.verifiers.couple")
+        raise ValueError(f"verifier {name!r} takes its noise from positions: decode.sampling.couple")
     drafts = Drafts.of(proposals, p_BMV.shape[2])
     u_B2 = torch.stack([uniform(2, g) for g in generators]).to(p_BMV.device)
-    return resolve(verifier.rule(p_BMV, drafts), drafts, p_BMV, u_B2)
+    return resolve(verifier.rule(p_BMV, drafts), p_BMV, u_B2)
 
 
-def resolve(outcomes: Outcomes, drafts: Drafts, p_BMV: Tensor, u_B2: Tensor) -> Verdict:
+def resolve(outcomes: Outcomes, p_BMV: Tensor, u_B2: Tensor) -> Verdict:
     """One of the outcomes, by two uniforms per request."""
     end_B = draw_at(outcomes.stop_BM, u_B2[:, 0])
     rest_BV = _or_p(_rows(outcomes.rest_BMV, end_B), _rows(p_BMV, end_B))
@@ -335,11 +335,9 @@ def _block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     joint_BM = torch.stack(joint, 1)
     rest_BMV = p_BMV.clone()
     left_BNV = rest_BMV[:, :-1]
-    # after a token that is not tested p is what is left, whatever P is
-    scale_BN = torch.where(tested_BN, joint_BM[:, :-1], 1.0)
-    left_BNV.mul_(scale_BN[..., None].to(p_BMV.dtype)).sub_(_sound(_q(drafts), tested_BN)).clamp_(
-        min=0
-    )  # zeros: `resolve` takes p
+    # after a token that is not tested p is what is left, whatever P is; where zeros are left `resolve` takes p
+    scale_BN1 = torch.where(tested_BN, joint_BM[:, :-1], 1.0)[..., None].to(p_BMV.dtype)
+    left_BNV.mul_(scale_BN1).sub_(_sound(_q(drafts), tested_BN)).clamp_(min=0)
     mass_BN = left_BNV.sum(-1, dtype=torch.float64)
     below_BN = mass_BN + 1 - joint_BM[:, :-1]
     # 0/0 only where the whole rest is certain: nobody gets here

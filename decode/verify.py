@@ -29,6 +29,7 @@ from decode.arguments import Parser, whole
 if TYPE_CHECKING:
     from align.target import Target
     from decode.decoder import Decoder
+    from decode.sampling import Sampling
 
 ALPHA = 1e-3
 """The chance that a correct pair fails the frequency test, for all its comparisons together."""
@@ -126,7 +127,7 @@ def run(options: Any, say: Callable[[str], None]) -> tuple[list[Check], dict[str
         "git_commit": git_commit(),
     }
     checks: list[Check] = []
-    for work in _plan(options, target, drafter, room):
+    for work in _plan(options, first, drafter, room):
         started = monotonic()
         check = work()
         check.seconds = monotonic() - started
@@ -146,14 +147,17 @@ def _prompts(options: Any) -> list[Any]:
 
 
 def _plan(
-    options: Any, target: Target, drafter: str, prompts: list[list[int]]
+    options: Any, first: Decoder, drafter: str, prompts: list[list[int]]
 ) -> Iterator[Callable[[], Check]]:
     import decode
+    from decode.drafters.block import BlockProposer
 
-    new, seed = options.max_new_tokens, options.seed
+    new, seed, target = options.max_new_tokens, options.seed, first.target
+    # read from disk once
+    drafts = first.drafter.network if isinstance(first.drafter, BlockProposer) else first.drafter
 
-    def ours(verifier: str = "auto", dtype: Target = target, **how: Any) -> Decoder:
-        return decode.load(dtype, drafter, verifier, **how)
+    def ours(verifier: str = "auto", **how: Any) -> Decoder:
+        return decode.load(target, drafts, verifier, **how)
 
     plain = decode.load(target)
     chosen: dict[str, dict[str, Any]] = {"chain": {"tree_nodes": 0}, "tree": {"tree_nodes": 5}}
@@ -163,8 +167,8 @@ def _plan(
         chosen["tree, with copies"] = {"tree_nodes": 5, "copying": True}
     for name, how in chosen.items():
         yield partial(_same, "greedy fp32", name, plain, ours(**how), prompts, new, None)
+    coupled = decode.load(target, None, "gumbel")
     for name, how in chosen.items():
-        coupled = decode.load(target, None, "gumbel")
         yield partial(_same, "coupled fp32", name, coupled, ours("gumbel", **how), prompts, new, seed)
     laws = [("plain", plain)]
     if drafter == "lookup":
@@ -175,9 +179,10 @@ def _plan(
             ("tree, point_mass", ours(tree_nodes=5)),
             ("chain with copies, token", ours("token", copying=True)),
         ]
+    alpha = ALPHA / (2 * len(laws))
+    law = exact_law(target, prompts[0], 3, sampled(0))
     for name, decoder in laws:
-        alpha = ALPHA / (2 * len(laws))
-        yield partial(_frequencies, name, decoder, prompts[0], options.samples, seed, alpha)
+        yield partial(_frequencies, name, decoder, prompts[0], law, options.samples, seed, alpha)
     yield partial(_half, options, target, drafter, prompts)
 
 
@@ -244,7 +249,9 @@ def _half(options: Any, target: Target, drafter: str, prompts: list[list[int]]) 
 # ---- the joint law of sampled tokens ----
 
 
-def exact_law(target: Target, prompt: list[int], length: int, sampling: Any) -> dict[tuple[int, ...], float]:
+def exact_law(
+    target: Target, prompt: list[int], length: int, sampling: Sampling
+) -> dict[tuple[int, ...], float]:
     """The joint law of the next tokens by forwards over every prefix that has any mass; top-k keeps them few."""
     import torch
 
@@ -267,23 +274,40 @@ def exact_law(target: Target, prompt: list[int], length: int, sampling: Any) -> 
     return law
 
 
-def _frequencies(
-    method: str, decoder: Decoder, prompt: list[int], runs: int, seed: int, alpha: float
-) -> Check:
-    """Pearson's chi-square of the first two and three tokens of sampled texts against the target's exact law."""
+def sampled(seed: int) -> Sampling:
+    """How the texts are sampled whose tokens are counted."""
     from decode.sampling import Sampling
 
-    settings = Sampling(1.0, top_k=TOP_K)
+    return Sampling(1.0, top_k=TOP_K, seed=seed)
+
+
+def beginnings(law: dict[tuple[int, ...], float], length: int) -> dict[tuple[int, ...], float]:
+    """The joint law of the first tokens out of that of more."""
+    out: dict[tuple[int, ...], float] = {}
+    for text, mass in law.items():
+        out[text[:length]] = out.get(text[:length], 0.0) + mass
+    return out
+
+
+def _frequencies(
+    method: str,
+    decoder: Decoder,
+    prompt: list[int],
+    exact: dict[tuple[int, ...], float],
+    runs: int,
+    seed: int,
+    alpha: float,
+) -> Check:
+    """Pearson's chi-square of the first two and three tokens of sampled texts against the target's exact law."""
     texts, accepted, drafted = [], 0, 0
     for i in range(runs):
-        sampling = Sampling(1.0, top_k=TOP_K, seed=seed + 1_000_003 * (i + 1))
-        out = decoder.generate(prompt, max_new_tokens=4, sampling=sampling)
+        out = decoder.generate(prompt, max_new_tokens=4, sampling=sampled(seed + 1_000_003 * (i + 1)))
         texts.append(tuple(out.tokens))
         accepted, drafted = accepted + sum(out.accepted), drafted + sum(out.nodes)
     figures: dict[str, Any] = {"drafted": drafted, "accepted": accepted}
     passed, words = True, []
     for length in (2, 3):
-        law = exact_law(decoder.target, prompt, length, settings)
+        law = beginnings(exact, length)
         found = Counter(x[:length] for x in texts)
         strange = sum(n for x, n in found.items() if x not in law)
         statistic, freedom = chi_square(found, law, runs)
@@ -313,7 +337,7 @@ def chi_square(
     return sum((n - e) ** 2 / e for n, e in cells), max(1, len(cells) - 1)
 
 
-def chi_square_tail(statistic: float, freedom: int) -> float:
+def chi_square_tail(statistic: float, freedom: float) -> float:
     """P(χ² ≥ statistic)."""
     import torch
 
@@ -330,11 +354,7 @@ def detectable(freedom: int, runs: int, alpha: float) -> float:
 
     def power(extra: float) -> float:
         scale = (freedom + 2 * extra) / (freedom + extra)
-        shape = (freedom + extra) ** 2 / (freedom + 2 * extra)
-        import torch
-
-        args = torch.tensor([shape / 2, critical / scale / 2], dtype=torch.float64)
-        return float(torch.special.gammaincc(args[0], args[1]))
+        return chi_square_tail(critical / scale, (freedom + extra) ** 2 / (freedom + 2 * extra))
 
     for _ in range(100):
         middle = (low + high) / 2

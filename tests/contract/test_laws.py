@@ -148,7 +148,7 @@ def test_a_zero_uniform_never_accepts_a_token_of_probability_zero() -> None:
     for v in VERIFIERS.values():
         if v.rule is not None:
             out = v.rule(p_BMV, drafts)
-            verdict = resolve(out, drafts, p_BMV, torch.zeros(1, 2, dtype=torch.float64))
+            verdict = resolve(out, p_BMV, torch.zeros(1, 2, dtype=torch.float64))
             assert verdict.end_B.tolist() == [0] and verdict.next_B.tolist() == [0], v.name
 
 
