@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from decode.decoder import Decoder, load
-    from decode.engine import Generation
+    from decode.generation import Generation
     from decode.sampling import Sampling
 
 __all__ = ["Decoder", "Generation", "Sampling", "load"]
 
 _HOME = {
     "Decoder": "decode.decoder",
-    "Generation": "decode.engine",
+    "Generation": "decode.generation",
     "Sampling": "decode.sampling",
     "load": "decode.decoder",
 }

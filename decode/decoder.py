@@ -15,7 +15,9 @@ from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
 from decode.drafters.copying import CopyingDrafter
 from decode.drafters.lookup import LookupDrafter
-from decode.engine import MOST_NODES, Engine, Generation, run_together
+from decode.engine import MOST_NODES, Engine, run_together
+from decode.generation import Generation
+from decode.proposal import Siblings
 from decode.sampling import Sampling
 from decode.verifiers import check_pair, choose, find
 
@@ -144,10 +146,21 @@ class Decoder:
         if not all(isinstance(s, str) and s for s in stops):
             raise UserError(f"stop={stop!r}: must be non-empty strings")
         verifier = self.verifier_for(sampling)
+        check_banned(sampling, self.target)
         tokens = prompt_tokens(self.target, prompt, raw)
         return Engine(
             self.target, tokens, max_new_tokens, sampling, self.drafter, verifier, stops, stream, record_gaps
         )
+
+
+def check_banned(sampling: Sampling, target: Target) -> None:
+    """Raises UserError where banned tokens are not the target's, or leave nothing to say."""
+    outside = [i for i in sampling.banned if i >= target.vocab_size]
+    if outside:
+        raise UserError(f"banned: token {outside[0]} is not within 0..{target.vocab_size - 1}")
+    held_back = target.eos_ids if sampling.min_new_tokens else ()
+    if len({*sampling.banned, *held_back}) == target.vocab_size:
+        raise UserError("banned: every token is, so nothing could be said")
 
 
 def prompt_tokens(target: Target, prompt: Prompt, raw: bool = False) -> list[int]:
@@ -232,7 +245,8 @@ def load(
         dtype, device: where `target` is to be loaded; see `align.target.load_target`.
         draft_tokens: draft at most this many tokens ahead; default: the drafter's own number.
         tree_nodes: verify this many drafted tokens a call, branching; 0 = a chain of `draft_tokens`. Default:
-            by the temperature (`decode.drafters.block`); a chain for verifiers that test drafts which were drawn.
+            by the temperature (`decode.drafters.block`). For verifiers that test drafts which were drawn: a chain, and
+            trees are drawn with the siblings that the verifier takes.
         copying: where the text repeats itself, copy instead of drafting (`decode.drafters.copying`).
 
     Raises:
@@ -248,9 +262,12 @@ def load(
         _check_drafter(str(drafter))
     if isinstance(target, str):
         target = load_target(target, dtype=dtype, device=device)
-    if tree_nodes is None and verifier != "auto" and "point" not in find(verifier).laws:
-        tree_nodes = 0
-    found = _drafter(drafter, target, draft_tokens, tree_nodes)
+    siblings: Siblings | None = None
+    if verifier != "auto" and "point" not in find(verifier).laws:  # drafts have to be drawn
+        tree_nodes = tree_nodes or 0
+        fitting = find(verifier).siblings
+        siblings = next((x for x in ("without_replacement", "iid") if x in fitting), None)
+    found = _drafter(drafter, target, draft_tokens, tree_nodes, siblings)
     if copying and found is not None:
         found = (
             CopyingDrafter(found)
@@ -277,16 +294,17 @@ def _drafter(
     target: Target,
     draft_tokens: int | None,
     tree_nodes: int | None,
+    siblings: Siblings | None,
 ) -> Drafter | None:
     if drafter is None or drafter == "none":
         return None
     if drafter == "lookup":
         return LookupDrafter(draft_tokens) if draft_tokens else LookupDrafter()
     if isinstance(drafter, BlockDrafter):
-        return BlockProposer(drafter, draft_tokens, tree_nodes)
+        return BlockProposer(drafter, draft_tokens, tree_nodes, siblings)
     if not isinstance(drafter, str | Path):
         return drafter
     network = load_drafter(drafter, target).to(target.dtype)
     if target.fast:
         network.lighten()
-    return BlockProposer(network, draft_tokens, tree_nodes)
+    return BlockProposer(network, draft_tokens, tree_nodes, siblings)

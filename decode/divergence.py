@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from align.target import Target
-from decode.engine import PREFILL_CHUNK, Tree
+from decode.engine import PREFILL_CHUNK
+from decode.generation import Tree
 from decode.records import Divergence
 from decode.tree import ancestors
 

@@ -9,7 +9,7 @@ then the path that the target takes is moved together in the cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import lru_cache
 from time import perf_counter
 from typing import NamedTuple
@@ -19,8 +19,11 @@ from torch import Tensor
 
 from align.target import Target, TargetOutput
 from decode.drafters.base import Drafter, DraftSession, Request
+from decode.generation import Generation, Tree
+from decode.history import History
 from decode.proposal import Proposal
 from decode.sampling import (
+    Before,
     Sampling,
     best,
     couple,
@@ -28,24 +31,15 @@ from decode.sampling import (
     penalised,
     position_noise,
     probs,
-    seen_rows,
-    seen_tokens,
     uniform,
 )
 from decode.text import TextStream
 from decode.tree import ancestors, chain, depths, follow, path_to, walk
-from decode.verifiers import check_proposal, verify
+from decode.verifiers import check_proposal, find, verify
 
 PREFILL_CHUNK = 2048
 MOST_NODES = 512
 """The largest tree."""
-
-
-class Tree(NamedTuple):
-    """A call's drafts where they branch: every node's parent, and the nodes that were accepted, in order."""
-
-    parents: tuple[int, ...]
-    path: list[int]
 
 
 class Outcome(NamedTuple):
@@ -65,58 +59,6 @@ class Call(NamedTuple):
 
 
 _NOTHING = Proposal(torch.zeros(0, dtype=torch.int64), "point")
-
-
-@dataclass
-class Generation:
-    """One request's output and what it took.
-
-    A *call* is a target forward that verifies; the prefill, which gives the first token, is not one.
-    """
-
-    tokens: list[int]
-    """The output, EOS included when it was reached. After a stop string: up to the token that completed
-    it."""
-    text: str
-    """The output as text, special tokens left out, cut before a stop string."""
-    prompt_tokens: int
-    finish: str
-    """eos, length (max_new_tokens), stop (a stop string) or context (the target's context is full)."""
-    calls: int = 0
-    drafted: list[int] = field(default_factory=list)
-    """Tokens drafted ahead per call; of a tree, its levels."""
-    trees: list[Tree | None] = field(default_factory=list)
-    """The shape of each call's drafts and the path taken; None for a chain."""
-    accepted: list[int] = field(default_factory=list)
-    """Drafted tokens committed per call: never one after an EOS or a stop string, never one beyond a
-    limit."""
-    seconds: float = 0.0
-    """Decoding, without the prefill."""
-    prefill_seconds: float = 0.0
-    """Cache, prompt and first token."""
-    draft_seconds: float = 0.0
-    """Part of `seconds` spent drafting. On a GPU, work still queued is counted where it is waited for."""
-    verify_seconds: float = 0.0
-    """Part of `seconds` spent in target calls and verification."""
-    top2_gaps: list[float] | None = None
-    """Per token, the gap between the two largest logits it was chosen from (before temperature), on
-    request."""
-
-    @property
-    def nodes(self) -> list[int]:
-        """Drafted tokens verified per call: `drafted`, unless drafts branch."""
-        pairs = zip(self.drafted, self.trees, strict=True)
-        return [n if tree is None else len(tree.parents) for n, tree in pairs]
-
-    @property
-    def tau(self) -> float:
-        """τ: tokens committed per call, the prefill's token excluded; 0 without a call."""
-        return (len(self.tokens) - 1) / self.calls if self.calls else 0.0
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Decoding speed, the prefill's token and time excluded; 0 without a call."""
-        return (len(self.tokens) - 1) / self.seconds if self.calls and self.seconds > 0 else 0.0
 
 
 class Engine:
@@ -146,6 +88,7 @@ class Engine:
     ) -> None:
         self.target, self.prompt, self.sampling, self.verifier = target, prompt, sampling, verifier
         self.drafter = drafter
+        self.lossy = find(verifier).lossy
         self.limit = min(max_new_tokens, target.context_limit - len(prompt))
         self.full = "length" if self.limit == max_new_tokens else "context"
         self.eos = frozenset(target.eos_ids)
@@ -176,14 +119,13 @@ class Engine:
     def _prefill(self) -> Tensor:
         """Run the prompt through the target; logits (1, V) of the first new token."""
         target, prompt = self.target, self.prompt
-        needs_seen = self.sampling.repetition_penalty != 1.0
         self.request = Request(
             target,
             list(prompt),
             target.new_cache(1, len(prompt) + self.limit + self._spare()),
             self.sampling,
             torch.Generator(target.device).manual_seed(self.sampling.seed),
-            seen_tokens(prompt, target.vocab_size, target.device) if needs_seen else None,
+            History(self.sampling, prompt, target.vocab_size, target.eos_ids, target.device),
             self._noise() if self.verifier == "gumbel" and not self.sampling.greedy else None,
         )
         self.session: DraftSession | None = (
@@ -261,24 +203,29 @@ class Engine:
 
     def _judge(self, logits_MV: Tensor, proposal: Proposal) -> Outcome:
         """What the target makes of the drafts: the round's one synchronisation."""
-        sampling, seen, generator = self.sampling, self.request.seen_V, self.request.generator
+        sampling, generator = self.sampling, self.request.generator
         if len(proposal):
             check_proposal(proposal, self.verifier, sampling.temperature)
         parents = chain(len(proposal)) if proposal.parents is None else proposal.parents
-        if seen is not None and len(proposal):
-            seen = seen_rows(seen, proposal.tokens_K, self._before(proposal))
+        before = self.request.history.rows(proposal.tokens_K, parents)
         if self.out.top2_gaps is not None:
-            top2 = penalised(logits_MV, sampling, seen).topk(2, dim=-1).values
+            top2 = penalised(logits_MV, sampling, before).topk(2, dim=-1).values
             self.gaps = (top2[:, 0] - top2[:, 1]).tolist()
-        if sampling.greedy:
+        if len(proposal) and self.lossy:
+            # a one-hot p would leave nothing to relax: at temperature 0 the rule sees p at temperature 1
+            said_M = best(logits_MV, sampling, before) if sampling.greedy else None
+            p_MV = probs(logits_MV, replace(sampling, temperature=sampling.temperature or 1.0), before)
+            end, following = verify(self.verifier, [proposal], p_MV[None], [generator])
+            following = following if said_M is None else said_M[end]
+        elif sampling.greedy:
             end, following = follow(
-                proposal.tokens_K[None], (parents,), best(logits_MV, sampling, seen, overwrite=True)[None]
+                proposal.tokens_K[None], (parents,), best(logits_MV, sampling, before, overwrite=True)[None]
             )
         elif len(proposal) and self.verifier not in ("point_mass", "gumbel"):
-            p_MV = probs(logits_MV, sampling, seen, overwrite=True)
+            p_MV = probs(logits_MV, sampling, before, overwrite=True)
             end, following = verify(self.verifier, [proposal], p_MV[None], [generator])
         else:
-            say = self._say(logits_MV, seen, parents)
+            say = self._say(logits_MV, before, parents)
             if logits_MV.device.type == "cpu":
                 tokens = proposal.tokens_K.tolist()
                 path, token = walk(tokens, parents, lambda row: int(say(slice(row, row + 1))))
@@ -288,15 +235,12 @@ class Engine:
         path = path_to(parents, last)
         return Outcome([tokens[i] for i in path], token, path)
 
-    def _say(
-        self, logits_MV: Tensor, seen: Tensor | None, parents: tuple[int, ...]
-    ) -> Callable[[slice], Tensor]:
+    def _say(self, logits_MV: Tensor, before: Before, parents: tuple[int, ...]) -> Callable[[slice], Tensor]:
         """What the target says at some rows of a call. On a CPU it is asked where the path goes and nowhere else: p and
         its running sum at every node of a wide call cost milliseconds."""
 
         def p(rows: slice) -> Tensor:
-            own = seen if seen is None or seen.dim() == 1 else seen[rows]
-            return probs(logits_MV[rows], self.sampling, own, overwrite=True)
+            return probs(logits_MV[rows], self.sampling, before.rows(rows), overwrite=True)
 
         noise = self.request.noise
         if noise is not None:
@@ -304,13 +248,6 @@ class Engine:
             return lambda rows: couple(p(rows), noise, [first + d for d in depth[rows]])
         u_M = uniform(len(logits_MV), self.request.generator)
         return lambda rows: draw_at(p(rows), u_M[rows])
-
-    @staticmethod
-    def _before(proposal: Proposal) -> Tensor | None:
-        """Which drafts come before each row of a tree, bool (N + 1, N); None for a chain."""
-        if proposal.parents is None:
-            return None
-        return ancestors(proposal.parents)[:, 1:].to(proposal.tokens_K.device)
 
     def _commit(self, outcome: Outcome) -> int:
         """Add accepted drafts and the next token up to an end; sets `finish`. How many of them were
@@ -325,8 +262,7 @@ class Engine:
                 break
         fresh = out.tokens[first:]
         request.tokens.extend(fresh)
-        if request.seen_V is not None:
-            request.seen_V[torch.tensor(fresh, device=request.seen_V.device)] = True
+        request.history.extend(fresh)
         if out.top2_gaps is not None:
             rows = [0, *(i + 1 for i in outcome.path)]
             out.top2_gaps.extend(self.gaps[row] for row in rows[: len(fresh)])

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from align.errors import UserError, cli, nearest
 from decode.arguments import Parser, number, whole
+from decode.generate import VERIFIER_HELP
 from decode.provenance import git_commit, machine, versions
 from decode.records import PLAIN, Run, append, write_run
 from decode.settings import folder_name, open_folder, settings_of
@@ -58,6 +59,7 @@ def parser() -> Parser:
         metavar="N",
         help="the drafter's tokens a call, branching; 0 = a chain; default: 5 up to temperature 0.7, else 0",
     )
+    add("--verifier", default="auto", help=VERIFIER_HELP)
     add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
     add("--max-new-tokens", type=whole(1), default=128, metavar="N", help="default 128")
     add("--temperature", type=number, default=0.0, help="0 = greedy (default)")
@@ -107,7 +109,7 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
     _check_folder(options.out)
     spec, drafter = _target_and_drafter(options, console)
     methods = _methods(options.methods, drafter)
-    suites, skipped = _suites(options)
+    suites, skipped = prompts_of(options)
     for loaded in suites:
         console.print(loaded.describe(), markup=False, highlight=False)
     decoders = _decoders(spec, drafter, methods, options)
@@ -157,9 +159,9 @@ def _methods(names: str | None, drafter: str | None) -> list[str]:
     return [m for m in METHODS if m == PLAIN or m in wanted]
 
 
-def _suites(options: Any) -> tuple[list[Loaded], list[str]]:
+def prompts_of(options: Any) -> tuple[list[Loaded], list[str]]:
     """The suites with their prompts, cut to `--limit`, and a line for each that a group named and no source
-    has.
+    has. Read are `suite`, `prompts`, `data_dir` and `limit`.
     """
     found: list[Loaded] = []
     skipped: list[str] = []
@@ -203,6 +205,7 @@ def _decoders(spec: str, drafter: str | None, methods: Sequence[str], options: A
         decoders[method] = decode.load(
             target,
             specs[method],
+            options.verifier if method in ("drafter", "combined") else "auto",
             dtype=options.dtype,
             device=options.device,
             draft_tokens=options.draft_tokens,

@@ -13,15 +13,15 @@ from align.errors import UserError, cli, nearest
 
 if TYPE_CHECKING:
     from decode.decoder import Decoder
-    from decode.engine import Generation
+    from decode.generation import Generation
 
 DEFAULT_DRAFTER = Path(__file__).resolve().parent.parent / "drafters" / "smollm2-135m-block"
 """The drafter that the repository ships, made for the default target."""
 
 
 VERIFIER_HELP = (
-    "auto (default), greedy, point_mass, token, block, traversal, gumbel; lossy_typical and lossy_top_beta do NOT keep "
-    "the output's law"
+    "auto (default), greedy, point_mass, token, block, recursive, k_seq, traversal, gumbel; lossy_typical and "
+    "lossy_top_beta do NOT keep the output's law"
 )
 
 
@@ -78,6 +78,22 @@ def parser() -> argparse.ArgumentParser:
         "--top-k", type=int, default=0, help="keep this many most probable tokens; default: 0 = all"
     )
     p.add_argument("--repetition-penalty", type=float, default=1.0, help="default: 1 = off")
+    p.add_argument(
+        "--min-p",
+        type=float,
+        default=0.0,
+        help="keep tokens at least so likely beside the best; default: 0 = all",
+    )
+    p.add_argument("--presence-penalty", type=float, default=0.0, help="default: 0 = off")
+    p.add_argument(
+        "--ban",
+        type=_whole,
+        action="append",
+        default=[],
+        metavar="ID",
+        help="a token that never comes; may be repeated",
+    )
+    p.add_argument("--min-new-tokens", type=_whole, default=0, help="do not end before; default: 0")
     p.add_argument("--seed", type=int, default=0, help="same seed and settings, same answer; default: 0")
     p.add_argument("--stop", action="append", default=[], help="end before this string; may be repeated")
     p.add_argument("--system", help="a system message before the prompt")
@@ -163,7 +179,17 @@ def main(argv: list[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character gets a "?"
     from decode.sampling import Sampling
 
-    sampling = Sampling(args.temperature, args.top_p, args.top_k, args.repetition_penalty, args.seed)
+    sampling = Sampling(
+        args.temperature,
+        args.top_p,
+        args.top_k,
+        args.repetition_penalty,
+        args.seed,
+        args.min_p,
+        args.presence_penalty,
+        tuple(args.ban),
+        args.min_new_tokens,
+    )
     text = _read_prompt(args.prompt)
     decoder = _load(args)
     verifier = decoder.verifier_for(sampling)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from align.errors import UserError
 from decode.decoder import Decoder, prompt_tokens
 from decode.divergence import examine
-from decode.engine import Generation
+from decode.generation import Generation
 from decode.provenance import load_average
 from decode.records import PLAIN, Record
 from decode.sampling import Sampling
@@ -90,7 +90,8 @@ def run_task(
 ) -> list[Record]:
     """One record per method, in the order in which they ran. `ended(method)` is called after each.
 
-    At temperature 0 each output is compared with plain decoding's, when `plain` is among the methods.
+    At temperature 0 each output is compared with plain decoding's, when `plain` is among the methods; a difference is
+    examined, unless the method's verifier is lossy and may make some.
     Otherwise every repeat draws with a seed of its own, the same for all methods.
     """
     sampling = settings.sampling
@@ -101,13 +102,17 @@ def run_task(
         generation = decoders[method].generate(
             list(task.tokens), max_new_tokens=settings.max_new_tokens, sampling=sampling
         )
-        records.append(record_of(task, method, position, generation))
+        verifier = "" if decoders[method].drafter is None else decoders[method].verifier_for(sampling)
+        records.append(record_of(task, method, position, generation, verifier))
         trees.append(generation.trees)
         ended(method)
     plain = next((record for record in records if record.method == PLAIN), None)
     if sampling.greedy and plain is not None:
         target = decoders[PLAIN].target
         for record, shapes in zip(records, trees, strict=True):
+            if record.lossy:
+                record.identical = record.tokens == plain.tokens
+                continue
             record.divergence = examine(
                 target,
                 list(task.tokens),
@@ -121,7 +126,7 @@ def run_task(
     return records
 
 
-def record_of(task: Task, method: str, position: int, generation: Generation) -> Record:
+def record_of(task: Task, method: str, position: int, generation: Generation, verifier: str) -> Record:
     """The generation as a record. The prefill gives the first token; calls committed the rest."""
     committed = len(generation.tokens) - 1 if generation.calls else 0
     return Record(
@@ -147,6 +152,7 @@ def record_of(task: Task, method: str, position: int, generation: Generation) ->
         verify_seconds=generation.verify_seconds,
         load=load_average(),
         position=position,
+        verifier=verifier,
     )
 
 

@@ -56,8 +56,16 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def _losslessness(summary: dict[str, Any], records: Sequence[Record]) -> str:
+    lossy = [f"{m} ({f['verifier']})" for m, f in summary["overall"].items() if f["lossy"]]
+    if lossy:
+        warning = f"Not lossless, by the verifier that was asked for: {html.escape(', '.join(lossy))}."
+        return f'<p class="bug">{warning}</p>' + _differences(summary, records)
+    return _differences(summary, records)
+
+
+def _differences(summary: dict[str, Any], records: Sequence[Record]) -> str:
     if summary["settings"]["temperature"] != 0:
-        return "<p>Sampled outputs are random and not compared. The verifier keeps the target's law.</p>"
+        return "<p>Sampled outputs are random and not compared. Exact verifiers keep the target's law.</p>"
     body = []
     for r in records:
         if (d := r.divergence) is not None:
@@ -66,7 +74,7 @@ def _losslessness(summary: dict[str, Any], records: Sequence[Record]) -> str:
                 (r.suite, r.prompt, r.method, str(r.repeat), str(d.index), tokens, gap, bound, d.kind)
             )
     if not body:
-        return "<p>Every greedy output equals plain decoding's, token for token.</p>"
+        return "<p>Every greedy output of an exact verifier equals plain decoding's, token for token.</p>"
     style = ' class="bug"' if summary["bugs"] else ""
     note = "A gap within the bound is a tie that rounding decides; any other is a bug."
     return (

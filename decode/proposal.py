@@ -51,18 +51,7 @@ class DenseQ:
     def __len__(self) -> int:
         return self.probs_KV.shape[0]
 
-    def at(self, tokens_K: Tensor) -> Tensor:
-        """q of each position's token, (K,)."""
-        return self.probs_KV.gather(1, tokens_K[:, None])[:, 0]
-
-    def row(self, position: Tensor, vocab_size: int) -> Tensor:
-        """q at one position over the target's vocabulary, (V,); zeros after the last position."""
-        return _row(self.probs_KV, position)
-
-    def cut(self, length: int) -> DenseQ:
-        return DenseQ(self.probs_KV[:length])
-
-    def take(self, rows: Tensor) -> DenseQ:
+    def take(self, rows: Tensor | slice) -> DenseQ:
         return DenseQ(self.probs_KV[rows])
 
     def dense(self, vocab_size: int) -> Tensor:
@@ -90,31 +79,13 @@ class SparseQ:
     def __len__(self) -> int:
         return self.probs_KS.shape[0]
 
-    def at(self, tokens_K: Tensor) -> Tensor:
-        """q of each position's token, (K,); zero for a token that is not among the ids."""
-        return (self.probs_KS * (self.ids_S == tokens_K[:, None])).sum(1)
-
-    def row(self, position: Tensor, vocab_size: int) -> Tensor:
-        """q at one position over the target's vocabulary, (V,); zeros after the last position."""
-        dense_V = self.probs_KS.new_zeros(vocab_size)
-        return dense_V.index_add_(0, self.ids_S, _row(self.probs_KS, position))
-
-    def cut(self, length: int) -> SparseQ:
-        return SparseQ(self.ids_S, self.probs_KS[:length])
-
-    def take(self, rows: Tensor) -> SparseQ:
+    def take(self, rows: Tensor | slice) -> SparseQ:
         return SparseQ(self.ids_S, self.probs_KS[rows])
 
     def dense(self, vocab_size: int) -> Tensor:
         """(K, V)."""
         dense_KV = self.probs_KS.new_zeros(len(self), vocab_size)
         return dense_KV.index_add_(1, self.ids_S, self.probs_KS)
-
-
-def _row(probs: Tensor, position: Tensor) -> Tensor:
-    """Row `position` (a 0-dimensional tensor: no host synchronisation), zeros where it is past the end."""
-    last = probs.shape[0] - 1
-    return probs.index_select(0, position.clamp(max=last).reshape(1))[0] * (position <= last)
 
 
 @dataclass(frozen=True)
@@ -205,6 +176,6 @@ class Proposal:
             q = None if self.q is None else self.q.take(at)
             siblings = self.siblings if len(set(parents)) < len(parents) else None
             return replace(self, tokens_K=self.tokens_K[at], parents=parents, q=q, siblings=siblings)
-        q = None if self.q is None else self.q.cut(length)
+        q = None if self.q is None else self.q.take(slice(length))
         steps_K = None if self.steps_K is None else self.steps_K[:length]
         return replace(self, tokens_K=self.tokens_K[:length], q=q, steps_K=steps_K)

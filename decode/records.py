@@ -18,6 +18,8 @@ from align.errors import UserError
 
 RECORDS, RUN, SUMMARY = "records.jsonl", "run.json", "summary.json"
 PLAIN = "plain"
+LOSSY = "lossy"
+"""What the names of verifiers begin with that do not keep the target's law."""
 
 
 @dataclass
@@ -87,6 +89,13 @@ class Record:
     """Whether the output equals plain decoding's, token for token; None where that is not defined
     (temperature > 0)."""
     divergence: Divergence | None = None
+    verifier: str = ""
+    """Its name; "" for plain decoding."""
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the method was allowed to change the output's law."""
+        return self.verifier.startswith(LOSSY)
 
     @property
     def key(self) -> tuple[str, str, str, int]:

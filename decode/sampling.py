@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +26,8 @@ _TOP_P_WIDTHS = (256, 4096)
 class Sampling:
     """How tokens are chosen.
 
-    Applied in this order: repetition penalty, temperature, top-k, top-p (the order of transformers'
-    `generate`).
+    Applied in this order: repetition penalty, presence penalty, banned tokens and minimum length, temperature, top-k,
+    top-p, min-p (the order of transformers' `generate`).
 
     Raises:
         UserError: a value outside its range.
@@ -43,19 +44,34 @@ class Sampling:
     multiplied; 1 = off."""
     seed: int = 0
     """Seeds the generator of a request; the same seed and settings give the same output."""
+    min_p: float = 0.0
+    """Keep the tokens at least this many times as probable as the most probable one; 0 = all."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens that the output, without the prompt, holds already; 0 = off."""
+    banned: tuple[int, ...] = ()
+    """Token ids that never come."""
+    min_new_tokens: int = 0
+    """No end of sequence before the output holds this many tokens."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.banned, list):
+            object.__setattr__(self, "banned", tuple(self.banned))
+
         def need(ok: bool, name: str, range_: str) -> None:
             if not ok:
                 raise UserError(f"{name}={getattr(self, name)!r}: must be {range_}")
 
-        for name in ("temperature", "top_p", "repetition_penalty"):
+        for name in ("temperature", "top_p", "repetition_penalty", "min_p", "presence_penalty"):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             need(number, name, "a finite number")
-        for name in ("top_k", "seed"):
-            value = getattr(self, name)
-            need(isinstance(value, int) and not isinstance(value, bool), name, "a whole number")
+        for name in ("top_k", "seed", "min_new_tokens"):
+            need(_whole(getattr(self, name)), name, "a whole number")
+        need(
+            isinstance(self.banned, tuple) and all(_whole(i) and i >= 0 for i in self.banned),
+            "banned",
+            "token ids, from 0 up",
+        )
         need(
             self.temperature == 0 or self.temperature >= MIN_TEMPERATURE,
             "temperature",
@@ -65,55 +81,99 @@ class Sampling:
         need(self.top_k >= 0, "top_k", "0 (off) or more")
         need(self.repetition_penalty > 0, "repetition_penalty", "above 0 (1 = off)")
         need(0 <= self.seed < 2**63, "seed", "from 0 to 2**63 - 1")
+        need(0 <= self.min_p <= 1, "min_p", "from 0 (off) to 1")
+        need(self.min_new_tokens >= 0, "min_new_tokens", "0 (off) or more")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
 
-def penalised(logits: Tensor, sampling: Sampling, seen: Tensor | None, overwrite: bool = False) -> Tensor:
-    """Logits (…, V) in fp32 (fp64 stays) after the repetition penalty (CTRL, arXiv 1909.05858 section 4.1).
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
-    `seen`: bool, broadcastable to the logits, True where the token occurs in that row's own prefix; None =
-    nowhere. `overwrite`: the logits' memory may be used for the result.
+
+class Before(NamedTuple):
+    """What the processors look at in each row's own prefix, accepted drafts of its path included (decode/history.py): bool,
+    (V,) for all rows or (R, V); None = nowhere."""
+
+    seen: Tensor | None = None
+    """Tokens that prompt or output hold: for the repetition penalty."""
+    written: Tensor | None = None
+    """Tokens that the output holds: for the presence penalty."""
+    barred: Tensor | None = None
+    """Tokens that may not come next: banned ones, the end of sequence below the minimum length."""
+
+    def rows(self, rows: slice) -> Before:
+        """The same of some rows."""
+        return Before(*(t if t is None or t.dim() == 1 else t[rows] for t in self))
+
+    def columns(self, ids_S: Tensor | None) -> Before:
+        """The same of some of the vocabulary; None = all of it."""
+        return self if ids_S is None else Before(*(t if t is None else t[..., ids_S] for t in self))
+
+
+NOTHING = Before()
+
+
+def penalised(
+    logits: Tensor, sampling: Sampling, before: Before = NOTHING, overwrite: bool = False
+) -> Tensor:
+    """Logits (…, V) in fp32 (fp64 stays) after what looks at the text: repetition penalty (CTRL, arXiv 1909.05858 section
+    4.1), presence penalty, barred tokens at −∞. `overwrite`: the logits' memory may be used for the result.
     """
+    given = logits
     if logits.dtype != torch.float64:
         logits = logits.float()
-    penalty = sampling.repetition_penalty
-    if seen is None or penalty == 1.0:
+    if all(t is None for t in before):
         return logits
-    places = seen.expand_as(logits).nonzero(as_tuple=True)  # few of V: cheaper than passes over all
-    held = logits[places]
-    logits = logits if overwrite else logits.clone()
-    logits[places] = torch.where(held > 0, held / penalty, held * penalty)
+    if not overwrite and logits is given:
+        logits = logits.clone()
+    penalty = sampling.repetition_penalty
+    if before.seen is not None:
+        places = before.seen.expand_as(logits).nonzero(
+            as_tuple=True
+        )  # few of V: cheaper than passes over all
+        held = logits[places]
+        logits[places] = torch.where(held > 0, held / penalty, held * penalty)
+    if before.written is not None:
+        logits[before.written.expand_as(logits).nonzero(as_tuple=True)] -= sampling.presence_penalty
+    if before.barred is not None:
+        logits.masked_fill_(before.barred, -math.inf)
     return logits
 
 
-def best(logits: Tensor, sampling: Sampling, seen: Tensor | None = None, overwrite: bool = False) -> Tensor:
+def best(logits: Tensor, sampling: Sampling, before: Before = NOTHING, overwrite: bool = False) -> Tensor:
     """The most probable token, (…, V) → (…), the lowest id among equals: temperature 0 without a one-hot."""
-    return penalised(logits, sampling, seen, overwrite).argmax(dim=-1)
+    return penalised(logits, sampling, before, overwrite).argmax(dim=-1)
 
 
-def probs(logits: Tensor, sampling: Sampling, seen: Tensor | None = None, overwrite: bool = False) -> Tensor:
+def probs(logits: Tensor, sampling: Sampling, before: Before = NOTHING, overwrite: bool = False) -> Tensor:
     """Logits (…, V) → probabilities (…, V) in fp32 (fp64 stays fp64), every processor applied.
 
     Args:
         logits: of any floating type.
-        seen: bool, broadcastable to the logits, True where the token occurs in that row's own prefix,
-            accepted drafts of its path included; only the repetition penalty looks at it.
+        before: what each row's own prefix holds.
         overwrite: the logits are not needed any more; a fresh (K+1, V) block of memory costs milliseconds.
     """
     if sampling.greedy:
-        one_hot = F.one_hot(best(logits, sampling, seen, overwrite), logits.shape[-1])
+        one_hot = F.one_hot(best(logits, sampling, before, overwrite), logits.shape[-1])
         return one_hot.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
-    given, logits = logits, penalised(logits, sampling, seen, overwrite)
+    given, logits = logits, penalised(logits, sampling, before, overwrite)
     if sampling.temperature != 1.0:
         own = overwrite or logits is not given
         logits = logits.div_(sampling.temperature) if own else logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1:
         rows_RV = _best_only(logits.reshape(-1, logits.shape[-1]), sampling.top_k, sampling.top_p)
-        return rows_RV.reshape(logits.shape)
-    return logits.softmax(dim=-1)
+        out = rows_RV.reshape(logits.shape)
+    else:
+        out = logits.softmax(dim=-1)
+    if sampling.min_p > 0:
+        # on logits: a ratio of rounded probabilities would part equal ones
+        least = logits.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
+        out = out.masked_fill(logits < least, 0.0)
+        out = out / out.sum(dim=-1, keepdim=True)
+    return out
 
 
 def _best_only(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -199,23 +259,3 @@ def couple(p_RV: Tensor, noise: Callable[[int], Tensor], positions: Sequence[int
     out wherever p is the same.
     """
     return (p_RV.double().log() + torch.stack([noise(x) for x in positions])).argmax(-1)
-
-
-def seen_tokens(tokens: list[int], vocab_size: int, device: torch.device) -> Tensor:
-    """Bool (V,): True for every token that occurs in `tokens`."""
-    seen_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-    seen_V[torch.tensor(tokens, dtype=torch.int64, device=device)] = True
-    return seen_V
-
-
-def seen_rows(seen_V: Tensor, tokens_K: Tensor, before_MK: Tensor | None = None) -> Tensor:
-    """Bool (K+1, V): what each row's own prefix holds, `seen_V` and the drafts before it: tokens_K[:i] for row i, or
-    those that row i of `before_MK` names (a tree's ancestors).
-
-    `seen_V` must hold at least one token.
-    """
-    K = tokens_K.shape[0]
-    known = seen_V.int().argmax()
-    if before_MK is None:
-        before_MK = torch.ones(K + 1, K, dtype=torch.bool, device=tokens_K.device).tril(-1)
-    return seen_V.repeat(K + 1, 1).scatter_(1, torch.where(before_MK, tokens_K, known), True)

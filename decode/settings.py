@@ -48,6 +48,7 @@ def settings_of(
         "warmup": options.warmup,
         "draft_tokens": options.draft_tokens,
         "tree_nodes": options.tree_nodes,
+        "verifier": options.verifier,
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "threads": torch.get_num_threads(),

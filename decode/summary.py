@@ -77,7 +77,10 @@ def method_figures(records: Iterable[Record], method: str, greedy: bool, seed: i
         verdicts[row.suite, row.prompt].append(bool(row.identical))
     kinds = Counter(row.divergence.kind for row in rows if row.divergence is not None)
     calls = sum(row.calls for row in rows)
+    verifiers = sorted({row.verifier for row in rows if row.verifier})
     return {
+        "verifier": ", ".join(verifiers) or None,
+        "lossy": any(row.lossy for row in rows),
         **_spread("speedup", speedup),
         **_spread("speedup_with_prefill", whole),
         "speedup_median": _median_ratio(
@@ -157,11 +160,14 @@ def verdict(summary: dict[str, Any]) -> str:
     where = f"{plural(count, 'prompt')} ({', '.join(s['title'] for s in sources if s['prompts'])})"
     how = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
     sentences = [
-        f"{_subject(best)} {_faster(overall[best])} on {where}, {how}, up to {settings['max_new_tokens']} "
+        f"{_subject(best, overall)} {_faster(overall[best])} on {where}, {how}, up to {settings['max_new_tokens']} "
         f"new tokens, {settings['dtype']}, with τ = {_number(overall[best]['tau'])} tokens per target call."
     ]
-    sentences += [f"{_subject(m)} {_faster(overall[m])}." for m in others if m != best]
-    sentences.append(_lossless(summary, others))
+    sentences += [f"{_subject(m, overall)} {_faster(overall[m])}." for m in others if m != best]
+    exact = [m for m in others if not overall[m]["lossy"]]
+    if exact:
+        sentences.append(_lossless(summary, exact))
+    sentences += [_lossy(m, overall[m]) for m in others if overall[m]["lossy"]]
     expected = sum(s["prompts"] for s in sources)
     if 0 < overall[best]["prompts"] < expected:
         sentences.append(
@@ -183,9 +189,18 @@ def verdict(summary: dict[str, Any]) -> str:
     return " ".join(sentences)
 
 
-def _subject(method: str) -> str:
-    return {"drafter": "The drafter", "lookup": "Prompt lookup", "combined": "The drafter with lookup"}.get(
-        method, method
+def _subject(method: str, overall: dict[str, Any]) -> str:
+    names = {"drafter": "The drafter", "lookup": "Prompt lookup", "combined": "The drafter with lookup"}
+    return names.get(method, method) + (" (LOSSY)" if overall[method]["lossy"] else "")
+
+
+def _lossy(method: str, figures: dict[str, Any]) -> str:
+    same = figures["identical"]
+    seen = (
+        "" if same is None else f": {same} of {plural(figures['prompts'], 'output')} equal plain decoding's"
+    )
+    return (
+        f"NOT LOSSLESS: {method} was verified by {figures['verifier']}, which changes the output's law{seen}."
     )
 
 
@@ -216,7 +231,7 @@ def _lossless(summary: dict[str, Any], methods: list[str]) -> str:
     same = f"The output is identical to plain decoding's on {pairs[0]} prompts"
     if len(set(pairs)) > 1:
         same = "The output is identical to plain decoding's on " + ", ".join(
-            f"{pair} prompts ({_subject(method).lower()})"
+            f"{pair} prompts ({_subject(method, summary['overall']).lower()})"
             for pair, method in zip(pairs, methods, strict=True)
         )
     ties = sum(f["rounding_ties"] for f in figures)

@@ -35,7 +35,7 @@ def _row(title: str, method: str, figures: dict[str, Any]) -> dict[str, str]:
     plain = method == PLAIN
     return {
         SUITE: title,
-        METHOD: method,
+        METHOD: f"{method}, {figures['verifier']}" if figures["lossy"] else method,
         SPEED: number(figures["tokens_per_s"], 1),
         SPEEDUP: "1" if plain else interval(figures),
         WHOLE: "1" if plain else number(figures["speedup_with_prefill"], 2, "×"),
@@ -69,7 +69,7 @@ def table(summary: dict[str, Any]) -> Table:
         if before is not None and row[SUITE] != before:
             result.add_section()
         cells = ["" if name == SUITE and row[name] == before else row[name] for name in ON_TERMINAL]
-        result.add_row(*cells, style="bold" if row[METHOD] == "drafter" else "")
+        result.add_row(*cells, style="bold" if row[METHOD].startswith("drafter") else "")
         before = row[SUITE]
     return result
 

@@ -11,7 +11,6 @@ A difference is a rounding tie only where decode/divergence.py can explain it by
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,11 +28,11 @@ from decode.arguments import Parser, whole
 if TYPE_CHECKING:
     from align.target import Target
     from decode.decoder import Decoder
+    from decode.frequencies import Law
     from decode.sampling import Sampling
 
 ALPHA = 1e-3
 """The chance that a correct pair fails the frequency test, for all its comparisons together."""
-POWER = 0.9
 COUPLED, TOP_K = 1.0, 3
 
 
@@ -60,9 +59,16 @@ def parser() -> Parser:
     add = p.add_argument
     add("--target", help="hub id, folder, file.gguf or debug (default SmolLM2-135M-Instruct)")
     add("--drafter", help="a drafter's folder, or lookup (default: the shipped one, for the default target)")
-    add("--suite", default="mtbench", help="the prompts (default mtbench)")
+    add("--suite", help="the prompts (default mtbench)")
     add("--prompts", type=Path, metavar="FILE", help="your own: .jsonl .json .csv .parquet .txt")
-    add("--limit", type=whole(1), default=16, metavar="N", help="prompts, evenly spread (default 16)")
+    add("--data-dir", type=Path, metavar="DIR", help="local copies of the benchmarks, in the hub's layout")
+    add(
+        "--limit",
+        type=whole(1),
+        default=16,
+        metavar="N",
+        help="prompts of each suite, evenly spread (default 16)",
+    )
     add("--max-new-tokens", type=whole(4), default=64, metavar="M", help="default 64")
     add("--samples", type=whole(50), default=400, metavar="R", help="sampled texts per method (default 400)")
     add("--seed", type=whole(0), default=0, help="of everything sampled")
@@ -75,6 +81,8 @@ def parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = parser().parse_args(arguments)
+    if options.prompts is None and options.suite is None:
+        options.suite = "mtbench"
     console = Console()
     out = options.out or Path("runs/verify")
     if out.exists() and not out.is_dir():
@@ -101,13 +109,14 @@ def run(options: Any, say: Callable[[str], None]) -> tuple[list[Check], dict[str
     """
     import decode
     from align.target import DEFAULT_TARGET
+    from decode.eval import prompts_of
     from decode.generate import DEFAULT_DRAFTER
     from decode.measure import tokenised
     from decode.provenance import git_commit, machine, versions
 
     spec = options.target or DEFAULT_TARGET
     drafter = options.drafter or (str(DEFAULT_DRAFTER) if spec == DEFAULT_TARGET else "lookup")
-    prompts = _prompts(options)
+    prompts = [prompt for loaded in prompts_of(options)[0] for prompt in loaded.prompts]
     first = decode.load(spec, drafter, dtype="float32", device=options.device)
     target = first.target
     fitting, refused = tokenised(first, prompts)
@@ -136,21 +145,12 @@ def run(options: Any, say: Callable[[str], None]) -> tuple[list[Check], dict[str
     return checks, pair
 
 
-def _prompts(options: Any) -> list[Any]:
-    from decode.suites.registry import resolve
-    from decode.suites.sources import choose, load_prompts_file, load_suite
-
-    if options.prompts is not None:
-        return choose(load_prompts_file(options.prompts, None).prompts, options.limit)
-    found = [p for suite, _ in resolve(options.suite) for p in load_suite(suite, None).prompts]
-    return choose(found, options.limit)
-
-
 def _plan(
     options: Any, first: Decoder, drafter: str, prompts: list[list[int]]
 ) -> Iterator[Callable[[], Check]]:
     import decode
     from decode.drafters.block import BlockProposer
+    from decode.frequencies import exact_law
 
     new, seed, target = options.max_new_tokens, options.seed, first.target
     # read from disk once
@@ -177,6 +177,8 @@ def _plan(
         laws += [(f"chain, {v}", ours(v, tree_nodes=0)) for v in ("token", "block")]
         laws += [
             ("tree, point_mass", ours(tree_nodes=5)),
+            ("drawn tree, recursive", ours("recursive", tree_nodes=8)),
+            ("drawn tree, traversal", ours("traversal", tree_nodes=8)),
             ("chain with copies, token", ours("token", copying=True)),
         ]
     alpha = ALPHA / (2 * len(laws))
@@ -249,31 +251,6 @@ def _half(options: Any, target: Target, drafter: str, prompts: list[list[int]]) 
 # ---- the joint law of sampled tokens ----
 
 
-def exact_law(
-    target: Target, prompt: list[int], length: int, sampling: Sampling
-) -> dict[tuple[int, ...], float]:
-    """The joint law of the next tokens by forwards over every prefix that has any mass; top-k keeps them few."""
-    import torch
-
-    from decode.sampling import probs
-
-    law: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(length):
-        ended = {x: m for x, m in law.items() if x and x[-1] in target.eos_ids}
-        open_ = [x for x in law if x not in ended]
-        rows = torch.tensor([[*prompt, *x] for x in open_], device=target.device)
-        p_BV = []
-        for row in rows.split(32):
-            output = target.forward(row, logits=False)
-            p_BV.append(probs(target.head(output.hidden_BLD[:, -1:])[:, 0].double(), sampling))
-        fresh = dict(ended)
-        for x, p_V in zip(open_, torch.cat(p_BV), strict=True):
-            for token in p_V.nonzero()[:, 0].tolist():
-                fresh[(*x, token)] = law[x] * float(p_V[token])
-        law = fresh
-    return law
-
-
 def sampled(seed: int) -> Sampling:
     """How the texts are sampled whose tokens are counted."""
     from decode.sampling import Sampling
@@ -281,24 +258,18 @@ def sampled(seed: int) -> Sampling:
     return Sampling(1.0, top_k=TOP_K, seed=seed)
 
 
-def beginnings(law: dict[tuple[int, ...], float], length: int) -> dict[tuple[int, ...], float]:
-    """The joint law of the first tokens out of that of more."""
-    out: dict[tuple[int, ...], float] = {}
-    for text, mass in law.items():
-        out[text[:length]] = out.get(text[:length], 0.0) + mass
-    return out
-
-
 def _frequencies(
     method: str,
     decoder: Decoder,
     prompt: list[int],
-    exact: dict[tuple[int, ...], float],
+    exact: Law,
     runs: int,
     seed: int,
     alpha: float,
 ) -> Check:
     """Pearson's chi-square of the first two and three tokens of sampled texts against the target's exact law."""
+    from decode.frequencies import beginnings, chi_square, chi_square_tail, detectable
+
     texts, accepted, drafted = [], 0, 0
     for i in range(runs):
         out = decoder.generate(prompt, max_new_tokens=4, sampling=sampled(seed + 1_000_003 * (i + 1)))
@@ -320,54 +291,6 @@ def _frequencies(
         words.append(f"{length} tokens: χ² {statistic:.1f} on {freedom}, p {p_value:.2g}")
     words.append(f"{accepted} of {drafted} drafts accepted; sees TV ≥ {least:.2f} in 9 of 10 runs")
     return Check("frequencies T=1", method, passed, runs, figures, "; ".join(words))
-
-
-def chi_square(
-    found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float], runs: int
-) -> tuple[float, int]:
-    """The statistic and its degrees of freedom; outcomes expected fewer than five times are one cell."""
-    cells, rare_found, rare = [], 0, 0.0
-    for outcome, mass in law.items():
-        if mass * runs < 5:
-            rare_found, rare = rare_found + found[outcome], rare + mass * runs
-        else:
-            cells.append((found[outcome], mass * runs))
-    if rare > 0:
-        cells.append((rare_found, rare))
-    return sum((n - e) ** 2 / e for n, e in cells), max(1, len(cells) - 1)
-
-
-def chi_square_tail(statistic: float, freedom: float) -> float:
-    """P(χ² ≥ statistic)."""
-    import torch
-
-    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
-
-
-def detectable(freedom: int, runs: int, alpha: float) -> float:
-    """The total variation that the test sees with probability `POWER`, for the change of that size that is hardest to
-    see: Σ d²/p is least, for a given Σ |d|, where d is in proportion to p, and is then (2 TV)². So w = 2 TV with w² the
-    noncentrality per run; Patnaik's approximation of the noncentral χ²."""
-    low, high = 0.0, 1e6
-    critical = _upper(freedom, alpha)
-
-    def power(extra: float) -> float:
-        scale = (freedom + 2 * extra) / (freedom + extra)
-        return chi_square_tail(critical / scale, (freedom + extra) ** 2 / (freedom + 2 * extra))
-
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if power(middle) < POWER else (low, middle)
-    return math.sqrt(high / runs) / 2
-
-
-def _upper(freedom: int, alpha: float) -> float:
-    low, high = 0.0, 1e6
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if chi_square_tail(middle, freedom) > alpha else (low, middle)
-    return high
 
 
 # ---- the page ----

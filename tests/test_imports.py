@@ -25,7 +25,9 @@ OPEN_TO_DECODE = {
     "files",
 }
 TRAINING = {f"align.{name}" for name in ("calibrate", "pretrain", "datamodule", "launch", "train")}
-NO_MODEL = {"decode.proposal", "decode.sampling", "decode.verifiers", "decode.tree"}
+NO_MODEL = {
+    f"decode.{name}" for name in ("proposal", "sampling", "history", "verifiers", "rules", "tree", "grow")
+}
 NO_TORCH = {"decode.report", "decode.records", "decode.statistics", "decode.figures", "decode.page"}
 
 

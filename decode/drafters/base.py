@@ -12,6 +12,7 @@ from torch import Tensor
 
 from align.cache import KVCache
 from align.target import Target, TargetOutput
+from decode.history import History
 from decode.proposal import Law, Proposal
 from decode.sampling import Sampling
 
@@ -21,7 +22,7 @@ class Request:
     """One request's state, owned by the engine; a drafter's session reads it.
 
     tokens: prompt and everything committed so far. cache: the target's, it holds all of them but the last.
-    seen_V: which tokens occur in `tokens`; None unless the repetition penalty needs it.
+    history: what `tokens` mean for the processors: q passes the same ones as p.
     noise: under the verifier `gumbel`, the noise (V,) that the target will add at an absolute position: a drafter that adds
         the same drafts what the target will say wherever q is near p.
     """
@@ -31,7 +32,7 @@ class Request:
     cache: KVCache
     sampling: Sampling
     generator: torch.Generator
-    seen_V: Tensor | None = None
+    history: History
     noise: Callable[[int], Tensor] | None = None
 
 

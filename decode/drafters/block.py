@@ -4,7 +4,7 @@ As a chain: at temperature 0 its argmax tokens, law `point`. Otherwise it draws 
 over its draft vocabulary: law `independent`, or `causal` where a Markov head looks at the token drafted before.
 
 As a tree: the paths that q holds most probable, as many tokens as one call verifies at little more than the price of
-one. Chosen and not drawn, so law `point` at every temperature.
+one. Chosen and not drawn, so law `point` at every temperature. For verifiers that test siblings it draws a tree instead.
 
 What is drawn is accepted with Σ min(p, q) at each position, what is chosen with the p of the nodes chosen: the flatter p
 and q, the better the draw. SmolLM2 on MT-Bench prompts, τ of a tree of five / a chain of four: temperature 0
@@ -14,7 +14,7 @@ and q, the better the draw. SmolLM2 on MT-Bench prompts, τ of a tree of five / 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +22,9 @@ from torch import Tensor
 from align.drafters.block import BlockDrafter, BlockSession
 from align.target import TargetOutput
 from decode.drafters.base import Request
-from decode.proposal import DenseQ, Law, Proposal, SparseQ
-from decode.sampling import Sampling, best, couple, draw, penalised, probs
+from decode.grow import best_first, draw_tree, shape
+from decode.proposal import DenseQ, Law, Proposal, Siblings, SparseQ
+from decode.sampling import Before, Sampling, best, couple, draw, penalised, probs
 
 TREE_NODES = 5
 """With the root six rows a call: one pass through the weights (align/rows.c), at 1.1 times the price of one row."""
@@ -41,14 +42,19 @@ class BlockProposer:
         draft_tokens: draft fewer than its whole block.
         tree_nodes: how many tokens to draft as a tree; 0 = a chain; None = a tree of `TREE_NODES` at temperatures up to
             `TREES_UP_TO`, a chain above.
+        siblings: above temperature 0, draw the tree's tokens instead of choosing them, and its siblings so.
     """
 
     name = "block"
 
     def __init__(
-        self, network: BlockDrafter, draft_tokens: int | None = None, tree_nodes: int | None = 0
+        self,
+        network: BlockDrafter,
+        draft_tokens: int | None = None,
+        tree_nodes: int | None = 0,
+        siblings: Siblings | None = None,
     ) -> None:
-        self.network = network.eval()
+        self.network, self.siblings = network.eval(), siblings
         self.draft_tokens = min(draft_tokens or network.config.block_size, network.config.block_size)
         self.tree_nodes = tree_nodes
         self.draft_nodes = max(TREE_NODES if tree_nodes is None else tree_nodes, self.draft_tokens)
@@ -60,32 +66,29 @@ class BlockProposer:
         return TREE_NODES if sampling.temperature <= TREES_UP_TO else 0
 
     def law(self, sampling: Sampling) -> Law:
-        if sampling.greedy or self.nodes(sampling):
+        if sampling.greedy or (self.nodes(sampling) and self.siblings is None):
             return "point"
         return "causal" if self.network.markov is not None else "independent"
 
     def start(self, request: Request) -> BlockDrafts:
-        return BlockDrafts(self.network, request, self.law(request.sampling), self.nodes(request.sampling))
-
-
-class Candidate(NamedTuple):
-    """A node that the tree may take: ln q of the path down to it, its level from 1, its token, the candidate above
-    it (None = the root)."""
-
-    log_q: float
-    level: int
-    token: int
-    above: Candidate | None
+        sampling = request.sampling
+        return BlockDrafts(self.network, request, self.law(sampling), self.nodes(sampling), self.siblings)
 
 
 class BlockDrafts:
     """One request's drafts."""
 
-    def __init__(self, network: BlockDrafter, request: Request, law: Law, tree_nodes: int = 0) -> None:
-        self.network, self.request, self.tree_nodes = network, request, tree_nodes
-        self.law: Law = (
-            law if request.noise is None else "point"
-        )  # made with the noise that the target will use
+    def __init__(
+        self,
+        network: BlockDrafter,
+        request: Request,
+        law: Law,
+        tree_nodes: int = 0,
+        siblings: Siblings | None = None,
+    ) -> None:
+        self.network, self.request, self.tree_nodes, self.siblings = network, request, tree_nodes, siblings
+        # coupled drafts are made with the noise that the target will use
+        self.law: Law = law if request.noise is None else "point"
         self.session = BlockSession(network, request.cache, request.cache.capacity)
         self.taps = self.session.taps
 
@@ -96,7 +99,8 @@ class BlockDrafts:
         hidden_KD = self.session.hidden(self.request.tokens[-1])[:k]
         logits_KV = self.network.logits(hidden_KD)
         if self.tree_nodes:
-            return self._grow(hidden_KD, logits_KV)
+            tree = self._grow if self.law == "point" else self._sprout
+            return tree(hidden_KD, logits_KV)
         if self.network.markov is None:
             columns_K, probs_KV = self._choose(logits_KV)
         else:
@@ -112,23 +116,23 @@ class BlockDrafts:
     def _ids(self) -> Tensor | None:
         return self.network.draft_vocab
 
-    def _seen(self) -> Tensor | None:
-        seen = self.request.seen_V
-        return seen[self._ids] if seen is not None and self._ids is not None else seen
+    def _before(self, first: int, count: int = 1) -> Before:
+        """Of the text, not of the drafts left of a position: q may leave them out, as long as it is what was drawn from."""
+        return self.request.history.ahead(first, count).columns(self._ids)
 
     def _choose(self, logits: Tensor, first: int = 0) -> tuple[Tensor, Tensor | None]:
         """Columns of the draft vocabulary for the positions from `first` on, (K, Vd) → (K,), and the probabilities that
         they were drawn from."""
-        sampling, seen = self.request.sampling, self._seen()
+        sampling, before = self.request.sampling, self._before(first, len(logits))
         noise = self.request.noise
         if noise is not None:
             start = len(self.request.tokens) + first
-            q = probs(logits, sampling, seen, overwrite=True)
+            q = probs(logits, sampling, before, overwrite=True)
             columns: Any = slice(None) if self._ids is None else self._ids
             return couple(q, lambda position: noise(position)[columns], range(start, start + len(q))), None
         if self.law == "point":
-            return best(logits, sampling, seen, overwrite=True), None
-        q = probs(logits, sampling, seen, overwrite=True)
+            return best(logits, sampling, before, overwrite=True), None
+        q = probs(logits, sampling, before, overwrite=True)
         return draw(q, self.request.generator), q
 
     def _choose_in_turn(self, hidden_KD: Tensor, logits_KV: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -146,41 +150,52 @@ class BlockDrafts:
         return torch.cat(columns), torch.cat(rows) if rows else None
 
     def _grow(self, hidden_KD: Tensor, logits_KV: Tensor) -> Proposal:
-        """The `tree_nodes` nodes whose paths q holds most probable, level by level. A path is never more probable
-        than its beginning, so they hang together; a node can't be among them below the least probable of so many."""
+        """The `tree_nodes` nodes whose paths q holds most probable."""
         inputs_Kr = self.session.bias_inputs(hidden_KD)
-        found: list[Candidate] = []
-        level: Sequence[Candidate | None] = [None]
-        for k, logits_V in enumerate(logits_KV):
-            found += self._children(level, k, logits_V, None if inputs_Kr is None else inputs_Kr[k])
-            found.sort(key=lambda c: (-c.log_q, c.level))
-            del found[self.tree_nodes :]
-            level = [c for c in found if c.level == k + 1][:EXPANDED]
-            if not level:
-                break
-        place = {id(c): i for i, c in enumerate(found)}
-        parents = tuple(-1 if c.above is None else place[id(c.above)] for c in found)
-        tokens = torch.tensor([c.token for c in found], dtype=torch.int64, device=logits_KV.device)
-        return Proposal(tokens, "point", parents=parents)
-
-    def _children(
-        self, level: Sequence[Candidate | None], k: int, logits_V: Tensor, input_r: Tensor | None
-    ) -> list[Candidate]:
-        """The most probable tokens at position k after each node of a level."""
-        logits_EV = logits_V[None]
-        if input_r is not None:
-            last = self.request.tokens[-1]
-            before = [last if node is None else node.token for node in level]
-            logits_EV = logits_EV + self.session.bias(input_r, torch.tensor(before, device=logits_V.device))
-        logits_EV = penalised(logits_EV, self.request.sampling, self._seen())
         # at temperature 0 it is how sure q is that counts
-        scale = self.request.sampling.temperature or 1.0
-        log_q = (logits_EV / scale).log_softmax(-1).topk(min(self.tree_nodes, logits_EV.shape[-1]), dim=-1)
-        columns = log_q.indices if self._ids is None else self._ids[log_q.indices]
-        rows = zip(log_q.values.tolist(), columns.tolist(), strict=True)
-        shared = list(rows) if len(logits_EV) == len(level) else list(rows) * len(level)
-        return [
-            Candidate((0.0 if node is None else node.log_q) + value, k + 1, token, node)
-            for node, (values, tokens) in zip(level, shared, strict=True)
-            for value, token in zip(values, tokens, strict=True)
-        ]
+        scale, most = self.request.sampling.temperature or 1.0, min(self.tree_nodes, logits_KV.shape[1])
+
+        def children(k: int, above: Sequence[int | None]) -> list[tuple[list[float], list[int]]]:
+            last = self.request.tokens[-1]
+            tokens = torch.tensor([last if t is None else t for t in above], device=logits_KV.device)
+            logits_EV = self._after(logits_KV, inputs_Kr, k, tokens)
+            logits_EV = penalised(logits_EV, self.request.sampling, self._before(k))
+            top = (logits_EV / scale).log_softmax(-1).topk(most, dim=-1)
+            columns = top.indices if self._ids is None else self._ids[top.indices]
+            rows = list(zip(top.values.tolist(), columns.tolist(), strict=True))
+            return rows if len(rows) == len(above) else rows * len(above)
+
+        tokens, parents = best_first(len(logits_KV), self.tree_nodes, children, EXPANDED)
+        at = torch.tensor(tokens, dtype=torch.int64, device=logits_KV.device)
+        return Proposal(at, "point", parents=parents)
+
+    def _after(self, logits_KV: Tensor, inputs_Kr: Tensor | None, k: int, tokens_P: Tensor) -> Tensor:
+        """Logits at position k after each of some tokens before it, (P, Vd); one row for all where they make no difference."""
+        if inputs_Kr is None:
+            return logits_KV[k : k + 1]
+        return logits_KV[k] + self.session.bias(inputs_Kr[k], tokens_P)
+
+    def _sprout(self, hidden_KD: Tensor, logits_KV: Tensor) -> Proposal:
+        """A tree of drawn tokens; its shape is settled before."""
+        assert self.siblings is not None
+        inputs_Kr, parents = self.session.bias_inputs(hidden_KD), shape(self.tree_nodes, len(logits_KV))
+        last = self.request.tokens[-1]
+
+        def q_of(k: int, columns_P: Tensor) -> Tensor:
+            above_P = columns_P if self._ids is None else self._ids[columns_P]
+            above_P = torch.where(columns_P < 0, last, above_P)
+            logits_PV = self._after(logits_KV, inputs_Kr, k, above_P)
+            q_PV = probs(logits_PV, self.request.sampling, self._before(k))
+            return q_PV if len(q_PV) == len(columns_P) else q_PV.expand(len(columns_P), -1)
+
+        columns_N, probs_NV = draw_tree(
+            parents, q_of, self.siblings, self.request.generator, logits_KV.device
+        )
+        branches = len(set(parents)) < len(parents)
+        return Proposal(
+            columns_N if self._ids is None else self._ids[columns_N],
+            self.law,
+            DenseQ(probs_NV) if self._ids is None else SparseQ(self._ids, probs_NV),
+            parents=parents,
+            siblings=self.siblings if branches else None,
+        )

@@ -13,10 +13,11 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from decode import verifiers as verify
+from decode import rules
+from decode.rules import Drafts, Outcomes
 from decode.sampling import Sampling, probs
 from decode.tree import chain
-from decode.verifiers import Drafts, Outcomes, Verifier
+from decode.verifiers import Verifier
 from tests.contract.enumeration import (
     Case,
     Toy,
@@ -164,12 +165,12 @@ def causal_as_independent(toy: Toy) -> Case:
 
 def keep_rejected(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     """Point mass that draws from p itself after a rejection."""
-    return Outcomes(verify._point(p_BMV, drafts).stop_BM, p_BMV)
+    return Outcomes(rules.point(p_BMV, drafts).stop_BM, p_BMV)
 
 
 def shifted(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     """Off by one: the token after a path from the residual of the node after it."""
-    out = verify._recursive(p_BMV, drafts)
+    out = rules.recursive(p_BMV, drafts)
     return Outcomes(out.stop_BM, out.rest_BMV.roll(-1, 1))
 
 
@@ -179,7 +180,7 @@ def always_in_order(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     assert steps is not None
     own = torch.cat((steps[:, :1], steps[:, 1:] >= steps[:, :-1]), 1)
     fooled = Drafts(drafts.tokens_BN, drafts.parents, drafts.q_BNV, own.long().cummax(1).values)
-    return verify._hybrid(p_BMV, fooled)
+    return rules.hybrid(p_BMV, fooled)
 
 
 def slip(rule: Callable[[Tensor, Drafts], Outcomes]) -> Verifier:
@@ -187,7 +188,7 @@ def slip(rule: Callable[[Tensor, Drafts], Outcomes]) -> Verifier:
 
 
 def patched(name: str, instead: object) -> Callable[[], AbstractContextManager[object]]:
-    return lambda: mock.patch.object(verify, name, instead)
+    return lambda: mock.patch.object(rules, name, instead)
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ MUTANTS: dict[str, Mutant] = {
     "i.i.d. siblings under the rule without replacement": Mutant(said_to_be(True, "iid"), "recursive"),
     "greedy rule on a sampled target": Mutant(
         lambda toy: chosen(toy, CHAIN),
-        slip(lambda p, d: verify._point(torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]).double(), d)),
+        slip(lambda p, d: rules.point(torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]).double(), d)),
     ),
     "typical acceptance": Mutant(lambda toy: drawn(toy, CHAIN, False), "lossy_typical"),
     "any of the top three": Mutant(lambda toy: drawn(toy, CHAIN, False), "lossy_top_beta", V=4),
@@ -244,7 +245,7 @@ MUTANTS: dict[str, Mutant] = {
         lambda toy: chosen(toy, CHAIN), slip(keep_rejected)
     ),
     "residual without subtracting q": Mutant(
-        tree_of(CHAIN), slip(verify._recursive), patched("residual", lambda p, q: p)
+        tree_of(CHAIN), slip(rules.recursive), patched("residual", lambda p, q: p)
     ),
     "q/p for p/q": Mutant(
         tree_of(CHAIN), "token", patched("accept_probability", lambda p, q: torch.where(q < p, q / p, 1.0))
@@ -271,7 +272,7 @@ MUTANTS: dict[str, Mutant] = {
         lambda toy: unmasked(toy, chain(3)), slip(always_in_order), K=3
     ),
 }
-_visits = verify.visits
+_visits = rules.visits
 
 
 def table() -> str:

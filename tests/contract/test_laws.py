@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode import verifiers as verify
+from decode import rules
 from decode.proposal import DenseQ, Proposal, SparseQ
+from decode.rules import Drafts, Rule
 from decode.sampling import Sampling, probs
 from decode.tree import chain, depths, follow
-from decode.verifiers import VERIFIERS, Drafts, find, resolve
+from decode.verifiers import VERIFIERS, find, resolve, verify
 from tests.contract.enumeration import (
     DOMINATES,
     DRAFTERS,
@@ -199,10 +200,8 @@ def test_traversal_on_a_chain_is_block_verification() -> None:
             assert out.stop_BM[b].tolist() == pytest.approx(stop, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("quick", "slow"), [(verify._token, verify._recursive), (verify._block, verify._traversal)]
-)
-def test_chains_all_positions_at_once(quick: verify.Rule, slow: verify.Rule) -> None:
+@pytest.mark.parametrize(("quick", "slow"), [(rules.token, rules.recursive), (rules.block, rules.traversal)])
+def test_chains_all_positions_at_once(quick: Rule, slow: Rule) -> None:
     """The rules for trees, which are enumerated as well, on the same chains; ragged ones too, and a q that is no number."""
     for seed in range(60):
         found = drawn(Toy(3, 3, seed), chain(3), causal=True)
@@ -228,7 +227,7 @@ def test_what_is_the_ratio_test_on_a_chain(name: str) -> None:
     for seed in range(20):
         found = drawn(Toy(3, 3, seed), (-1, 0, 1), causal=True)
         torch.testing.assert_close(
-            outcomes(found, name).stop_BM, verify._recursive(found.p_BMV, found.drafts).stop_BM
+            outcomes(found, name).stop_BM, rules.recursive(found.p_BMV, found.drafts).stop_BM
         )
 
 
@@ -264,9 +263,9 @@ def test_a_batch_of_different_trees_is_each_alone(name: str) -> None:
         assert float(together.stop_BM[b, len(p) :].sum()) == 0
         assert float(alone.stop_BM.sum()) == pytest.approx(1.0)
     seeds = [torch.Generator().manual_seed(i) for i in range(len(proposals))]
-    verdict = verify.verify(name, proposals, p_BMV, seeds)
+    verdict = verify(name, proposals, p_BMV, seeds)
     for b, (proposal, p) in enumerate(zip(proposals, tables, strict=True)):
-        one = verify.verify(name, [proposal], p[None], [torch.Generator().manual_seed(b)])
+        one = verify(name, [proposal], p[None], [torch.Generator().manual_seed(b)])
         assert int(one.end_B) == int(verdict.end_B[b]) and int(one.next_B) == int(verdict.next_B[b])
 
 
@@ -287,7 +286,7 @@ def test_draws_follow_the_outcomes(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     draws, found = 4000, torch.zeros_like(expected)
     for _ in range(draws):
-        verdict = verify.verify(name, [proposal], p_BMV, [generator])
+        verdict = verify(name, [proposal], p_BMV, [generator])
         found[int(verdict.end_B), int(verdict.next_B)] += 1
     sigma = (expected * (1 - expected) * draws).sqrt()
     assert ((found - expected * draws).abs() <= 4.5 * sigma + 1e-9).all()
@@ -313,4 +312,4 @@ def test_half_precision_logits_are_verified_in_fp32() -> None:
         assert p.dtype == torch.float32
         proposal = Proposal(torch.tensor([3, 1]), "independent", DenseQ(p[:2].clone()))
         for name in ("token", "block", "traversal", "recursive"):
-            assert int(verify.verify(name, [proposal], p[None], [torch.Generator()]).end_B) == 2  # p = q
+            assert int(verify(name, [proposal], p[None], [torch.Generator()]).end_B) == 2  # p = q

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,7 +97,7 @@ class TableTarget:
                 return
             pair = [self.vocab_size, *prefix][-2:]
             row = self.table[pair[0], pair[1]].tolist()
-            for token, probability in enumerate(plain_probs(row, sampling, set(prefix))):
+            for token, probability in enumerate(plain_probs(row, sampling, set(prefix), done, self.eos_ids)):
                 if probability > 0:
                     walk([*prefix, token], mass * probability)
 
@@ -105,13 +105,19 @@ class TableTarget:
         return out
 
 
-def plain_probs(row: list[float], sampling: Sampling, seen: set[int]) -> list[float]:
-    """Temperature, top-k and repetition penalty, by their definitions."""
+def plain_probs(
+    row: list[float], sampling: Sampling, seen: set[int], written: Sequence[int], eos_ids: Sequence[int]
+) -> list[float]:
+    """Penalties, what is barred, temperature, top-k and min-p, by their definitions."""
     penalty = sampling.repetition_penalty
     row = [(x / penalty if x > 0 else x * penalty) if i in seen else x for i, x in enumerate(row)]
+    row = [x - sampling.presence_penalty * (i in written) for i, x in enumerate(row)]
+    barred = {*sampling.banned, *(eos_ids if len(written) < sampling.min_new_tokens else ())}
+    row = [-math.inf if i in barred else x for i, x in enumerate(row)]
     order = sorted(range(len(row)), key=lambda i: (-row[i], i))
     kept = set(order[: sampling.top_k] if sampling.top_k else order)
     weights = [math.exp(x / sampling.temperature) if i in kept else 0.0 for i, x in enumerate(row)]
+    weights = [w if w >= sampling.min_p * max(weights) else 0.0 for w in weights]
     return [w / sum(weights) for w in weights]
 
 
@@ -145,14 +151,14 @@ def _rows(request: Request, k: int, V: int) -> Tensor:
 
 
 def independent(request: Request, k: int) -> Proposal:
-    q = probs(_rows(request, k, request.target.vocab_size), request.sampling, request.seen_V)
+    q = probs(_rows(request, k, request.target.vocab_size), request.sampling, request.history.ahead(0, k))
     return Proposal(draw(q, request.generator), "independent", DenseQ(q))
 
 
 def pruned(request: Request, k: int) -> Proposal:
     ids = torch.arange(request.target.vocab_size - 1, 0, -1)
-    seen = None if request.seen_V is None else request.seen_V[ids]
-    q = probs(_rows(request, k, len(ids)), request.sampling, seen)
+    before = request.history.ahead(0, k).columns(ids)
+    q = probs(_rows(request, k, len(ids)), request.sampling, before)
     return Proposal(ids[draw(q, request.generator)], "independent", SparseQ(ids, q))
 
 

@@ -15,7 +15,8 @@ from align.target import Target, load_target
 from decode import Decoder, Sampling
 from decode.drafters.base import Drafter
 from decode.drafters.lookup import LookupDrafter
-from decode.engine import Engine, Generation
+from decode.engine import Engine
+from decode.generation import Generation
 from tests.decode.fakes import DRAFTERS, ScriptedDrafter, TableTarget, oracle
 
 K = 3

@@ -14,9 +14,10 @@ from rich.console import Console
 
 import decode
 from align.drafters.checkpoint import from_target, save_drafter
+from align.errors import UserError
 from align.target import Target, load_target
 from decode import baseline, eval, figures, measure
-from decode.engine import Tree
+from decode.generation import Tree
 from decode.records import Divergence, read_records, read_run
 from decode.sampling import Sampling
 from decode.suites.prompt import Prompt, Suite
@@ -258,3 +259,48 @@ def test_the_resolved_settings_are_kept(prompts: Path, tmp_path: Path) -> None:
         "cpu",
     )
     assert settings["threads"] == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_lossy_verifier_is_marked_everywhere(
+    temperature: int, prompts: Path, drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In every record, in the summary, the table, the verdict and the page; the exact methods beside it are not."""
+    arguments = ["--prompts", prompts, "--drafter", drafter, "--temperature", temperature]
+    arguments += ["--verifier", "lossy_top_beta", "--out", tmp_path / "o"]
+    eval.main([*QUIET, *map(str, arguments)])  # no exit code 1: a difference was asked for
+    records = read_records(tmp_path / "o")
+    for record in records:
+        assert record.lossy == (record.method in ("drafter", "combined"))
+        assert (record.verifier == "lossy_top_beta") == record.lossy
+        assert record.divergence is None
+    changed = [r for r in records if r.lossy and r.identical is False]
+    assert bool(changed) == (temperature == 0)
+    summary = json.loads((tmp_path / "o/summary.json").read_text())
+    assert [m for m, f in summary["overall"].items() if f["lossy"]] == ["drafter", "combined"]
+    assert "NOT LOSSLESS: drafter was verified by lossy_top_beta" in summary["verdict"]
+    page = (tmp_path / "o/report.html").read_text()
+    assert "Not lossless, by the verifier that was asked for: drafter (lossy_top_beta)" in page
+    assert "drafter, lossy_top_beta" in page and "drafter, lossy_top_beta" in capsys.readouterr().out
+    exact, folder = run(
+        "--prompts", prompts, "--drafter", drafter, "--verifier", "auto", "--out", tmp_path / "e"
+    )
+    assert not any(f["lossy"] for f in exact["overall"].values()) and "LOSSY" not in exact["verdict"]
+    assert {r.verifier for r in read_records(folder)} == {"", "greedy"}
+
+
+def test_a_verifier_that_does_not_fit_is_refused(prompts: Path, drafter: Path, tmp_path: Path) -> None:
+    for name, line in (("greedi", "unknown verifier 'greedi'"), ("greedy", "exact at temperature 0 only")):
+        with pytest.raises(UserError, match=line):
+            run(
+                "--prompts",
+                prompts,
+                "--drafter",
+                drafter,
+                "--temperature",
+                1,
+                "--verifier",
+                name,
+                "--out",
+                tmp_path,
+            )

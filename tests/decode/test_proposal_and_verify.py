@@ -5,7 +5,8 @@ import torch
 
 from align.errors import UserError
 from decode.proposal import DenseQ, Proposal, SparseQ
-from decode.verifiers import VERIFIERS, Drafts, accept_probability, check_pair, check_proposal, choose, verify
+from decode.rules import Drafts, accept_probability
+from decode.verifiers import VERIFIERS, check_pair, check_proposal, choose, verify
 
 TOKENS = torch.tensor([3, 1])
 Q = DenseQ(torch.full((2, 4), 0.25))
@@ -42,13 +43,11 @@ def test_half_precision_probabilities_are_refused(dtype: torch.dtype) -> None:
 
 def test_sparse_q_is_the_dense_one_with_zeros() -> None:
     sparse = SparseQ(torch.tensor([3, 0]), torch.tensor([[0.25, 0.75], [1.0, 0.0]]))
-    assert sparse.at(torch.tensor([0, 3])).tolist() == [0.75, 1.0]
-    assert sparse.at(torch.tensor([1, 0])).tolist() == [0.0, 0.0]
-    assert sparse.row(torch.tensor(0), 5).tolist() == [0.75, 0, 0, 0.25, 0]
-    assert sparse.row(torch.tensor(2), 5).tolist() == [0.0] * 5
-    dense = DenseQ(torch.stack([sparse.row(torch.tensor(k), 5) for k in range(2)]))
-    assert torch.equal(dense.at(torch.tensor([0, 3])), sparse.at(torch.tensor([0, 3])))
-    assert len(sparse.cut(1)) == len(dense.cut(1)) == 1
+    dense = DenseQ(sparse.dense(5))
+    assert dense.probs_KV.tolist() == [[0.75, 0, 0, 0.25, 0], [0, 0, 0, 1, 0]]
+    for rows in (slice(1), torch.tensor([1, 0])):
+        assert torch.equal(sparse.take(rows).dense(5), dense.take(rows).dense(5))
+    assert len(sparse.take(slice(1))) == 1
 
 
 def test_acceptance_at_the_edges() -> None:

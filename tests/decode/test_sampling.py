@@ -5,17 +5,22 @@ import pytest
 import torch
 
 from align.errors import UserError
-from decode.sampling import Sampling, best, draw, draw_at, probs, seen_rows, seen_tokens, uniform
+from decode.history import History
+from decode.sampling import Before, Sampling, best, draw, draw_at, probs, uniform
 
 
 def logits(rows: int, V: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def reference(row: list[float], sampling: Sampling, seen: set[int]) -> list[float]:
+def reference(
+    row: list[float], sampling: Sampling, seen: set[int], written: set[int], barred: set[int]
+) -> list[float]:
     """The processors one token at a time, in plain Python."""
     penalty = sampling.repetition_penalty
     row = [(x / penalty if x > 0 else x * penalty) if i in seen else x for i, x in enumerate(row)]
+    row = [x - sampling.presence_penalty * (i in written) for i, x in enumerate(row)]
+    row = [-math.inf if i in barred else x for i, x in enumerate(row)]
     order = sorted(range(len(row)), key=lambda i: (-row[i], i))
     if sampling.temperature == 0:
         return [float(i == order[0]) for i in range(len(row))]
@@ -30,25 +35,71 @@ def reference(row: list[float], sampling: Sampling, seen: set[int]) -> list[floa
             if mass >= sampling.top_p:
                 break
         kept = few
+    kept = [i for i in kept if weights[i] >= sampling.min_p]
     total = sum(weights[i] for i in kept)
     return [weights[i] / total if i in kept else 0.0 for i in range(len(row))]
+
+
+SEEN, WRITTEN, BARRED = (
+    [{0, 5, 7}, {39}, {1}],
+    [{5}, set(), {1, 2, 3}],
+    [set(), {4, 6, 11}, {0, *range(8, 20)}],
+)
+
+
+def marks(sets: list[set[int]]) -> torch.Tensor:
+    return torch.tensor([[i in s for i in range(40)] for s in sets])
 
 
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p", "penalty"),
     list(itertools.product([0.0, 0.3, 1.0, 2.0], [0, 1, 5, 40, 1000], [1.0, 0.9, 0.3], [1.0, 1.3])),
 )
-def test_probs_follow_the_definition(temperature: float, top_k: int, top_p: float, penalty: float) -> None:
-    sampling = Sampling(temperature, top_p, top_k, penalty)
-    rows_RV = logits(3, 40)
-    seen = [{0, 5, 7}, {39}, {1}]
-    seen_RV = torch.stack([seen_tokens(sorted(s), 40, torch.device("cpu")) for s in seen])
-    found = probs(rows_RV, sampling, seen_RV)
+@pytest.mark.parametrize(
+    ("min_p", "presence", "bar"), [(0.0, 0.0, False), (0.2, 0.7, True), (0.02, 0.0, True)]
+)
+def test_probs_follow_the_definition(
+    temperature: float, top_k: int, top_p: float, penalty: float, min_p: float, presence: float, bar: bool
+) -> None:
+    sampling = Sampling(temperature, top_p, top_k, penalty, min_p=min_p, presence_penalty=presence)
+    rows_RV, barred = logits(3, 40), BARRED if bar else [set[int]()] * 3
+    before = Before(marks(SEEN), marks(WRITTEN), marks(barred) if bar else None)
+    found = probs(rows_RV, sampling, before)
     assert found.dtype == torch.float32
-    for row, held, got in zip(rows_RV, seen, found, strict=True):
+    for i, got in enumerate(found):
+        expected = reference(rows_RV[i].tolist(), sampling, SEEN[i], WRITTEN[i], barred[i])
+        torch.testing.assert_close(got, torch.tensor(expected), atol=2e-6, rtol=1e-4)
+    for i in range(3):
         torch.testing.assert_close(
-            got, torch.tensor(reference(row.tolist(), sampling, held)), atol=2e-6, rtol=1e-4
+            found[i : i + 1], probs(rows_RV[i : i + 1], sampling, before.rows(slice(i, i + 1)))
         )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.7, "top_k": 12, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.3},
+        {"min_p": 0.3}, {"top_p": 0.6, "min_p": 0.05}, {"repetition_penalty": 0.8, "top_k": 3},
+    ],
+)  # fmt: skip
+def test_the_order_is_that_of_transformers(settings: dict[str, float]) -> None:
+    """Its own processors, chained as its `generate` chains them."""
+    from transformers import generation as g
+
+    text = torch.tensor([[3, 8, 3, 17, 30]])
+    chain = g.LogitsProcessorList()
+    made = {
+        "repetition_penalty": g.RepetitionPenaltyLogitsProcessor, "temperature": g.TemperatureLogitsWarper,
+        "top_k": g.TopKLogitsWarper, "top_p": g.TopPLogitsWarper, "min_p": g.MinPLogitsWarper,
+    }  # fmt: skip
+    for name, kind in made.items():
+        if name in settings:
+            chain.append(kind(settings[name]))
+    sampling = Sampling(**{"temperature": 1.0, **settings})  # type: ignore[arg-type]
+    for row in logits(20, 40):
+        expected = chain(text, row[None].clone())[0].softmax(-1)
+        seen = torch.zeros(40, dtype=torch.bool).index_fill(0, text[0], True)
+        torch.testing.assert_close(probs(row, sampling, Before(seen)), expected, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -102,26 +153,49 @@ def test_temperature_one_row_at_a_time_equals_all_rows() -> None:
 
 
 def test_the_input_is_left_alone() -> None:
-    rows_RV = logits(2, 30)
-    before = rows_RV.clone()
-    for sampling in (Sampling(), Sampling(0.5, 0.5, 5, 2.0)):
-        probs(rows_RV, sampling, torch.ones(30, dtype=torch.bool))
-    assert torch.equal(before, rows_RV)
+    rows_RV = logits(2, 40)
+    given = rows_RV.clone()
+    before = Before(marks([{1, 4}, {2}]), marks([{4}, {2, 3}]), marks([{9}, {0}]))
     for sampling in (
-        Sampling(repetition_penalty=2.0),
+        Sampling(),
+        Sampling(repetition_penalty=2.0, presence_penalty=0.5),
         Sampling(0.5, 0.5, 5, 2.0),
         Sampling(0.5),
         Sampling(1.0),
+        Sampling(0.8, min_p=0.1),
     ):
-        seen = torch.arange(30) < 9
-        expected = probs(before, sampling, seen)
-        assert torch.equal(probs(before.clone(), sampling, seen, overwrite=True), expected)
+        expected = probs(rows_RV, sampling, before)
+        assert torch.equal(given, rows_RV)
+        assert torch.equal(probs(given.clone(), sampling, before, overwrite=True), expected)
 
 
-def test_seen_rows_hold_each_rows_own_prefix() -> None:
-    seen_V = seen_tokens([2, 3], 8, torch.device("cpu"))
-    rows = seen_rows(seen_V, torch.tensor([5, 2, 0]))
-    assert [set(r.nonzero()[:, 0].tolist()) for r in rows] == [{2, 3}, {2, 3, 5}, {2, 3, 5}, {0, 2, 3, 5}]
+def test_history_holds_each_nodes_own_prefix() -> None:
+    """Repetition: prompt and output; presence: output alone; minimum length: by how deep a node lies."""
+    settings = Sampling(1.0, repetition_penalty=2.0, presence_penalty=1.0, banned=(7,), min_new_tokens=4)
+    history = History(settings, [2, 3], 9, (8,), torch.device("cpu"))
+    history.extend([5, 2])
+
+    def sets(rows: torch.Tensor | None) -> list[set[int]]:
+        assert rows is not None
+        return [set(row.nonzero()[:, 0].tolist()) for row in rows.reshape(-1, 9)]
+
+    tree = history.rows(torch.tensor([4, 6, 2, 0]), (-1, -1, 0, 2))
+    assert sets(tree.seen) == [{2, 3, 5}, {2, 3, 4, 5}, {2, 3, 5, 6}, {2, 3, 4, 5}, {0, 2, 3, 4, 5}]
+    assert sets(tree.written) == [{2, 5}, {2, 4, 5}, {2, 5, 6}, {2, 4, 5}, {0, 2, 4, 5}]
+    assert sets(tree.barred) == [{7, 8}, {7, 8}, {7, 8}, {7}, {7}]
+    chain = history.rows(torch.tensor([4, 6]), (-1, 0))
+    assert sets(chain.seen) == [{2, 3, 5}, {2, 3, 4, 5}, {2, 3, 4, 5, 6}]
+    ahead = history.ahead(1, 3)
+    assert sets(ahead.seen) == [{2, 3, 5}] and sets(ahead.barred) == [{7, 8}, {7}, {7}]
+    assert sets(ahead.columns(torch.tensor([8, 7, 0])).barred.repeat(1, 3)) == [
+        {0, 1, 3, 4, 6, 7},
+        {1, 4, 7},
+        {1, 4, 7},
+    ]  # type: ignore[union-attr]
+    history.extend([1, 1])
+    assert sets(history.rows(torch.tensor([], dtype=torch.int64), ()).barred) == [{7}]
+    plain = History(Sampling(1.0), [2], 9, (8,), torch.device("cpu"))
+    assert plain.rows(torch.tensor([1]), (-1,)) == Before() == plain.ahead(0, 3)
 
 
 def test_draws_are_the_inverse_of_the_running_sum() -> None:
@@ -152,6 +226,8 @@ def test_draws_need_no_normalisation_and_repeat_with_the_seed() -> None:
         ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("top_k", 2.5),
         ("repetition_penalty", 0), ("repetition_penalty", -2.0),
         ("seed", -1), ("seed", 1.5), ("seed", 2**70),
+        ("min_p", 1.1), ("min_p", -0.1), ("presence_penalty", float("nan")), ("min_new_tokens", -1),
+        ("banned", (1, -2)), ("banned", "ab"), ("banned", (1.5,)),
     ],
 )  # fmt: skip
 def test_impossible_settings_are_refused_by_name(field: str, value: object) -> None:

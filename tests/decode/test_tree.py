@@ -3,8 +3,8 @@ best there is, and greedy output that of plain decoding."""
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,13 +15,15 @@ from decode import Decoder, Sampling
 from decode.divergence import replay
 from decode.drafters.block import BlockDrafts, BlockProposer
 from decode.engine import _NOTHING, Engine
-from decode.proposal import DenseQ, Proposal
-from decode.sampling import draw_at, position_noise, probs, seen_rows, uniform
+from decode.frequencies import exact_law
+from decode.history import History
+from decode.proposal import DenseQ, Proposal, Siblings
+from decode.sampling import Before, draw_at, position_noise, probs, uniform
 from decode.tree import ancestors, depths, follow, path_to
 from tests.contract.test_trees import prefixes
 from tests.decode.fakes import DRAFTERS, ScriptedDrafter, TableTarget
 from tests.decode.test_block import PROMPT, VARIANTS, VARIED, network
-from tests.decode.test_engine_law import chi_square
+from tests.decode.test_engine_law import plausible
 
 PARENTS = (-1, -1, 0, 0, 1, 3, 4, 3)
 TOKENS = (7, 9, 11, 7, 30, 31, 9, 50)
@@ -99,13 +101,12 @@ def test_draws_on_the_path_are_those_that_all_nodes_would_make(
         generator = torch.Generator().manual_seed(seed)
         tokens = torch.randint(4, (len(PARENTS),), generator=generator)
         logits = torch.randn(len(PARENTS) + 1, 4, generator=generator)
-        seen = torch.arange(4) == seed % 4
-        engine.request.seen_V = seen if sampling.repetition_penalty != 1 else None
+        engine.request.history = History(sampling, [seed % 4], 4, (), torch.device("cpu"))
         engine.request.generator.manual_seed(seed)
         outcome = engine._judge(logits.clone(), Proposal(tokens, "point", parents=parents))
         shape = parents or tuple(range(-1, len(PARENTS) - 1))
-        before = ancestors(shape)[:, 1:]
-        rows = seen_rows(seen, tokens, before) if sampling.repetition_penalty != 1 else None
+        held = [[seed % 4, *tokens[path_to(shape, m)].tolist()] for m in range(len(shape) + 1)]
+        rows = Before(torch.tensor([[i in text for i in range(4)] for text in held]))
         u = uniform(len(logits), torch.Generator().manual_seed(seed))
         said = draw_at(probs(logits, sampling, rows), u)
         end, following = follow(tokens[None], (shape,), said[None])
@@ -114,14 +115,6 @@ def test_draws_on_the_path_are_those_that_all_nodes_would_make(
         assert outcome.accepted == tokens[path].tolist()
         lengths[len(outcome.path)] += 1
     assert len(lengths) > 2
-
-
-def test_what_each_node_has_seen() -> None:
-    seen = torch.zeros(60, dtype=torch.bool)
-    seen[2] = True
-    rows = seen_rows(seen, torch.tensor(TOKENS), ancestors(PARENTS)[:, 1:])
-    for row, branch in zip(rows, prefixes(TOKENS, PARENTS), strict=True):
-        assert set(row.nonzero()[:, 0].tolist()) == {2, *branch}
 
 
 def test_proposals_that_branch() -> None:
@@ -247,25 +240,28 @@ def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, variant
     assert tree.law == "point" and tree.q is None
 
 
+DRAWN: dict[str, tuple[Siblings | None, str]] = {
+    "chosen": (None, "point_mass"),
+    "drawn, recursive": ("without_replacement", "recursive"),
+    "drawn, traversal": ("without_replacement", "traversal"),
+    "drawn, k_seq": ("iid", "k_seq"),
+}
+
+
+@pytest.mark.parametrize("how", DRAWN)
 @pytest.mark.parametrize("variant", ["shared", "taps", "shared markov"])
-def test_sampled_output_has_the_targets_joint_law(target: Target, variant: str) -> None:
-    runs, law = 250, Counter[tuple[int, ...]]()
-    for done in itertools.product(range(2), repeat=4):  # top-k = 2: the likelier and the other, four times
-        text, mass = list(PROMPT), 1.0
-        for choice in done:
-            logits = target.forward(torch.tensor([text])).logits_BLV
-            assert logits is not None
-            pair = logits[0, -1].topk(2)
-            mass *= float(pair.values.softmax(0)[choice])
-            text.append(int(pair.indices[choice]))
-        law[tuple(text[len(PROMPT) :])] += mass
-    decoder = Decoder(target, BlockProposer(network(target, **VARIANTS[variant]), tree_nodes=9))
-    assert decoder.verifier_for(Sampling(1.0)) == "point_mass"
+def test_sampled_output_has_the_targets_joint_law(target: Target, variant: str, how: str) -> None:
+    runs, sampling, (siblings, verifier) = 250, Sampling(1.0, top_k=2), DRAWN[how]
+    proposer = BlockProposer(network(target, **VARIANTS[variant]), tree_nodes=9, siblings=siblings)
+    decoder = Decoder(target, proposer, "auto" if siblings is None else verifier)
+    assert decoder.verifier_for(sampling) == verifier
     found: Counter[tuple[int, ...]] = Counter()
+    nodes = set()
     for seed in range(runs):
-        settings = Sampling(1.0, top_k=2, seed=seed)
-        found[tuple(decoder.generate(PROMPT, max_new_tokens=4, sampling=settings).tokens)] += 1
-    assert chi_square(found, dict(law), runs) < 4
+        out = decoder.generate(PROMPT, max_new_tokens=4, sampling=replace(sampling, seed=seed))
+        found[tuple(out.tokens)] += 1
+        nodes |= set(out.nodes)
+    assert plausible(found, exact_law(target, PROMPT, 4, sampling), runs) and max(nodes) == 9
 
 
 def test_a_replay_over_trees_gives_the_very_logits(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

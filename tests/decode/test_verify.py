@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ import torch
 
 from align.drafters.checkpoint import save_drafter
 from align.target import load_target
-from decode import engine, verifiers
+from decode import engine, rules
+from decode.frequencies import chi_square, chi_square_tail, detectable, exact_law
 from decode.sampling import Sampling
-from decode.verify import chi_square_tail, detectable, exact_law, main
+from decode.verify import main
 from tests.decode.fakes import TableTarget
 from tests.decode.test_block import network
 
@@ -56,8 +58,8 @@ def test_a_bug_is_found(broken: str, drafter: str, tmp_path: Path, monkeypatch: 
             engine, "couple", lambda p, noise, at: couple(p, noise, [next(asked) for _ in at])
         )
     else:  # sampled: a rejected token is not taken out
-        monkeypatch.setattr(verifiers, "residual", lambda p, q: p)
-        monkeypatch.setattr(verifiers, "accept_probability", lambda p, q: torch.full_like(p, 0.9).double())
+        monkeypatch.setattr(rules, "residual", lambda p, q: p)
+        monkeypatch.setattr(rules, "accept_probability", lambda p, q: torch.full_like(p, 0.9).double())
     with pytest.raises(SystemExit) as error:
         main(arguments(drafter, tmp_path))
     record = json.loads((tmp_path / "verdict.json").read_text())
@@ -90,5 +92,7 @@ def test_the_statistics() -> None:
     assert chi_square_tail(3.841459, 1) == pytest.approx(0.05, abs=1e-5)
     assert chi_square_tail(29.588, 10) == pytest.approx(0.001, abs=1e-5)
     # the noncentrality that a test of one degree of freedom at 0.05 sees in 9 of 10 runs is 10.507
+    found, law = Counter({(0,): 60, (1,): 38, (2,): 2}), {(0,): 0.6, (1,): 0.37, (2,): 0.03}
+    assert chi_square(found, law, 100) == (0.0, 1)  # the rare one is counted with the next
     assert detectable(1, 100, 0.05) == pytest.approx((10.507 / 100) ** 0.5 / 2, rel=0.05)
     assert detectable(8, 400, 1e-3) < detectable(8, 200, 1e-3)

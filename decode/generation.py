@@ -1,0 +1,65 @@
+"""What came of one request, and what it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Tree(NamedTuple):
+    """A call's drafts where they branch: every node's parent, and the nodes that were accepted, in order."""
+
+    parents: tuple[int, ...]
+    path: list[int]
+
+
+@dataclass
+class Generation:
+    """One request's output and what it took.
+
+    A *call* is a target forward that verifies; the prefill, which gives the first token, is not one.
+    """
+
+    tokens: list[int]
+    """The output, EOS included when it was reached. After a stop string: up to the token that completed
+    it."""
+    text: str
+    """The output as text, special tokens left out, cut before a stop string."""
+    prompt_tokens: int
+    finish: str
+    """eos, length (max_new_tokens), stop (a stop string) or context (the target's context is full)."""
+    calls: int = 0
+    drafted: list[int] = field(default_factory=list)
+    """Tokens drafted ahead per call; of a tree, its levels."""
+    trees: list[Tree | None] = field(default_factory=list)
+    """The shape of each call's drafts and the path taken; None for a chain."""
+    accepted: list[int] = field(default_factory=list)
+    """Drafted tokens committed per call: never one after an EOS or a stop string, never one beyond a
+    limit."""
+    seconds: float = 0.0
+    """Decoding, without the prefill."""
+    prefill_seconds: float = 0.0
+    """Cache, prompt and first token."""
+    draft_seconds: float = 0.0
+    """Part of `seconds` spent drafting. On a GPU, work still queued is counted where it is waited for."""
+    verify_seconds: float = 0.0
+    """Part of `seconds` spent in target calls and verification."""
+    top2_gaps: list[float] | None = None
+    """Per token, the gap between the two largest logits it was chosen from (before temperature), on
+    request."""
+
+    @property
+    def nodes(self) -> list[int]:
+        """Drafted tokens verified per call: `drafted`, unless drafts branch."""
+        pairs = zip(self.drafted, self.trees, strict=True)
+        return [n if tree is None else len(tree.parents) for n, tree in pairs]
+
+    @property
+    def tau(self) -> float:
+        """τ: tokens committed per call, the prefill's token excluded; 0 without a call."""
+        return (len(self.tokens) - 1) / self.calls if self.calls else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoding speed, the prefill's token and time excluded; 0 without a call."""
+        return (len(self.tokens) - 1) / self.seconds if self.calls and self.seconds > 0 else 0.0
