@@ -1,8 +1,9 @@
 """The forward process over rows of text: which positions are noisy, and how.
 
-Block drafters: a clean anchor, then K−1 absorbed positions, at random places of a row. Every anchor sees the clean text before it; its own block holds the anchor token and masks (DFlash, arXiv 2602.06036:
-anchor clean, rest masked, context strictly before the anchor, blocks invisible to each other). Standalone drafters: K
-positions after the anchor, or all of a document after its prefix, hit by noise of a time that was drawn for them.
+Block drafters: a clean anchor, then K−1 absorbed positions, at random places of a row. Every anchor sees the clean
+text before it; its own block holds the anchor token and masks (DFlash, arXiv 2602.06036: anchor clean, rest masked,
+context strictly before the anchor, blocks invisible to each other). Standalone drafters: K positions after the anchor,
+or all of a document after its prefix, hit by the noise of a time that was drawn for them.
 """
 
 from __future__ import annotations
