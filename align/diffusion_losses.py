@@ -16,7 +16,7 @@ from torch import Tensor
 from align.graphs import Absorbing, Graph, excess, on_rows
 from align.parameterization import (
     full_precision,
-    logsumexp_without,
+    logsumexp_and_label,
     predictor_log_score,
     predictor_sigma,
     sedd_log_score,
@@ -76,16 +76,14 @@ def score_entropy(
     With the absorbing graph the log-score is f − log(e^σ−1) − log(V−1) if `scale_by_sigma`, else f; with the uniform
     graph always f.
     """
-    if not (scale_by_sigma and isinstance(graph, Absorbing)):
-        where = valid & (tokens_t == graph.mask_id) if isinstance(graph, Absorbing) else valid
-        entropy = on_rows(graph.score_entropy, where, f_V, sigma, tokens_t, tokens_0)
-        return torch.where(where, full_precision(rate), 0.0) * entropy
-    mask_id, where = graph.mask_id, valid & (tokens_t == graph.mask_id)
+    if not (isinstance(graph, Absorbing) and scale_by_sigma):
+        return full_precision(rate) * on_rows(graph.score_entropy, valid, f_V, sigma, tokens_t, tokens_0)
+    mask_id, masked = graph.mask_id, valid & (tokens_t == graph.mask_id)
 
     def scaled(f_RV: Tensor, x_0_R: Tensor, weight_R: Tensor) -> Tensor:
-        return weight_R * excess(f_RV, x_0_R, mask_id, -math.log(graph.size - 1))
+        return weight_R * excess(f_RV, x_0_R, mask_id, -math.log(f_RV.shape[-1] - 1))
 
-    return on_rows(scaled, where, f_V, tokens_0, time_weight(sigma, rate))
+    return on_rows(scaled, masked, f_V, tokens_0, time_weight(sigma, rate))
 
 
 def masked_cross_entropy(
@@ -94,8 +92,8 @@ def masked_cross_entropy(
     """−log p(x_0 | x_t) per position, (…,), under SUBS: zero where not masked or not `valid`."""
 
     def cross_entropy(logits_RV: Tensor, x_0_R: Tensor) -> Tensor:
-        label = logits_RV.gather(-1, x_0_R[..., None])[..., 0]
-        return logsumexp_without(logits_RV, mask_id) - label
+        log_sum, label = logsumexp_and_label(logits_RV, x_0_R, mask_id)
+        return log_sum - label
 
     return on_rows(cross_entropy, valid & (tokens_t == mask_id), logits_V, tokens_0)
 

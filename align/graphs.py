@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from align.errors import UserError
-from align.parameterization import full_precision, log_expm1, logsumexp_without
+from align.parameterization import full_precision, log_expm1, logsumexp_and_label
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,8 @@ def excess(x_V: Tensor, x_0: Tensor, mask_id: int, shift: Tensor | float) -> Ten
     Z − 1 − (x + shift) at x_0, Z = Σ_{y≠mask} e^(x_y + shift); σ itself has dropped out. It is
     −log softmax(x)[x_0] + (Z − 1 − log Z): the cross-entropy, and 0 or more for a wrong sum.
     """
-    log_z = logsumexp_without(x_V, mask_id) + shift
-    return torch.expm1(log_z) - (x_V.gather(-1, x_0[..., None])[..., 0] + shift)
+    log_sum, label = logsumexp_and_label(x_V, x_0, mask_id)
+    return torch.expm1(log_sum + shift) - (label + shift)
 
 
 def on_rows(statistic: Callable[..., Tensor], where: Tensor, x_V: Tensor, *values: Tensor) -> Tensor:

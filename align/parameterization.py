@@ -7,9 +7,11 @@ tokens and σ of shape (R,) serve as well as (B, L, V) with (B, L), and σ may b
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def full_precision(x: Tensor) -> Tensor:
@@ -26,6 +28,28 @@ def log_expm1(sigma: Tensor) -> Tensor:
 def logsumexp_without(x_V: Tensor, column: int) -> Tensor:
     """log Σ_{y≠column} e^{x_y}, (…,), from the two sides of the column: no copy of `x_V` is made."""
     return torch.logaddexp(x_V[..., :column].logsumexp(-1), x_V[..., column + 1 :].logsumexp(-1))
+
+
+def logsumexp_and_label(x_V: Tensor, label: Tensor, column: int) -> tuple[Tensor, Tensor]:
+    """(`logsumexp_without`, x_label), (…,) each; its gradient is one tensor of x's size, where autograd makes three."""
+    return _LogSumExpAndLabel.apply(x_V, label, column)
+
+
+class _LogSumExpAndLabel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_V: Tensor, label: Tensor, column: int) -> tuple[Tensor, Tensor]:
+        log_sum = logsumexp_without(x_V, column)
+        ctx.save_for_backward(x_V, log_sum, label)
+        ctx.column = column
+        return log_sum, x_V.gather(-1, label[..., None])[..., 0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_log_sum: Tensor, of_label: Tensor) -> tuple[Tensor, None, None]:
+        x_V, log_sum, label = ctx.saved_tensors
+        slope_V = (x_V - log_sum[..., None]).exp_().mul_(of_log_sum[..., None])
+        slope_V[..., ctx.column] = 0.0
+        return slope_V.scatter_add_(-1, label[..., None], of_label[..., None]), None, None
 
 
 def subs_log_probs(logits_V: Tensor, tokens_t: Tensor, mask_id: int) -> Tensor:
