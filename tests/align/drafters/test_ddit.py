@@ -286,7 +286,8 @@ def test_half_precision_keeps_norms_and_positions() -> None:
     cos, _ = half.rotary_emb(torch.tensor([[3001]]))
     assert torch.equal(cos, net.rotary_emb(torch.tensor([[3001]]))[0])
     x = 1000 + torch.randn(4, 16, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
-    torch.testing.assert_close(half.output_layer.norm_final(x).float(), net.output_layer.norm_final(x.float()), atol=0.02, rtol=0.02)  # fmt: skip
+    normed, expected = half.output_layer.norm_final(x), net.output_layer.norm_final(x.float())
+    torch.testing.assert_close(normed.float(), expected, atol=0.02, rtol=0.02)
     f_BLV = half(tokens(2, 5), torch.tensor([0.5, 1.5]))
     assert f_BLV.dtype == torch.bfloat16
     torch.testing.assert_close(f_BLV.float(), net(tokens(2, 5), torch.tensor([0.5, 1.5])), atol=0.4, rtol=0.1)
