@@ -59,6 +59,26 @@ def hub_reachable(timeout: float = 4.0) -> bool:
     return bool(answer and answer[0])
 
 
+def local_folder(name: str, what: str, revision: str | None = None) -> Path:
+    """The folder `name`, or the local copy of the hub id `name` at `revision`; `what` it is stands in the error.
+
+    Raises:
+        UserError: neither a folder nor a hub id that can be had.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+        try:
+            return Path(snapshot_download(name, revision=revision, local_files_only=not hub_reachable()))
+        except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
+            pass
+    raise UserError(f"{what} {name!r}: no such folder, and no hub id that can be had")
+
+
 def sha256_file(path: Path) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
