@@ -57,7 +57,7 @@ _OWN = {
     "dtype",
     "_name_or_path",
 }
-_BUFFER = re.compile(r"(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")  # once stored, now computed
+_BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")  # once stored, now computed
 
 
 class MaskedLM(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -173,7 +174,7 @@ def test_llada_computes_what_its_names_say(tmp_path: Path) -> None:
 def test_mask_and_shift_equal_transformers_own_eager_attention(name: str) -> None:
     """Row i predicts position i: the raw row before it where the family has a shift, applied once."""
     network, family = small(name), FAMILIES[name]
-    plain = getattr(transformers, family.base)(network.model.config)
+    plain = getattr(transformers, family.base)(copy.deepcopy(network.model.config))
     plain.load_state_dict(network.model.state_dict())
     plain.eval().set_attn_implementation("eager")
     length = tokens().shape[1]
@@ -396,7 +397,7 @@ def other_target(kind: str, target: Target) -> Target:
     torch.manual_seed(1)
     if kind == "gpt2":
         config: Any = transformers.GPT2Config(
-            n_embd=32, n_layer=3, n_head=4, n_positions=64, vocab_size=64, bos_token_id=0, eos_token_id=0
+            n_embd=32, n_layer=3, n_head=4, n_positions=80, vocab_size=64, bos_token_id=0, eos_token_id=0
         )
     else:
         sizes = {
