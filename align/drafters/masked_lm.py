@@ -229,7 +229,7 @@ class MaskedLM(nn.Module):
 def annealed_see(
     length: int, progress: float, generator: torch.Generator, document_BL: Tensor | None = None
 ) -> Tensor:
-    """Attention annealing (DiffuLLaMA, arXiv 2410.17891, section 3.2): bool (1 or B, 1, L, L), True = attend.
+    """Attention mask annealing (DiffuLLaMA, arXiv 2410.17891): bool (1 or B, 1, L, L), True = attend.
 
     Causal at `progress` 0, full at 1; between, each later position is seen with that probability, drawn for every pair.
     `document_BL`: packed documents, none of which sees another.
