@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import zipfile
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import IO
@@ -59,11 +60,11 @@ def hub_reachable(timeout: float = 4.0) -> bool:
     return bool(answer and answer[0])
 
 
-def local_folder(name: str, what: str, revision: str | None = None) -> Path:
-    """The folder `name`, or the local copy of the hub id `name` at `revision`; `what` it is stands in the error.
+def model_folder(name: str, kind: str, files: Sequence[str], revision: str | None = None) -> Path:
+    """A local folder, or a hub id's `files` (glob patterns) at `revision`, fetched once.
 
     Raises:
-        UserError: neither a folder nor a hub id that can be had.
+        UserError: neither; `kind` says what was looked for.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -73,10 +74,17 @@ def local_folder(name: str, what: str, revision: str | None = None) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
         try:
-            return Path(snapshot_download(name, revision=revision, local_files_only=not hub_reachable()))
+            return Path(
+                snapshot_download(
+                    name,
+                    revision=revision,
+                    allow_patterns=list(files),
+                    local_files_only=not hub_reachable(),
+                )
+            )
         except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
             pass
-    raise UserError(f"{what} {name!r}: no such folder, and no hub id that can be had")
+    raise UserError(f"{kind} {name!r}: no such folder, and no hub id that can be had")
 
 
 def sha256_file(path: Path) -> str:

@@ -15,7 +15,7 @@ from align.data import Samples
 from align.drafters.block import BlockConfig, BlockDrafter, BlockLayer
 from align.errors import UserError
 from align.files import write_atomically
-from align.hub import local_folder
+from align.hub import model_folder
 from align.target import Target, read_config
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
         UserError: not a drafter folder, torn weights, weights that are no numbers, or a drafter made for a target of
             another shape. (One made for other weights of that shape drafts worse, never wrongly.)
     """
-    path = local_folder(str(folder), "drafter")
+    path = model_folder(str(folder), "drafter", ["config.json", "model.safetensors"])
     values = read_config(path)
     if values.get("architectures") != [ARCHITECTURE]:
         raise UserError(

@@ -31,7 +31,7 @@ from torch import Tensor
 from align.drafters.ddit import DDiT, DDiTConfig, Rotary
 from align.errors import UserError, nearest
 from align.files import write_atomically
-from align.hub import local_folder
+from align.hub import model_folder
 from align.strict_yaml import parse_yaml
 from align.target import read_config
 
@@ -178,7 +178,7 @@ def _find(source: str | Path, revision: str | None) -> tuple[Path, Path | None]:
             for name in ("config.json", ".hydra/config.yaml")
         ]
         return path, next((p for p in beside if p.is_file()), None)
-    folder = local_folder(str(source), "checkpoint", revision)
+    folder = model_folder(str(source), "checkpoint", ["config.json", *_WEIGHTS], revision)
     run = folder / ".hydra" / "config.yaml"
     config, names = (run, _RUN_WEIGHTS) if run.is_file() else (folder / "config.json", _WEIGHTS)
     weights = next((folder / name for name in names if (folder / name).is_file()), None)

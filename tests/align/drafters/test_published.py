@@ -229,11 +229,11 @@ def test_a_hub_id_is_fetched_at_its_revision(tmp_path: Path, monkeypatch: pytest
     folder = write_hub(tmp_path, MDLM, state(network(time_input="zero"), "backbone."))
     asked: list[Any] = []
 
-    def local_folder(name: str, what: str, revision: str | None) -> Path:
+    def model_folder(name: str, what: str, files: list[str], revision: str | None) -> Path:
         asked.append((name, what, revision))
         return folder
 
-    monkeypatch.setattr(published, "local_folder", local_folder)
+    monkeypatch.setattr(published, "model_folder", model_folder)
     assert load_published("kuleshov-group/mdlm-owt", "abc").family == "mdlm"
     assert asked == [("kuleshov-group/mdlm-owt", "checkpoint", "abc")]
     monkeypatch.undo()
