@@ -1,11 +1,14 @@
 """One attention function for target and drafter: grouped queries without repeating keys, through SDPA.
 
+`attend` is the door for networks of our own: SDPA, or flash-attn where it was asked for and can do the same.
+
 transformers repeats K and V for every query head as soon as a mask is given (9 heads read 3 times the memory on
 SmolLM2). Here the query heads of a group become extra query rows of their shared key head instead.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,8 +18,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from align.cache import Parts
+from align.errors import UserError, nearest
 
 NAME = "grouped_sdpa"
+BACKENDS = ("sdpa", "flash_attn")
 WIDE = 64  # from here on repeating the keys is cheap beside the product
 
 
@@ -63,6 +68,42 @@ def grouped_attention(
     if mask is not None and length > 1 and mask.shape[-2] == length:
         mask = mask.expand(-1, -1, length, -1).repeat(1, 1, groups, 1)
     return F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale).reshape(query.shape)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, half-split, of (…, d) with tables that broadcast."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, backend: str = "sdpa") -> Tensor:
+    """softmax(q·kᵀ/√d)·v of (B, H, L, d) queries over (B, Hkv, S, d) keys → (B, H, L, d).
+
+    `mask` as in `grouped_attention`; None = everything. `backend` is a name of `BACKENDS`.
+
+    Raises:
+        UserError: flash_attn where it can't run or would compute something else; nothing is swapped in silently.
+    """
+    if backend == "sdpa":
+        return grouped_attention(query, key, value, mask, query.shape[-1] ** -0.5)
+    if backend not in BACKENDS:
+        raise UserError(f"attention backend {backend!r} is unknown{nearest(backend, BACKENDS)}")
+    if reason := _flash_refusal(query, mask):
+        raise UserError(f"attention backend 'flash_attn' {reason}; 'sdpa' does it")
+    from flash_attn import flash_attn_func
+
+    out: Tensor = flash_attn_func(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+    return out.transpose(1, 2)
+
+
+def _flash_refusal(query: Tensor, mask: Tensor | None) -> str:
+    if find_spec("flash_attn") is None:
+        return "is not installed"
+    if query.device.type != "cuda":
+        return f"needs a GPU, not {query.device.type}"
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        return f"computes in float16 or bfloat16, not {str(query.dtype).removeprefix('torch.')}"
+    return "takes no mask, and this attention has one" if mask is not None else ""
 
 
 def _interface(

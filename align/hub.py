@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import zipfile
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import IO
@@ -57,6 +58,33 @@ def hub_reachable(timeout: float = 4.0) -> bool:
     thread.start()
     thread.join(timeout)
     return bool(answer and answer[0])
+
+
+def model_folder(name: str, kind: str, files: Sequence[str], revision: str | None = None) -> Path:
+    """A local folder, or a hub id's `files` (glob patterns) at `revision`, fetched once.
+
+    Raises:
+        UserError: neither; `kind` says what was looked for.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+        try:
+            return Path(
+                snapshot_download(
+                    name,
+                    revision=revision,
+                    allow_patterns=list(files),
+                    local_files_only=not hub_reachable(),
+                )
+            )
+        except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
+            pass
+    raise UserError(f"{kind} {name!r}: no such folder, and no hub id that can be had")
 
 
 def sha256_file(path: Path) -> str:

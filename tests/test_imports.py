@@ -19,6 +19,8 @@ OPEN_TO_DECODE = {
     "attention",
     "linear",
     "schedules",
+    "graphs",
+    "parameterization",
     "corruption",
     "errors",
     "hub",

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from align.attention import grouped_attention
+from align.attention import grouped_attention, rotate
 from align.cache import KVCache
 from align.corruption import Anchors
 from align.data import Batch
@@ -177,12 +177,6 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, half-split, of (…, d) with tables that broadcast."""
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
-
-
 class BlockAttention(nn.Module):
     """Attention of block rows over a context and their own block."""
 
@@ -203,13 +197,13 @@ class BlockAttention(nn.Module):
     def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(…, L, D) → (…, H, L, d), rotated; the tables are (…, L, d)."""
         q = self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)).transpose(-3, -2)
-        return _rotate(self.q_norm(q) if self.qk_norm else q, cos[..., None, :, :], sin[..., None, :, :])
+        return rotate(self.q_norm(q) if self.qk_norm else q, cos[..., None, :, :], sin[..., None, :, :])
 
     def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """(…, L, D) → keys, rotated, and values, both (…, Hkv, L, d)."""
         k = self.k_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(-3, -2)
         v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(-3, -2)
-        return _rotate(self.k_norm(k) if self.qk_norm else k, cos[..., None, :, :], sin[..., None, :, :]), v
+        return rotate(self.k_norm(k) if self.qk_norm else k, cos[..., None, :, :], sin[..., None, :, :]), v
 
     def forward(
         self, x_BAKD: Tensor, cos: Tensor, sin: Tensor, context: tuple[Tensor, Tensor], see_BAL: Tensor

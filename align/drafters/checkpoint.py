@@ -15,6 +15,7 @@ from align.data import Samples
 from align.drafters.block import BlockConfig, BlockDrafter, BlockLayer
 from align.errors import UserError
 from align.files import write_atomically
+from align.hub import model_folder
 from align.target import Target, read_config
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
         UserError: not a drafter folder, torn weights, weights that are no numbers, or a drafter made for a target of
             another shape. (One made for other weights of that shape drafts worse, never wrongly.)
     """
-    path = _folder(str(folder))
+    path = model_folder(str(folder), "drafter", ["config.json", "model.safetensors"])
     values = read_config(path)
     if values.get("architectures") != [ARCHITECTURE]:
         raise UserError(
@@ -263,23 +264,6 @@ def _load_exactly(drafter: BlockDrafter, tensors: dict[str, Tensor], path: Path)
                     f"{path}/model.safetensors: {name} has shape {tuple(tensors[name].shape)}, expected {tuple(parameter.shape)}"
                 )
             parameter.copy_(tensors[name].float())
-
-
-def _folder(name: str) -> Path:
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-        from align.hub import hub_reachable
-
-        try:
-            return Path(snapshot_download(name, local_files_only=not hub_reachable()))
-        except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
-            pass
-    raise UserError(f"drafter {name!r}: no such folder, and no hub id that can be had")
 
 
 def coverage(samples: Samples, draft_vocab: Tensor | None, target: Target) -> float:

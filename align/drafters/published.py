@@ -1,0 +1,483 @@
+"""Published checkpoints of SEDD, MDLM, RADD and BD3-LM: hub folders and original training files, told apart by content.
+
+| what | content |
+|---|---|
+| SEDD, RADD on the hub | config.json with `tokens`, `noise`, `model`; tensors without a prefix |
+| MDLM, BD3-LM on the hub | flat config.json; tensors under `backbone.`; BD3-LM also `sampling_eps_min`, `sampling_eps_max` |
+| SEDD, RADD in training | `model`, `ema`, the config in `.hydra/config.yaml` |
+| MDLM, BD3-LM in training (Lightning) | `state_dict`, `ema`, the config in `.hydra/config.yaml` or plain hyperparameters |
+
+`ema.shadow_params` is an unnamed list in the order of the parameters, buffers left out; it holds the weights to use.
+Only tensors are read: no code of a checkpoint runs. Folders that `save_published` writes add the keys `attention` and
+`block_size` to config.json where a drafter's attention is not the published one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from align.drafters.ddit import DDiT, DDiTConfig, Rotary
+from align.errors import UserError, nearest
+from align.files import write_atomically
+from align.hub import model_folder
+from align.strict_yaml import parse_yaml
+from align.target import read_config
+
+FAMILIES = ("sedd", "mdlm", "radd", "bd3lm")
+GRAPHS = {"absorb": "absorbing", "uniform": "uniform"}
+SCHEDULES = ("loglinear", "geometric")
+_BACKBONE = "backbone."
+_CLIPPED = ("sampling_eps_min", "sampling_eps_max")
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_RUN_WEIGHTS = ("checkpoints-meta/checkpoint.pth", "checkpoints/last.ckpt")
+
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """The noise schedule a checkpoint was trained under: loglinear (ε = 1e-3) or geometric between two σ.
+
+    `mask_rates`: the masking probabilities that BD3-LM's clipped schedule draws from; None = all of 0..1.
+    """
+
+    name: str = "loglinear"
+    sigma_min: float = 1e-4
+    sigma_max: float = 20.0
+    mask_rates: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A published network, in fp32 and evaluation mode, and what its numbers mean.
+
+    family: a name of `FAMILIES`; graph: `absorbing` or `uniform`; mask_id: None where the graph has no mask.
+    """
+
+    network: DDiT
+    family: str
+    graph: str
+    schedule: ScheduleSpec
+    mask_id: int | None
+
+    @property
+    def prediction(self) -> str:
+        """`log_score`: use `network.log_score`; `logits`: a softmax over the tokens without the mask."""
+        return "log_score" if self.family == "sedd" or self.network.config.scale_by_sigma else "logits"
+
+    @property
+    def time_input(self) -> str:
+        """`sigma`, `zero` (whatever it is given, the network is fed σ = 0) or `none`."""
+        return self.network.config.time_input
+
+
+@dataclass
+class _Plan:
+    """What a config says."""
+
+    config: DDiTConfig
+    graph: str
+    schedule: ScheduleSpec
+    mask_id: int | None
+
+
+def load_published(source: str | Path, revision: str | None = None) -> Loaded:
+    """Load a hub id, a folder in hub layout, a training run's folder, or one checkpoint file with its config beside it.
+
+    Raises:
+        UserError: what can't be found or read, a file that holds more than tensors, a missing, unknown or misshapen tensor,
+            averaged weights that do not fit, a config that does not describe one of the four families.
+    """
+    path, config_file = _find(source, revision)
+    content = _read_weights(path)
+    tensors, averaged = _unpack(content, path)
+    values = _config_values(content, config_file, path)
+    prefix = _BACKBONE if any(name.startswith(_BACKBONE) for name in tensors) else ""
+    embedding = tensors.get(f"{prefix}vocab_embed.embedding")
+    if embedding is None:
+        raise UserError(
+            f"{path}: no tensor 'vocab_embed.embedding', with or without 'backbone.': not a checkpoint of "
+            f"{', '.join(FAMILIES)}"
+        )
+    family = _family(values, tensors, prefix)
+    plan = _plan(values, family, str(config_file or path), embedding)
+    with torch.device("meta"):
+        network = DDiT(plan.config)
+    _check_tensors(tensors, network, prefix, _clip_keys(family, tensors), path)
+    if averaged is not None:
+        _use_averaged(tensors, averaged, network, prefix, path)
+    state = {name: tensors[prefix + name].to(torch.float32, copy=True) for name in network.state_dict()}
+    _check_values(state, network, path)
+    network.load_state_dict(state, assign=True)
+    schedule = plan.schedule
+    if clip := _clip_keys(family, tensors):
+        low, high = (float(tensors[key]) for key in clip)
+        schedule = ScheduleSpec(schedule.name, schedule.sigma_min, schedule.sigma_max, (low, high))
+    return Loaded(network.eval(), family, plan.graph, schedule, plan.mask_id)
+
+
+def save_published(
+    network: DDiT,
+    folder: Path,
+    family: str,
+    *,
+    graph: str = "absorbing",
+    schedule: ScheduleSpec | None = None,
+    mask_id: int | None = None,
+) -> None:
+    """Write the family's hub layout, config.json and model.safetensors, in the network's own numbers.
+
+    `mask_id` None = the last id, where the graph has a mask.
+
+    Raises:
+        UserError: a family or graph of another name, or one that can't hold this network.
+    """
+    for name, value, choices in (("family", family, FAMILIES), ("graph", graph, tuple(GRAPHS.values()))):
+        if value not in choices:
+            raise UserError(f"{name} {value!r} is unknown{nearest(value, choices)}")
+    schedule = schedule or ScheduleSpec()
+    values = _hub_config(network.config, family, graph, schedule, mask_id)
+    again = _plan(values, family, "config.json", network.vocab_embed.embedding)
+    for f in fields(DDiTConfig):
+        if getattr(again.config, f.name) != (value := getattr(network.config, f.name)):
+            raise UserError(f"family {family!r} can't hold a network with {f.name}={value!r}")
+    if again.graph != graph:
+        raise UserError(f"family {family!r} can't hold a {graph} graph")
+    prefix = _BACKBONE if family in ("mdlm", "bd3lm") else ""
+    tensors = {prefix + name: t.detach().contiguous().cpu() for name, t in network.state_dict().items()}
+    if family == "bd3lm" and schedule.mask_rates:
+        tensors |= {key: torch.tensor(rate) for key, rate in zip(_CLIPPED, schedule.mask_rates, strict=True)}
+    write_atomically(
+        folder / "model.safetensors", lambda part: save_file(tensors, str(part), metadata={"format": "pt"})
+    )
+    write_atomically(
+        folder / "config.json", lambda part: part.write_text(json.dumps(values, indent=2) + "\n")
+    )
+
+
+# ---- files ----
+
+
+def _find(source: str | Path, revision: str | None) -> tuple[Path, Path | None]:
+    """The file of weights and that of the config, if there is one."""
+    path = Path(source).expanduser()
+    if path.is_file():
+        beside = [
+            folder / name
+            for folder in (path.parent, path.parent.parent)
+            for name in ("config.json", ".hydra/config.yaml")
+        ]
+        return path, next((p for p in beside if p.is_file()), None)
+    folder = model_folder(str(source), "checkpoint", ["config.json", *_WEIGHTS], revision)
+    run = folder / ".hydra" / "config.yaml"
+    config, names = (run, _RUN_WEIGHTS) if run.is_file() else (folder / "config.json", _WEIGHTS)
+    weights = next((folder / name for name in names if (folder / name).is_file()), None)
+    if weights is None:
+        raise UserError(f"{folder}: no weights, neither {names[0]} nor {names[1]}")
+    return weights, config
+
+
+def _read_weights(path: Path) -> dict[str, Any]:
+    try:
+        if path.suffix == ".safetensors":
+            return dict(load_file(str(path)))
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # what a broken file makes of an unpickler has no common class
+        foreign = re.search(r"GLOBAL (\S+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and foreign:
+            raise UserError(
+                f"{path}: holds {foreign[1]} objects, not tensors alone, and is not unpickled; if you trust whoever made it, "
+                f'convert it once: python -c "import torch; c = torch.load({str(path)!r}, weights_only=False); '
+                "torch.save({k: c[k] for k in ('state_dict', 'model', 'ema') if k in c}, "
+                f'{str(path.with_suffix(".weights.pt"))!r})" and keep its .hydra/config.yaml or config.json beside it'
+            ) from None
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: not readable ({first})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a {type(content).__name__}, not named tensors")
+    return content
+
+
+def _unpack(content: dict[str, Any], path: Path) -> tuple[dict[str, Tensor], list[Tensor] | None]:
+    """Named tensors, without torch.compile's prefix, and the unnamed averaged ones of a training checkpoint."""
+    section = next((key for key in ("state_dict", "model") if isinstance(content.get(key), Mapping)), None)
+    named = content if section is None else content[section]
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            raise UserError(f"{path}: {name!r} is a {type(tensor).__name__}, not a tensor")
+    tensors = {str(name).replace("_orig_mod.", ""): tensor for name, tensor in named.items()}
+    ema = content.get("ema") if section else None
+    if ema is None:
+        if section == "model":
+            raise UserError(f"{path}: misses 'ema', the averaged weights, which are the ones to use")
+        return tensors, None
+    averaged = ema.get("shadow_params") if isinstance(ema, Mapping) else None
+    if not isinstance(averaged, list) or not all(isinstance(tensor, Tensor) for tensor in averaged):
+        raise UserError(f"{path}: ema.shadow_params must be a list of tensors")
+    return tensors, averaged
+
+
+def _config_values(content: dict[str, Any], config_file: Path | None, path: Path) -> dict[str, Any]:
+    inside = content.get("hyper_parameters")
+    if isinstance(inside, Mapping) and isinstance(inside.get("config"), dict):
+        return inside["config"]
+    if config_file is None:
+        raise UserError(
+            f"{path}: its sizes, graph and noise are not in it: put its config.json or .hydra/config.yaml beside it"
+        )
+    if config_file.suffix == ".json":
+        return read_config(config_file.parent)
+    values = parse_yaml(config_file.read_text(encoding="utf-8"), str(config_file))
+    if not isinstance(values, dict):
+        raise UserError(f"{config_file}: must hold keys, not a {type(values).__name__}")
+    return values
+
+
+# ---- tensors ----
+
+
+def _family(values: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> str:
+    if not prefix:
+        return "radd" if "blocks.0.norm1.bias" in tensors else "sedd"
+    algo = values.get("algo")
+    blocks = values.get("model_type") == "bd3lm" or (isinstance(algo, dict) and algo.get("name") == "bd3lm")
+    return "bd3lm" if blocks else "mdlm"
+
+
+def _clip_keys(family: str, tensors: dict[str, Tensor]) -> tuple[str, ...]:
+    """BD3-LM's two buffers of the clipped schedule: both or neither."""
+    return _CLIPPED if family == "bd3lm" and any(key in tensors for key in _CLIPPED) else ()
+
+
+def _check_tensors(
+    tensors: dict[str, Tensor], network: DDiT, prefix: str, more: tuple[str, ...], path: Path
+) -> None:
+    shapes = {prefix + name: tuple(t.shape) for name, t in network.state_dict().items()}
+    shapes |= dict.fromkeys(more, ())
+    for name, shape in shapes.items():
+        if name not in tensors:
+            raise UserError(f"{path}: misses tensor {name!r} of shape {shape}")
+        if tensors[name].shape != shape:
+            raise UserError(f"{path}: {name} has shape {tuple(tensors[name].shape)}, expected {shape}")
+    for name in tensors:
+        if name not in shapes:
+            raise UserError(f"{path}: has an unknown tensor {name!r}")
+
+
+def _use_averaged(
+    tensors: dict[str, Tensor], averaged: list[Tensor], network: DDiT, prefix: str, path: Path
+) -> None:
+    parameters = dict(network.named_parameters())
+    if len(averaged) != len(parameters):
+        raise UserError(
+            f"{path}: ema.shadow_params holds {len(averaged)} tensors, but the network has {len(parameters)} parameters "
+            "(buffers such as rotary_emb.inv_freq are none); without names nothing else says which is which"
+        )
+    for i, (name, parameter) in enumerate(parameters.items()):
+        if averaged[i].shape != parameter.shape:
+            raise UserError(
+                f"{path}: ema.shadow_params[{i}] has shape {tuple(averaged[i].shape)}, expected {tuple(parameter.shape)} "
+                f"of {name}"
+            )
+        tensors[prefix + name] = averaged[i]
+
+
+def _check_values(state: dict[str, Tensor], network: DDiT, path: Path) -> None:
+    for name, tensor in state.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{path}: {name} holds values that are no numbers")
+    table = Rotary(network.config.head_dim).inv_freq
+    if not torch.allclose(state["rotary_emb.inv_freq"], table, rtol=0.01):  # half precision rounds it by 0.4%
+        raise UserError(f"{path}: rotary_emb.inv_freq is not that of base 10000, which alone is known here")
+
+
+# ---- config.json and .hydra/config.yaml ----
+
+
+def _get(values: dict[str, Any], key: str, where: str) -> Any:
+    found: Any = values
+    for part in key.split("."):
+        if not isinstance(found, dict) or part not in found:
+            raise UserError(
+                f"{where}: missing key {key!r}{nearest(part, found if isinstance(found, dict) else ())}"
+            )
+        found = found[part]
+    return found
+
+
+def _pick(values: dict[str, Any], key: str, where: str, choices: tuple[str, ...]) -> str:
+    value = _get(values, key, where)
+    if value not in choices:
+        raise UserError(f"{where}: {key}={value!r:.60} is unknown{nearest(value, choices)}")
+    return str(value)
+
+
+def _switch(values: dict[str, Any], key: str, where: str) -> bool:
+    value = _get(values, key, where)
+    if not isinstance(value, bool):
+        raise UserError(f"{where}: {key} must be true or false, not {value!r:.60}")
+    return value
+
+
+def _plan(values: dict[str, Any], family: str, where: str, embedding: Tensor) -> _Plan:
+    """Read a config of either shape. `embedding` says V where a training config does not."""
+    nested = isinstance(values.get("model"), dict)
+    if family in ("sedd", "radd"):
+        return _score_plan(values, family, where)
+    return _masked_plan(values, family, where, len(embedding) if nested else None)
+
+
+def _ddit_config(where: str, **values: Any) -> DDiTConfig:
+    try:
+        return DDiTConfig(**values)
+    except UserError as error:  # it knows no file
+        raise UserError(f"{where}: {error}") from None
+
+
+def _score_plan(values: dict[str, Any], family: str, where: str) -> _Plan:
+    """SEDD's and RADD's: `tokens` without the mask, sizes under `model`."""
+    absorbing = family == "radd" or _pick(values, "graph.type", where, tuple(GRAPHS)) == "absorb"
+    tokens = _get(values, "tokens", where)
+    if not isinstance(tokens, int) or isinstance(tokens, bool):
+        raise UserError(f"{where}: tokens must be a whole number, not {tokens!r:.60}")
+    scaled = family == "sedd" and _switch(values, "model.scale_by_sigma", where)
+    if scaled and not absorbing:
+        raise UserError(f"{where}: model.scale_by_sigma=true belongs to the absorbing graph, not to uniform")
+    config = _ddit_config(
+        where,
+        vocab_size=tokens + absorbing,
+        hidden_size=_get(values, "model.hidden_size", where),
+        cond_dim=_get(values, "model.cond_dim", where),
+        time_input="sigma" if family == "sedd" else "none",
+        norm_bias=family == "radd",
+        scale_by_sigma=scaled,
+        **_common(values, "model.", "full", where),
+    )
+    graph = "absorbing" if absorbing else "uniform"
+    return _Plan(config, graph, _schedule(values, where), _mask_id(values, graph, config, where))
+
+
+def _masked_plan(values: dict[str, Any], family: str, where: str, vocab_size: int | None) -> _Plan:
+    """MDLM's and BD3-LM's: flat on the hub, `model` and, in BD3-LM's repository, `algo` in training."""
+    nested = vocab_size is not None
+    inner = "model." if nested else ""
+    algo = "algo." if isinstance(values.get("algo"), dict) else ""
+    options = values["algo"] if algo else values
+    if options.get("causal") is True or options.get("causal_attention") is True:
+        raise UserError(f"{where}: {algo}causal is on: an autoregressive model, not a diffusion drafter")
+    scored = False
+    if nested or "parameterization" in values:
+        scored = _pick(values, f"{algo}parameterization", where, ("subs", "sedd")) == "sedd"
+    time_input = "sigma" if _switch(values, f"{algo}time_conditioning", where) else "zero"
+    attention = "full"
+    if family == "bd3lm":
+        attention = "full" if options.get("cross_attn") is False else "block_causal"
+        time_input = "none" if options.get("adaln") is False else time_input
+    config = _ddit_config(
+        where,
+        vocab_size=vocab_size if vocab_size is not None else _get(values, "vocab_size", where),
+        hidden_size=_get(values, "model.hidden_size" if nested else "hidden_dim", where),
+        cond_dim=_get(values, f"{inner}cond_dim", where),
+        time_input=time_input,
+        scale_by_sigma=scored,  # MDLM's model.scale_by_sigma is read by nobody; its score is always scaled
+        **_common(values, inner, attention, where),
+    )
+    tokenizer = values["data"].get("tokenizer_name_or_path") if isinstance(values.get("data"), dict) else None
+    if tokenizer is not None and "gpt2" not in str(tokenizer) and "mask_token_id" not in values:
+        raise UserError(
+            f"{where}: tokenizer {str(tokenizer)!r} may have a mask token of its own: add mask_token_id: ID at the top"
+        )
+    schedule = _schedule(values, where) if nested else ScheduleSpec()
+    return _Plan(config, "absorbing", schedule, _mask_id(values, "absorbing", config, where))
+
+
+def _common(values: dict[str, Any], inner: str, attention: str, where: str) -> dict[str, Any]:
+    """What all four call by one name, and the attention that a drafter of ours may have instead of the published one."""
+    attention = values.get("attention", attention)
+    section = values["model"] if inner else values
+    return {
+        "n_blocks": _get(values, f"{inner}n_blocks", where),
+        "n_heads": _get(values, f"{inner}n_heads", where),
+        "dropout": section.get("dropout", DDiTConfig.dropout),
+        "attention": attention,
+        "block_size": _get(values, "block_size", where) if attention == "block_causal" else 0,
+    }
+
+
+def _schedule(values: dict[str, Any], where: str) -> ScheduleSpec:
+    if _pick(values, "noise.type", where, SCHEDULES) == "loglinear":
+        return ScheduleSpec()
+    low, high = (_get(values, f"noise.{key}", where) for key in ("sigma_min", "sigma_max"))
+    number = all(isinstance(x, int | float) and math.isfinite(x) for x in (low, high))
+    if not number or not 0 < low < high:
+        raise UserError(
+            f"{where}: noise.sigma_min={low!r:.30} and sigma_max={high!r:.30} must be numbers, 0 < min < max"
+        )
+    return ScheduleSpec("geometric", float(low), float(high))
+
+
+def _mask_id(values: dict[str, Any], graph: str, config: DDiTConfig, where: str) -> int | None:
+    if graph == "uniform":
+        return None
+    mask_id = values.get("mask_token_id", config.vocab_size - 1)
+    if not isinstance(mask_id, int) or isinstance(mask_id, bool) or not 0 <= mask_id < config.vocab_size:
+        raise UserError(
+            f"{where}: mask_token_id={mask_id!r:.30} is not an id within 0..{config.vocab_size - 1}"
+        )
+    return mask_id
+
+
+def _hub_config(
+    config: DDiTConfig, family: str, graph: str, schedule: ScheduleSpec, mask_id: int | None
+) -> dict[str, Any]:
+    """config.json as the family's own code reads it, and keys of ours where it has none."""
+    c = config
+    ours: dict[str, Any] = {}
+    if c.attention != ("block_causal" if family == "bd3lm" else "full"):
+        ours["attention"] = c.attention
+    if c.attention == "block_causal":
+        ours["block_size"] = c.block_size
+    if mask_id is not None and mask_id != c.vocab_size - 1:
+        ours["mask_token_id"] = mask_id
+    sizes = {"cond_dim": c.cond_dim, "n_blocks": c.n_blocks, "n_heads": c.n_heads, "dropout": c.dropout}
+    if family in ("sedd", "radd"):
+        noise = {"type": schedule.name, "sigma_min": schedule.sigma_min, "sigma_max": schedule.sigma_max}
+        absorb = graph == "absorbing"
+        own: dict[str, Any] = {"type": "ddit", "scale_by_sigma": c.scale_by_sigma}
+        if family == "radd":
+            own = {"type": "ddit_wot", "use_checkpoint": False, "dtype": "float32"}
+        return {
+            "tokens": c.vocab_size - absorb,
+            "graph": {"type": "absorb" if absorb else "uniform"},
+            "noise": noise,
+            "model": {"hidden_size": c.hidden_size, **sizes, **own},
+            **ours,
+        }
+    if schedule.name != "loglinear":
+        raise UserError(f"family {family!r} can't hold a {schedule.name} schedule: its hub config names none")
+    if c.scale_by_sigma:
+        ours["parameterization"] = "sedd"
+    if family == "bd3lm":
+        ours |= {"cross_attn": c.attention == "block_causal", "adaln": c.time_input != "none"}
+        ours["var_min"] = schedule.mask_rates is not None
+        ours |= dict(zip(_CLIPPED, schedule.mask_rates or (), strict=False))
+    return {
+        "architectures": [family.upper()],
+        "model_type": family,
+        "vocab_size": c.vocab_size,
+        "hidden_dim": c.hidden_size,
+        **sizes,
+        "time_conditioning": c.time_input == "sigma",
+        "torch_dtype": "float32",
+        **ours,
+    }
