@@ -16,9 +16,10 @@ from torch import Tensor
 
 from align.acceptance import accepted_greedy, expected_accepted_token
 from align.datamodule import Step
-from align.drafters.block import BlockDrafter
+from align.drafters.block import BlockConfig, BlockDrafter
+from align.drafters.diffusion import DiffusionDrafter
 from align.ema import EMA
-from align.kept import KeptViews, look
+from align.kept import KeptViews, View, look
 from align.losses import DraftRows, Objective, RowStatistics, row_statistics
 from align.random_state import random_state, set_random_state
 from align.recipe import Recipe, TrainerConfig
@@ -51,14 +52,14 @@ class Calibrate(lightning.LightningModule):
         recipe: objective, trainer and output are read.
     """
 
-    def __init__(self, drafter: BlockDrafter, recipe: Recipe) -> None:
+    def __init__(self, drafter: BlockDrafter | DiffusionDrafter, recipe: Recipe) -> None:
         super().__init__()
         o = recipe.objective
         self.drafter, self.recipe = drafter, recipe
         self.objective = Objective(o.terms, o.weighting, o.decay, o.d_pace_alpha)
         self.ema = EMA(drafter, recipe.trainer.ema)
         memory = recipe.trainer.keep_features_gb
-        self.kept = KeptViews(drafter.target, drafter.config, memory) if memory else None
+        self.kept = KeptViews(drafter.target, self.view_config, memory) if memory else None
         self.identity = {"drafter": drafter.config.to_dict()}
         self.window = {
             "loss": 0.0,
@@ -81,21 +82,14 @@ class Calibrate(lightning.LightningModule):
 
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
         """Statistics (B, A, K) of one micro-batch: target, then drafter, then head; p at `temperature`."""
-        drafter, target = self.drafter, self.drafter.target
-        batch, anchors = step.batch, step.anchors
-        view = (
-            self.kept.look(step, temperature)
-            if self.kept is not None and step.keys
-            else look(target, step, drafter.config, temperature)
-        )
-        length = batch.tokens_BL.shape[1]
-        offset = torch.arange(len(batch.tokens_BL), device=batch.tokens_BL.device)[:, None, None] * length
-        place_BAK = anchors.places_BAK(length) + offset
+        drafter, batch, anchors = self.drafter, step.batch, step.anchors
+        assert isinstance(drafter, BlockDrafter)
+        view = self.view(step, temperature)
         hidden = drafter(batch, view.features, anchors)
         factors = drafter.markov_factors(batch, anchors, hidden)
         drafted = DraftRows(
             hidden.flatten(0, 2),
-            torch.searchsorted(view.used_P, place_BAK.flatten()).clamp_max(len(view.used_P) - 1),
+            self.used_rows(step, view).flatten(),
             None if factors is None else factors[0].flatten(0, 2),
             None if factors is None else factors[1],
         )
@@ -109,6 +103,25 @@ class Calibrate(lightning.LightningModule):
             temperature,
             self.recipe.objective.chunk_rows,
         )
+
+    @property
+    def view_config(self) -> BlockConfig | None:
+        """What the drafter is shown of the target besides p."""
+        return self.drafter.config if isinstance(self.drafter, BlockDrafter) else None
+
+    def view(self, step: Step, temperature: float) -> View:
+        """The target over a micro-batch, p at `temperature`."""
+        if self.kept is not None and step.keys:
+            return self.kept.look(step, temperature)
+        return look(self.drafter.target, step, self.view_config, temperature)
+
+    @staticmethod
+    def used_rows(step: Step, view: View) -> Tensor:
+        """Of every drafted position, which of the view's places has the p that it imitates, (B, A, K)."""
+        length = step.batch.tokens_BL.shape[1]
+        offset = torch.arange(len(step.batch.tokens_BL), device=view.used_P.device)[:, None, None] * length
+        place_BAK = step.anchors.places_BAK(length) + offset
+        return torch.searchsorted(view.used_P, place_BAK).clamp_max(len(view.used_P) - 1)
 
     def complete(self, step: Step) -> Tensor:
         """Anchors that tell τ, (B, A): the target wrote the anchor itself (decoding never drafts right after a template),
@@ -136,18 +149,18 @@ class Calibrate(lightning.LightningModule):
     def training_step(self, step: Step, index: int) -> Tensor:
         statistics = self.model_step(step, self.recipe.objective.temperature)
         loss = self.objective.per_position(statistics, step.anchors.valid_BAK).sum() * step.scale
-        self._count(step, statistics, loss.detach())
+        valid, whole, s = step.anchors.valid_BAK, self.complete(step), statistics
+        accepted = expected_accepted_token(s.log_q_label, s.p_label, s.acceptance, valid)
+        self._count(step, loss.detach(), valid.sum(), (accepted * whole).sum(), whole.sum())
         return loss
 
     @torch.no_grad()
-    def _count(self, step: Step, statistics: RowStatistics, loss: Tensor) -> None:
-        """Add this micro-batch, over all processes, to the counters: one transfer and one reduction."""
-        valid, whole = step.anchors.valid_BAK, self.complete(step)
-        s = statistics
-        accepted = expected_accepted_token(s.log_q_label, s.p_label, s.acceptance, valid)
+    def _count(self, step: Step, loss: Tensor, positions: Tensor, accepted: Tensor, anchors: Tensor) -> None:
+        """Add this micro-batch, over all processes, to the counters: one transfer and one reduction. `accepted`: expected
+        drafts accepted, summed over `anchors` anchors."""
         now = time.monotonic()
         spent, self._clock = now - self._clock, now
-        sums = [loss, (accepted * whole).sum(), whole.sum(), valid.sum(), (step.batch.document_BL >= 0).sum()]
+        sums = [loss, accepted, anchors, positions, (step.batch.document_BL >= 0).sum()]
         host = [torch.tensor([float(self.stop_wanted), spent], dtype=torch.float64, device=loss.device)]
         vector = torch.cat([torch.stack([x.double() for x in sums]), *host])
         values = self._summed(vector).tolist()
@@ -168,9 +181,11 @@ class Calibrate(lightning.LightningModule):
         return vector
 
     def means(self) -> dict[str, float]:
-        """Loss and expected τ since the last call, which this ends."""
+        """Loss and, where it was estimated, expected τ since the last call, which this ends."""
         w = self.window
-        found = {"loss": w["loss"] / max(w["batches"], 1), "tau": 1 + w["accepted"] / max(w["anchors"], 1)}
+        found = {"loss": w["loss"] / max(w["batches"], 1)}
+        if w["anchors"]:
+            found["tau"] = 1 + w["accepted"] / w["anchors"]
         self.window = dict.fromkeys(w, 0.0)
         return found
 
@@ -193,7 +208,7 @@ class Calibrate(lightning.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         t = self.recipe.trainer
         return torch.optim.AdamW(
-            self.drafter.parameters(),
+            [p for p in self.drafter.parameters() if p.requires_grad],
             lr=t.learning_rate,
             betas=(t.betas[0], t.betas[1]),
             weight_decay=t.weight_decay,
@@ -236,9 +251,13 @@ class Calibrate(lightning.LightningModule):
         if step.scale == 0:  # a repeated row, there to keep the processes in step
             self.model_step(step, 1.0)
             return
-        statistics, valid, whole = self.model_step(step, 1.0), step.anchors.valid_BAK, self.complete(step)
-        s, tallies = statistics, self._tallies
-        tallies.loss(self.objective.per_position(s, valid).sum(), valid[..., 0].sum())
+        s, valid = self.model_step(step, 1.0), step.anchors.valid_BAK
+        self._tallies.loss(self.objective.per_position(s, valid).sum(), valid[..., 0].sum())
+        self._tally(step, s)
+
+    def _tally(self, step: Step, s: RowStatistics) -> None:
+        """Expected τ and acceptance by position."""
+        valid, whole, tallies = step.anchors.valid_BAK, self.complete(step), self._tallies
         if step.kind == "greedy":
             tallies.accepted("greedy", accepted_greedy(s.match, s.greedy_label, valid)[whole])
         if step.kind == "sampling":
@@ -252,6 +271,17 @@ class Calibrate(lightning.LightningModule):
             self.ema.swap_out(self.drafter)
         device = next(self.drafter.parameters()).device
         self.validation_numbers = self._tallies.numbers(self._summed(self._tallies.vector().to(device)).cpu())
+
+    @torch.no_grad()
+    def validate_now(self) -> None:
+        """A validation outside of the Trainer's turn: before the first step."""
+        rows: Any = self.trainer
+        self.eval()
+        self.on_validation_epoch_start()
+        for i, step in enumerate(rows.datamodule.val_dataloader()):
+            self.validation_step(step.to(self.device), i)
+        self.on_validation_epoch_end()
+        self.train()
 
     # ---- checkpoints ----
 

@@ -8,13 +8,14 @@ from typing import Any
 import yaml
 
 from align.drafters.block import BlockConfig
+from align.drafters.diffusion import DiffusionConfig
 from align.recipe import Recipe, resolve
 from align.run_record import versions
 
 
 def write_card(
     recipe: Recipe,
-    config: BlockConfig,
+    config: BlockConfig | DiffusionConfig,
     manifest: dict[str, Any],
     run: dict[str, Any],
     validation: dict[str, float],
@@ -22,27 +23,15 @@ def write_card(
     """Markdown with hub metadata. `run`: steps, tokens_seen, positions, minutes, parameters, coverage."""
     found = versions()
     acceptance = [v for k, v in validation.items() if k.startswith("acceptance_")]
-    layers = ", ".join(str(i) for i in config.target_layer_ids)
     lines = [
         "---",
-        "library_name: block-drafter",
+        f"library_name: {'block' if isinstance(config, BlockConfig) else 'diffusion'}-drafter",
         f"base_model: {config.target}",
         "license: apache-2.0",
         "tags: [speculative-decoding, discrete-diffusion, drafter]",
         "---",
         "",
-        f"# {Path(recipe.output).name}: a block-diffusion drafter for {config.target}",
-        "",
-        f"Drafts {config.block_size} tokens in one pass, conditioned on the target (`{config.context}`, target layers {layers}). "
-        "Useful with that target alone: embedding and head are the target's and not stored here.",
-        "",
-        '    python -m decode.generate --drafter FOLDER "your prompt"',
-        "",
-        "| | |",
-        "|---|---|",
-        f"| trainable parameters | {run['parameters']:,} |",
-        f"| draft vocabulary | {config.draft_vocab_size or config.vocab_size:,} of {config.vocab_size:,} tokens, "
-        f"{run['coverage']:.1%} of the training answers' tokens |",
+        *_about(recipe, config, run),
         f"| target sha256 | `{config.target_sha256}` |",
         f"| data | {manifest['samples']:,} samples, {manifest['tokens']:,} tokens written by the target "
         f"(temperatures {manifest['prompt_temperature']} / {manifest['answer_temperatures']}, seed {manifest['seed']}) |",
@@ -57,6 +46,11 @@ def write_card(
                 f"| expected τ, {name} | {tau:.3f} ± {error:.3f} (standard error; {anchors:,} places of held-out text at "
                 f"temperature {temperature}) |"
             )
+    if "bound" in validation:
+        lines.append(
+            f"| bound on held-out blocks, given the text before | {validation['bound']:.3f} ± {validation['bound_se']:.3f} nats a "
+            f"token (standard error), perplexity {validation['perplexity']:.1f} |"
+        )
     if acceptance:
         lines.append(f"| acceptance Σmin(p, q) by position | {' / '.join(f'{a:.3f}' for a in acceptance)} |")
     lines += [
@@ -70,6 +64,31 @@ def write_card(
         "",
     ]
     return "\n".join(lines)
+
+
+def _about(recipe: Recipe, config: BlockConfig | DiffusionConfig, run: dict[str, Any]) -> list[str]:
+    """What it is, up to the first rows of the table."""
+    name, use = Path(recipe.output).name, '    python -m decode.generate --drafter FOLDER "your prompt"'
+    parameters = ["", use, "", "| | |", "|---|---|", f"| trainable parameters | {run['parameters']:,} |"]
+    if isinstance(config, DiffusionConfig):
+        kind = {"ddit": "DDiT", "masked_lm": "masked language model"}[recipe.drafter.kind]
+        return [
+            f"# {name}: a standalone diffusion drafter for {config.target}",
+            "",
+            f"A {kind} ({recipe.drafter.attention} attention, {config.graph} graph) that reads tokens alone; trained in blocks of "
+            f"{config.block_size}, stage {recipe.stage}. Its vocabulary is that target's.",
+            *parameters,
+        ]
+    layers = ", ".join(str(i) for i in config.target_layer_ids)
+    return [
+        f"# {name}: a block-diffusion drafter for {config.target}",
+        "",
+        f"Drafts {config.block_size} tokens in one pass, conditioned on the target (`{config.context}`, target layers {layers}). "
+        "Useful with that target alone: embedding and head are the target's and not stored here.",
+        *parameters,
+        f"| draft vocabulary | {config.draft_vocab_size or config.vocab_size:,} of {config.vocab_size:,} tokens, "
+        f"{run['coverage']:.1%} of the training answers' tokens |",
+    ]
 
 
 def _without_places(values: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,8 @@ class Step:
 
     scale: the sum of its losses times this, averaged over processes and micro-batches, is the step's mean loss per
     anchor. kind: the text's temperature, for validation (`greedy`, `sampling`, `other`). keys: which rows these are,
-    training rows from 0 up, held-out ones from -1 down.
+    training rows from 0 up, held-out ones from -1 down. places: where in the stream each row stands, from which its noise
+    is drawn.
     """
 
     batch: Batch
@@ -39,10 +40,11 @@ class Step:
     scale: float = 1.0
     kind: str = "other"
     keys: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
 
     def to(self, device: torch.device) -> Step:
         anchors = Anchors(self.anchors.index_BA.to(device), self.anchors.valid_BAK.to(device))
-        return Step(self.batch.to(device), anchors, self.scale, self.kind, self.keys)
+        return Step(self.batch.to(device), anchors, self.scale, self.kind, self.keys, self.places)
 
 
 class StepSampler(Sampler[list[Place]]):
@@ -204,7 +206,7 @@ class RowsModule(lightning.LightningDataModule):
         )
         everywhere = sum(self._count(sampler.row(place)) for place in sampler.step_places(places[0][0]))
         scale = sampler.world * sampler.accumulate / max(everywhere, 1)
-        return Step(batch, anchors, scale, keys=tuple(row for _, _, row in places))
+        return Step(batch, anchors, scale, keys=tuple(row for _, _, row in places), places=tuple(keys))
 
     def _count(self, row: int) -> int:
         if self._counts[row] < 0:
@@ -212,7 +214,8 @@ class RowsModule(lightning.LightningDataModule):
         return int(self._counts[row])
 
     def val_dataloader(self) -> DataLoader[Place]:
-        """Held-out rows with an anchor at every place, one row a batch, dealt out to the processes in turn.
+        """Held-out rows, one a batch, dealt out to the processes in turn: with an anchor at every place, or for standalone
+        drafters, whose blocks have heads of their own to compute, with as many as in training.
 
         Every process gets as many (forwards may be collective): what is there to fill up has scale 0.
         """
@@ -223,10 +226,10 @@ class RowsModule(lightning.LightningDataModule):
         def fixed(places: Sequence[Place]) -> Step:
             _, place, index = places[0]
             kind, row = self.held_out[index]
-            batch, anchors = make_batch(
-                [row], [index], self.recipe.data.length, self.block_size, _VALIDATION_SEED
-            )
-            return Step(batch, anchors, 1.0 if place < count else 0.0, kind, (-1 - index,))
+            d, t = self.recipe.data, self.recipe.trainer
+            most = d.length if self.recipe.drafter.kind == "block" else min(d.length, t.anchors)
+            batch, anchors = make_batch([row], [index], most, self.block_size, _VALIDATION_SEED)
+            return Step(batch, anchors, 1.0 if place < count else 0.0, kind, (-1 - index,), (index,))
 
         return DataLoader(_Places(count), batch_sampler=_Fixed(dealt), collate_fn=fixed)
 

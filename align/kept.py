@@ -35,7 +35,7 @@ def used_places(step: Step) -> Tensor:
     return (place_BAK[valid] if bool(valid.any()) else place_BAK.flatten()[:1]).unique()
 
 
-def look(target: Target, step: Step, config: BlockConfig, temperature: float) -> View:
+def look(target: Target, step: Step, config: BlockConfig | None, temperature: float) -> View:
     """One forward of the target; its head runs over the used places, not over prompts and padding."""
     features, used = target_features(target, step.batch, config), used_places(step)
     following = step.batch.tokens_BL.roll(-1, dims=1).flatten()
@@ -72,7 +72,7 @@ class KeptViews:
         gigabytes: memory to use, 1e9 bytes each.
     """
 
-    def __init__(self, target: Target, config: BlockConfig, gigabytes: float) -> None:
+    def __init__(self, target: Target, config: BlockConfig | None, gigabytes: float) -> None:
         self.target, self.config = target, config
         self.room = int(gigabytes * 1e9)
         self._rows: dict[tuple[int, float], _Row] = {}

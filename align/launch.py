@@ -178,13 +178,17 @@ def _loggers(recipe: Recipe) -> list[Logger]:
 class Reports(Callback):
     """What is done after every step and every validation: tell first, then keep, so that a checkpoint's window is told."""
 
-    def __init__(self, teller: Teller, keeper: Keeper, accumulate: int) -> None:
+    def __init__(self, teller: Teller, keeper: Keeper, accumulate: int, validate_first: bool) -> None:
         self.teller, self.keeper, self.accumulate = teller, keeper, accumulate
+        self.validate_first = validate_first
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         for logger in trainer.loggers:
             if isinstance(logger, CSVFile) and trainer.is_global_zero:
                 logger.file.rewind(trainer.global_step)
+        if self.validate_first and trainer.global_step == 0:
+            pl_module.validate_now()
+            self._log(trainer, self.teller.validated(0, pl_module))
         self.teller.started(trainer.global_step, pl_module)
         self.keeper.started(trainer.global_step, pl_module)
 
@@ -246,7 +250,12 @@ def build_trainer(recipe: Recipe, target: Target, max_steps: int, quiet: bool = 
         enable_model_summary=False,
         inference_mode=False,
         callbacks=[
-            Reports(Teller(recipe, quiet or not main_process()), Keeper(recipe, _kind(recipe)), t.accumulate)
+            Reports(
+                Teller(recipe, quiet or not main_process()),
+                Keeper(recipe, _kind(recipe)),
+                t.accumulate,
+                t.validate_first,
+            )
         ],
         default_root_dir=recipe.output,
     )

@@ -20,8 +20,9 @@ def clock(seconds: float) -> str:
 
 def training_line(step: int, steps: int, numbers: Mapping[str, float], left: float) -> str:
     """`step 20/100  loss …`: means since the line before, and the time left in seconds."""
+    tau = f"expected τ {numbers['train/expected_tau']:.3f}  " if "train/expected_tau" in numbers else ""
     return (
-        f"step {step}/{steps}  loss {numbers['train/loss']:.4f}  expected τ {numbers['train/expected_tau']:.3f}  "
+        f"step {step}/{steps}  loss {numbers['train/loss']:.4f}  {tau}"
         f"{numbers['train/positions_per_second']:.0f} positions/s  {clock(left)} left"
     )
 
@@ -35,8 +36,11 @@ def validation_line(step: int, numbers: Mapping[str, float]) -> str:
         return f"{numbers[f'tau_{name}']:.3f}±{numbers[f'tau_{name}_se']:.3f} {name}"
 
     each = " ".join(f"{v:.3f}" for k, v in numbers.items() if k.startswith("acceptance_"))
+    bound = ""
+    if "bound" in numbers:
+        bound = f"bound {numbers['bound']:.3f}±{numbers['bound_se']:.3f} nats a token (perplexity {numbers['perplexity']:.0f}), "
     return (
-        f"validation at step {step}: loss {numbers['loss']:.4f}, expected τ {tau('greedy', 'at temperature 0')}, "
+        f"validation at step {step}: loss {numbers['loss']:.4f}, {bound}expected τ {tau('greedy', 'at temperature 0')}, "
         f"{tau('sampling', 'at temperature 1')}; acceptance by position {each}"
     )
 
@@ -62,7 +66,7 @@ class Teller:
         means = module.means()
         numbers = {
             "train/loss": means["loss"],
-            "train/expected_tau": means["tau"],
+            **({"train/expected_tau": means["tau"]} if "tau" in means else {}),
             "train/learning_rate": module.rate,
             "train/positions_per_second": (module.positions - self._positions) / max(now - self._since, 1e-9),
             "train/tokens_seen": float(module.tokens_seen),

@@ -106,13 +106,21 @@ class DataConfig(Group):
 class DrafterConfig(Group):
     """The network that drafts."""
 
-    kind: Literal["block"] = option("block", "target-conditioned block diffusion")
-    context: Literal["shared_kv", "taps"] = option("shared_kv", "how the drafter sees the context")
-    init: str | None = option(None, "drafter folder or hub id to start from; its architecture is kept")
+    kind: Literal["block", "ddit", "masked_lm"] = option(
+        "block",
+        "block = target-conditioned block diffusion; standalone: ddit = SEDD's and MDLM's network, masked_lm = a decoder "
+        "LM under another mask",
+    )
+    context: Literal["shared_kv", "taps"] = option("shared_kv", "how the block drafter sees the context")
+    init: str | None = option(
+        None, "drafter folder, published checkpoint or hub id to start from; its architecture is kept"
+    )
     block_size: int = option(4, "K: tokens drafted in one pass", low=1, high=64)
     layers: int = option(2, "drafter layers", low=1)
     target_layers: list[int] | None = option(
-        None, "target layers shared (one for each drafter layer) or tapped (taps); null = chosen", low=0
+        None,
+        "target layers shared (one for each drafter layer), tapped (taps) or started from (masked_lm); null = chosen",
+        low=0,
     )
     taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1)
     draft_vocab: int = option(8192, "size of the draft vocabulary, the commonest tokens; 0 = all", low=0)
@@ -120,6 +128,33 @@ class DrafterConfig(Group):
     markov_rank: int = option(192, "rank of the bias from the token before; 0 = independent positions", low=0)
     mask_token_id: int | None = option(
         None, "row of the target's embedding used as mask; null = an unused one", low=0
+    )
+    attention: Literal["prefix_causal", "full"] = option(
+        "prefix_causal",
+        "standalone: what a clean prefix sees; prefix_causal = its past, so that its keys are cached exactly; full = as published",
+    )
+    window: int = option(512, "full attention: clean tokens shown before a block", low=1)
+    hidden_size: int = option(256, "ddit: width", low=8)
+    heads: int = option(4, "ddit: attention heads", low=1)
+    cond_dim: int = option(128, "ddit: width of the time conditioning", low=1)
+    dropout: float = option(0.0, "ddit: dropout while training", low=0, high=0.9)
+    time_input: Literal["sigma", "zero", "none"] = option(
+        "sigma", "ddit: conditioned on the noise (SEDD), on zero (MDLM), or without adaLN (RADD)"
+    )
+    graph: Literal["absorbing", "uniform"] = option("absorbing", "ddit: what noise does to a token")
+    schedule: Literal["loglinear", "geometric", "cosine"] = option("loglinear", "standalone: noise over time")
+    prediction: Literal["log_score", "logits"] = option(
+        "log_score", "standalone: what the network's output is: SEDD's log-score or MDLM's logits"
+    )
+    share_embedding: bool = option(
+        True, "masked_lm: the target's embedding and head, frozen and not stored, instead of copies"
+    )
+    lora_rank: int = option(
+        0, "masked_lm: rank of low-rank updates, the rest frozen; 0 = train everything", low=0
+    )
+    lora_alpha: float | None = option(None, "their scale; null = twice the rank", above=0)
+    lora_targets: list[str] = option(
+        ["q_proj", "k_proj", "v_proj", "o_proj"], "endings of the names of the linear layers that get them"
     )
 
 
@@ -135,6 +170,20 @@ class ObjectiveConfig(Group):
     d_pace_alpha: float = option(0.5, "alpha of the D-PACE weights", low=0, high=1)
     temperature: float = option(1.0, "temperature of p in the divergences", above=0)
     chunk_rows: int = option(2048, "rows of the head computed at a time", low=1)
+    diffusion: Literal["score_entropy", "masked_nll"] = option(
+        "score_entropy", "standalone: SEDD's denoising score entropy, or MDLM's bound (absorbing only)"
+    )
+    distillation: float = option(
+        1.0, "standalone, stage=calibrate: λ, the weight of the terms beside the diffusion loss", low=0
+    )
+    distillation_warmup: int = option(0, "steps over which λ rises from 0", low=0)
+    times: Literal["low_discrepancy", "antithetic", "uniform"] = option(
+        "low_discrepancy", "standalone: how the blocks' times are drawn"
+    )
+    least_time: float = option(1e-3, "standalone: the earliest time", above=0, high=1)
+    block_lengths: list[float] = option(
+        [], "standalone: chances of the block lengths 1..K that decoding uses; empty = K always", low=0
+    )
 
 
 @dataclass
@@ -155,6 +204,7 @@ class TrainerConfig(Group):
     precision: Literal["auto", "fp32", "bf16"] = option(
         "auto", "auto = bf16 where hardware multiplies it, else fp32"
     )
+    validate_first: bool = option(False, "validate once before the first step")
     validate_every: int = option(200, "steps between validations", low=1)
     validation_rows: int = option(16, "packed rows to validate on", low=1)
     checkpoint_every: int = option(200, "steps between checkpoints", low=1)
@@ -192,7 +242,11 @@ class Recipe(Group):
     base: str | None = option(
         None, "in a file: the recipe (a name, or a path from that file) whose values this one starts from"
     )
-    stage: Literal["calibrate"] = option("calibrate", "what training does")
+    stage: Literal["pretrain", "finetune", "calibrate"] = option(
+        "calibrate",
+        "pretrain = whole rows, finetune = blocks behind clean prefixes, both by the diffusion loss; calibrate = blocks, with "
+        "the distillation terms (a block drafter is calibrated)",
+    )
     seed: int = option(0, "seed of data, initialisation and order", low=0, high=2**32 - 1)
     output: str = option("", "output folder; default: runs/NAME")
     target: TargetConfig = field(default_factory=TargetConfig)
@@ -225,7 +279,7 @@ class Recipe(Group):
             for name in t.logger
             if name not in LOGGERS
         ]
-        layers = d.target_layers if d.context == "shared_kv" else None
+        layers = d.target_layers if d.context == "shared_kv" and d.kind == "block" else None
         place = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.target.device)
         rules = [
             (self.name in ("", ".", "..") or "/" in self.name, f"name={self.name!r} must be a file name"),
@@ -239,6 +293,38 @@ class Recipe(Group):
                 d.block_size >= self.data.length,
                 f"drafter.block_size={d.block_size} must be less than data.length={self.data.length}",
             ),
+            (
+                d.kind == "block" and self.stage != "calibrate",
+                f"stage={self.stage}: drafter.kind=block is calibrated (stage=calibrate)",
+            ),
+            (
+                d.kind != "block" and d.graph == "uniform" and o.diffusion == "masked_nll",
+                "objective.diffusion=masked_nll needs drafter.graph=absorbing",
+            ),
+            (
+                d.kind == "masked_lm" and d.graph == "uniform",
+                "drafter.graph=uniform: a masked language model undoes the mask (absorbing)",
+            ),
+            (
+                d.kind == "ddit" and d.hidden_size % (2 * d.heads) != 0,
+                f"drafter.hidden_size={d.hidden_size} must be a multiple of twice drafter.heads={d.heads}",
+            ),
+            (
+                d.graph == "uniform"
+                and self.stage == "calibrate"
+                and o.distillation > 0
+                and d.kind == "ddit",
+                "drafter.graph=uniform has no one-step q to calibrate: stage=finetune, or objective.distillation=0",
+            ),
+            (
+                bool(o.block_lengths) and len(o.block_lengths) != d.block_size,
+                f"objective.block_lengths has {len(o.block_lengths)} entries for drafter.block_size={d.block_size}",
+            ),
+            (
+                bool(o.block_lengths) and sum(o.block_lengths) == 0,
+                "objective.block_lengths must not all be 0",
+            ),
+            (d.lora_rank > 0 and d.kind != "masked_lm", "drafter.lora_rank needs drafter.kind=masked_lm"),
             (d.target_layers == [], "drafter.target_layers must name at least one layer"),
             (
                 layers is not None and len(layers) != d.layers,

@@ -165,6 +165,29 @@ def row_statistics(
     return RowStatistics(**dict(zip(_ALWAYS + names, columns, strict=True)))
 
 
+def logit_statistics(
+    logits_RV: Tensor,
+    place_R: Tensor,
+    places: TargetPlaces,
+    head_VD: Tensor,
+    wanted: frozenset[str] = frozenset(),
+) -> RowStatistics:
+    """The same of a drafter with a head of its own: q = softmax(logits_RV) over the whole vocabulary; fields (R,).
+
+    Args:
+        place_R: as in `DraftRows`. head_VD: the TARGET's head, which turns the hidden states of `places` into p.
+
+    Raises:
+        UserError: an unknown divergence.
+    """
+    for name in wanted - set(DIVERGENCES):
+        raise UserError(f"objective: unknown divergence {name!r}{nearest(name, DIVERGENCES)}")
+    names = tuple(n for n in DIVERGENCES if n in wanted)
+    head_VD = head_VD.detach().to(_factor_dtype(places.hidden_PD, head_VD)).contiguous()
+    values = _Logits.apply(logits_RV, place_R, _Work(places, head_VD, None, names, 1.0, True))
+    return RowStatistics(**dict(zip(_ALWAYS + names, values, strict=True)))
+
+
 @dataclass
 class _Work:
     """What all chunks share. keep: save logits for the backward pass instead of computing them again."""
@@ -267,6 +290,29 @@ class _Rows(torch.autograd.Function):
             if need_basis:
                 basis = _product(z_Rr.t(), slope.to(_factor_dtype(z_Rr)), False)
         return hidden, z, basis, None, None
+
+
+class _Logits(torch.autograd.Function):
+    """Rows of logits → their statistics; the slopes of `_Rows`."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_RV: Tensor, place_R: Tensor, work: _Work) -> tuple[Tensor, ...]:
+        with torch.autocast(logits_RV.device.type, enabled=False):
+            log_q = logits_RV.float().log_softmax(-1).clamp_min_(LOG_ZERO)
+            log_p_U, where = _target_rows(place_R, work)
+            outputs = _values(log_q, log_p_U, where, place_R, work)
+        ctx.work = work
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*outputs[1 : len(_ALWAYS)])
+        ctx.save_for_backward(place_R, log_q, log_p_U, where)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        place_R, log_q, log_p_U, where = ctx.saved_tensors
+        by_name = dict(zip(_ALWAYS + ctx.work.names, grads, strict=True))
+        return _slope_of_logits(by_name, log_q, log_p_U, where, place_R, ctx.work), None, None
 
 
 def _values(

@@ -14,12 +14,16 @@ from align import checkpoints, data
 from align.calibrate import Calibrate, NonFiniteLoss
 from align.card import write_card
 from align.datamodule import RowsModule
+from align.drafters import standalone
 from align.drafters.block import BlockDrafter
 from align.drafters.checkpoint import coverage, frequent_tokens, from_target, load_drafter, save_drafter
+from align.drafters.diffusion import DiffusionDrafter
+from align.drafters.standalone import save_standalone
 from align.errors import UserError, cli
 from align.keeper import Interrupted
 from align.launch import fit
 from align.machine import accelerator, main_process, target_device
+from align.pretrain import Pretrain
 from align.recipe import Recipe
 from align.recipe_reader import parse_command
 from align.run_record import save_run_record
@@ -29,11 +33,13 @@ from align.target import Target, load_target
 
 def build_drafter(
     recipe: Recipe, target: Target, samples: data.Samples, vocabulary: Sequence[int] | None = None
-) -> BlockDrafter:
+) -> BlockDrafter | DiffusionDrafter:
     """The drafter to train: `drafter.init` as it was saved, or a fresh one after the recipe.
 
     `vocabulary` is the draft vocabulary of a run that goes on: its data may have grown, and with it what is frequent.
     """
+    if recipe.drafter.kind != "block":
+        return standalone.make(target, recipe.drafter, recipe.seed)
     if recipe.drafter.init is not None:
         return load_drafter(recipe.drafter.init, target)
     size = recipe.drafter.draft_vocab
@@ -67,7 +73,7 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     drafter = build_drafter(recipe, target, training, vocabulary)
     exact = manifest.get("top_p", 1.0) == 1.0 and not manifest.get("top_k", 0)
     rows = RowsModule(recipe, training, validation, drafter.config.block_size, exact)
-    module = Calibrate(drafter, recipe)
+    module = Calibrate(drafter, recipe) if isinstance(drafter, BlockDrafter) else Pretrain(drafter, recipe)
     if main_process():
         save_run_record(recipe, output, argv)
     if resume is not None and not quiet:
@@ -89,9 +95,14 @@ def _save(recipe: Recipe, module: Calibrate, manifest: dict[str, Any], run: dict
         "minutes": module.seconds / 60,
         "parameters": sum(w.numel() for w in module.final_weights.values()),
     }
-    trained = _with_weights(module.drafter, module.final_weights)
-    card = write_card(recipe, trained.config, manifest, run, module.validation_numbers)
-    save_drafter(trained, Path(recipe.output) / "drafter", card)
+    folder, numbers = Path(recipe.output) / "drafter", module.validation_numbers
+    if isinstance(module.drafter, BlockDrafter):
+        trained = _with_weights(module.drafter, module.final_weights)
+        save_drafter(trained, folder, write_card(recipe, trained.config, manifest, run, numbers))
+    else:
+        fresh = standalone.make(module.drafter.target, recipe.drafter, recipe.seed)
+        alone = standalone.with_weights(fresh, module.final_weights)
+        save_standalone(alone, folder, write_card(recipe, alone.config, manifest, run, numbers))
 
 
 @torch.no_grad()

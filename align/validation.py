@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import exp, sqrt
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ class Tallies:
         }  # count, sum, sum of squares
         # sum of β and count; of greedy text apart: it stands in where there is no other
         self._positions = torch.zeros(2, 2, block_size, dtype=torch.float64)
+        # nats x and tokens n of blocks: Σx, Σn, Σx², Σxn, Σn², and how many
+        self._bound = torch.zeros(6, dtype=torch.float64)
 
     def loss(self, total: Tensor, anchors: Tensor) -> None:
         """The loss summed over `anchors` anchors."""
@@ -35,16 +37,23 @@ class Tallies:
         b, ok = acceptance.double().flatten(0, -2), valid.double().flatten(0, -2)
         self._positions[int(kind == "greedy")] += torch.stack([(b * ok).sum(0), ok.sum(0)]).cpu()
 
+    def bound(self, nats: Tensor, tokens: Tensor) -> None:
+        """A bound on −log q of each block's tokens given the text before it, and how many these are."""
+        x, n = nats.double().flatten(), tokens.double().flatten()
+        x, n = x[n > 0], n[n > 0]
+        sums = [x.sum(), n.sum(), (x * x).sum(), (x * n).sum(), (n * n).sum(), torch.ones_like(n).sum()]
+        self._bound += torch.stack(sums).cpu()
+
     def vector(self) -> Tensor:
-        """All sums, (2 + 6 + 4K,) fp64."""
-        return torch.cat([self._loss, *self._accepted.values(), self._positions.flatten()])
+        """All sums, (2 + 6 + 4K + 6,) fp64."""
+        return torch.cat([self._loss, *self._accepted.values(), self._positions.flatten(), self._bound])
 
     def numbers(self, vector: Tensor) -> dict[str, float]:
         """What is reported, from summed-up vectors; a τ without any anchor is left out.
 
         Standard errors take anchors as independent; anchors of one text are not quite.
         """
-        loss, rest = vector[:2], vector[2:]
+        loss, rest, bound = vector[:2], vector[2:-6], vector[-6:].tolist()
         found = {"loss": float(loss[0] / loss[1].clamp_min(1))}
         for i, kind in enumerate(KINDS):
             count, total, squares = rest[3 * i : 3 * i + 3].tolist()
@@ -59,8 +68,22 @@ class Tallies:
             }
         sampled, greedy = rest[3 * len(KINDS) :].view(2, 2, -1)
         sums, counts = sampled if bool(sampled[1].any()) else greedy
+        found |= _bound_numbers(*bound)
         return found | {
             f"acceptance_{k + 1}": float(s / n)
             for k, (s, n) in enumerate(zip(sums, counts, strict=True))
             if n > 0
         }
+
+
+def _bound_numbers(x: float, n: float, xx: float, xn: float, nn: float, blocks: float) -> dict[str, float]:
+    """Nats per token, with the standard error of the ratio of sums, and the perplexity that they bound."""
+    if n == 0:
+        return {}
+    ratio = x / n
+    spread = max(xx - 2 * ratio * xn + ratio * ratio * nn, 0.0)
+    return {
+        "bound": ratio,
+        "bound_se": sqrt(spread * blocks / max(blocks - 1, 1)) / n,
+        "perplexity": exp(min(ratio, 700.0)),
+    }

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from align.drafters.block import BlockDrafter
-from align.drafters.checkpoint import load_drafter
+from align.drafters.diffusion import DiffusionDrafter
+from align.drafters.standalone import open_drafter
 from align.errors import UserError, nearest
 from align.target import DEFAULT_TARGET, Target, load_target
 from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
 from decode.drafters.copying import CopyingDrafter
+from decode.drafters.diffusion import DiffusionProposer
 from decode.drafters.lookup import LookupDrafter
 from decode.engine import MOST_NODES, Engine, run_together
 from decode.generation import Generation
@@ -226,7 +228,7 @@ def _short(value: Any) -> str:
 
 def load(
     target: str | Target = DEFAULT_TARGET,
-    drafter: str | Path | Drafter | BlockDrafter | None = None,
+    drafter: str | Path | Drafter | BlockDrafter | DiffusionDrafter | None = None,
     verifier: str = "auto",
     *,
     dtype: str = "auto",
@@ -234,6 +236,8 @@ def load(
     draft_tokens: int | None = None,
     tree_nodes: int | None = None,
     copying: bool = False,
+    steps: int = 1,
+    order: str = "left_to_right",
 ) -> Decoder:
     """A decoder for a target.
 
@@ -247,6 +251,8 @@ def load(
         tree_nodes: verify this many drafted tokens a call, branching; 0 = a chain of `draft_tokens`. Default:
             by the temperature (`decode.drafters.block`). For verifiers that test drafts which were drawn: a chain, and
             trees are drawn with the siblings that the verifier takes.
+        steps, order: of standalone drafters: how many passes unmask a draft, and in which order
+            (`decode.drafters.diffusion`).
         copying: where the text repeats itself, copy instead of drafting (`decode.drafters.copying`).
 
     Raises:
@@ -267,7 +273,17 @@ def load(
         tree_nodes = tree_nodes or 0
         fitting = find(verifier).siblings
         siblings = next((x for x in ("without_replacement", "iid") if x in fitting), None)
-    found = _drafter(drafter, target, draft_tokens, tree_nodes, siblings)
+    if steps < 1:
+        raise UserError(f"steps={steps!r}: must be at least 1")
+    if isinstance(drafter, str | Path) and drafter not in _NAMES:
+        drafter = open_drafter(drafter, target)
+        if isinstance(drafter, BlockDrafter):
+            drafter = drafter.to(target.dtype)
+            if target.fast:
+                drafter.lighten()
+    if isinstance(drafter, DiffusionDrafter):
+        drafter = DiffusionProposer(drafter, draft_tokens, steps, order)
+    found = _drafter(drafter, draft_tokens, tree_nodes, siblings)
     if copying and found is not None:
         found = (
             CopyingDrafter(found)
@@ -291,7 +307,6 @@ def _check_drafter(spec: str) -> None:
 
 def _drafter(
     drafter: str | Path | Drafter | BlockDrafter | None,
-    target: Target,
     draft_tokens: int | None,
     tree_nodes: int | None,
     siblings: Siblings | None,
@@ -302,9 +317,5 @@ def _drafter(
         return LookupDrafter(draft_tokens) if draft_tokens else LookupDrafter()
     if isinstance(drafter, BlockDrafter):
         return BlockProposer(drafter, draft_tokens, tree_nodes, siblings)
-    if not isinstance(drafter, str | Path):
-        return drafter
-    network = load_drafter(drafter, target).to(target.dtype)
-    if target.fast:
-        network.lighten()
-    return BlockProposer(network, draft_tokens, tree_nodes, siblings)
+    assert not isinstance(drafter, str | Path)
+    return drafter

@@ -59,6 +59,16 @@ def parser() -> Parser:
         metavar="N",
         help="the drafter's tokens a call, branching; 0 = a chain; default: 5 up to temperature 0.7, else 0",
     )
+    add(
+        "--steps",
+        type=whole(1),
+        default=1,
+        metavar="T",
+        help="standalone drafters: passes that unmask a draft (default 1)",
+    )
+    add(
+        "--order", default="left_to_right", help="in which order: left_to_right (default), random, confidence"
+    )
     add("--verifier", default="auto", help=VERIFIER_HELP)
     add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
     add("--max-new-tokens", type=whole(1), default=128, metavar="N", help="default 128")
@@ -211,6 +221,8 @@ def _decoders(spec: str, drafter: str | None, methods: Sequence[str], options: A
             draft_tokens=options.draft_tokens,
             tree_nodes=options.tree_nodes,
             copying=method == "combined",
+            steps=options.steps,
+            order=options.order,
         )
         target = decoders[method].target
     return {method: decoders[method] for method in methods}

@@ -62,6 +62,14 @@ def parser() -> argparse.ArgumentParser:
         help="drafted tokens a call, branching; 0 = a chain; default: 5 up to temperature 0.7, else 0",
     )
     p.add_argument(
+        "--steps", type=_count, default=1, help="standalone drafters: passes that unmask a draft; default: 1"
+    )
+    p.add_argument(
+        "--order",
+        default="left_to_right",
+        help="in which order: left_to_right (default), random or confidence",
+    )
+    p.add_argument(
         "--copying",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -143,6 +151,8 @@ def _load(args: argparse.Namespace) -> Decoder:
         device=args.device,
         draft_tokens=args.draft_tokens,
         tree_nodes=args.tree_nodes,
+        steps=args.steps,
+        order=args.order,
         copying=args.copying and drafter not in ("lookup", "none"),
     )
 

@@ -104,7 +104,7 @@ class Before(NamedTuple):
     barred: Tensor | None = None
     """Tokens that may not come next: banned ones, the end of sequence below the minimum length."""
 
-    def rows(self, rows: slice) -> Before:
+    def rows(self, rows: slice | Tensor) -> Before:
         """The same of some rows."""
         return Before(*(t if t is None or t.dim() == 1 else t[rows] for t in self))
 

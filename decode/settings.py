@@ -49,6 +49,8 @@ def settings_of(
         "draft_tokens": options.draft_tokens,
         "tree_nodes": options.tree_nodes,
         "verifier": options.verifier,
+        "steps": options.steps,
+        "order": options.order,
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "threads": torch.get_num_threads(),

@@ -147,9 +147,9 @@ class TargetFeatures:
 
 
 @torch.no_grad()
-def target_features(target: Target, batch: Batch, config: BlockConfig) -> TargetFeatures:
-    """One frozen forward of the target over packed rows."""
-    shared = config.context == "shared_kv"
+def target_features(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
+    """One frozen forward of the target over packed rows; without a config the last hidden state alone."""
+    shared = config is not None and config.context == "shared_kv"
     rows, length = batch.tokens_BL.shape
     cache = target.new_cache(rows, length) if shared else None
     output = target.forward(
@@ -157,11 +157,12 @@ def target_features(target: Target, batch: Batch, config: BlockConfig) -> Target
         cache=cache,
         positions_BL=batch.positions_BL,
         mask=batch.attention_mask(),
-        taps=() if shared else config.target_layer_ids,
+        taps=() if shared or config is None else config.target_layer_ids,
         logits=False,
     )
-    keys = [cache.k(i) for i in config.target_layer_ids] if cache is not None else []
-    values = [cache.v(i) for i in config.target_layer_ids] if cache is not None else []
+    shared_ids = config.target_layer_ids if config is not None and shared else []
+    keys = [cache.k(i) for i in shared_ids] if cache is not None else []
+    values = [cache.v(i) for i in shared_ids] if cache is not None else []
     return TargetFeatures(output.hidden_BLD, keys, values, output.taps_BLFD)
 
 

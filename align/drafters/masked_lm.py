@@ -140,6 +140,20 @@ class MaskedLM(nn.Module):
             positions_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)[None]
         return self._predicting(self._run(tokens_BL, see, positions_BL, None), None)
 
+    def block_hidden(
+        self, tokens_BS: Tensor, see: Tensor, positions_BS: Tensor, index_BA: Tensor, size: int
+    ) -> Tensor:
+        """Of rows [clean tokens, A blocks of K] (align/drafters/ddit.py: `prefix_block_mask`), what `head` turns into the
+        predictions of the blocks, (B, A, K, D). With a shift a block's anchor, at `index_BA` of the row, predicts its
+        first position."""
+        raw_BSD = self._run(tokens_BS, see, positions_BS, None)
+        count = index_BA.shape[1]
+        blocks = raw_BSD[:, -count * size :].unflatten(1, (count, size))
+        if not self.family.shift:
+            return blocks
+        first = raw_BSD.gather(1, index_BA[..., None].expand(-1, -1, raw_BSD.shape[-1]))
+        return torch.cat((first[:, :, None], blocks[:, :, :-1]), dim=2)
+
     def forward(
         self,
         tokens_BL: Tensor,

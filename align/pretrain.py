@@ -1,0 +1,187 @@
+"""The LightningModule of standalone diffusion drafters, in all three stages.
+
+    pretrain    whole rows, each document behind a clean prefix: the diffusion loss, per token
+    finetune    blocks behind clean prefixes, as decoding has them: the diffusion loss, summed over a block
+    calibrate   the same + λ · the terms of the objective (distillation towards the target) at the masked positions
+
+The diffusion loss is SEDD's denoising score entropy or MDLM's bound. What is validated is the same in all stages: the
+bound on held-out blocks given the text before them, and expected τ and acceptance of one-step drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from align.calibrate import Calibrate
+from align.corruption import Anchors, Corrupted, corrupt_blocks, corrupt_suffix, random_prefixes
+from align.datamodule import Step
+from align.diffusion_losses import masked_nll, score_entropy
+from align.drafters.diffusion import DiffusionDrafter
+from align.kept import View
+from align.losses import RowStatistics
+from align.recipe import Recipe
+from align.row_statistics import logit_statistics
+
+_VALIDATION_SEED = 0x0B0E
+
+
+class Pretrain(Calibrate):
+    """Trains `drafter` on packed target-written rows.
+
+    Args:
+        drafter: q, standalone.
+        recipe: stage, objective, trainer and output are read.
+    """
+
+    drafter: DiffusionDrafter
+
+    def __init__(self, drafter: DiffusionDrafter, recipe: Recipe) -> None:
+        super().__init__(drafter, recipe)
+        self.weights = recipe.objective.block_lengths or [0.0] * (recipe.drafter.block_size - 1) + [1.0]
+
+    # ---- noise ----
+
+    def noise(self, step: Step, training: bool = True) -> Corrupted:
+        """Every row's noise from its place in the stream alone: a resumed run and any number of processes draw the same."""
+        o, drafter, device = self.recipe.objective, self.drafter, step.batch.tokens_BL.device
+        seed, parts = self.recipe.seed if training else _VALIDATION_SEED, []
+        for b, place in enumerate(step.places):
+            generator = torch.Generator().manual_seed(
+                int(np.random.default_rng([seed, 3, place]).integers(2**62))
+            )
+            row = step.batch.row(b)
+            how = (drafter.graph, drafter.schedule)
+            if training and self.recipe.stage == "pretrain":
+                prefix = random_prefixes(row, generator)
+                parts.append(corrupt_suffix(row, *how, prefix, generator, o.times, o.least_time))
+            else:
+                own = Anchors(step.anchors.index_BA[b : b + 1], step.anchors.valid_BAK[b : b + 1])
+                lengths = self.weights if training else [*[0.0] * (own.block_size - 1), 1.0]
+                parts.append(corrupt_blocks(row, own, *how, lengths, generator, o.times, o.least_time))
+        joined = {f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Corrupted)}
+        return Corrupted(**{name: tensor.to(device) for name, tensor in joined.items()})
+
+    def counted(self, noisy: Corrupted) -> Tensor:
+        """Positions that the loss looks at: masked ones; under the uniform graph all that noise could reach."""
+        if self.drafter.mask_id < 0:
+            return noisy.valid
+        return noisy.valid & (noisy.tokens_t == self.drafter.mask_id)
+
+    # ---- the losses, at rows that count ----
+
+    def diffusion(self, f_RV: Tensor, noisy: Corrupted, at: Tensor, score: bool | None = None) -> Tensor:
+        """The diffusion loss of the rows f at the positions `at`, (R,). `score` False: the bound, whatever is trained by."""
+        drafter = self.drafter
+        times = noisy.times[..., None].expand(noisy.valid.shape)[at]
+        sigma, rate = drafter.schedule.total(times), drafter.schedule.rate(times)
+        tokens_t, tokens_0, valid = noisy.tokens_t[at], noisy.tokens_0[at], torch.ones_like(at[at])
+        if score is None:
+            score = self.recipe.objective.diffusion == "score_entropy"
+        if score or drafter.mask_id < 0:
+            return score_entropy(f_RV, tokens_t, tokens_0, sigma, rate, drafter.graph, valid)
+        return masked_nll(f_RV, tokens_t, tokens_0, sigma, rate, drafter.mask_id, valid)
+
+    def statistics(self, step: Step, view: View, f_RV: Tensor, at: Tensor) -> RowStatistics:
+        """How far q is from p at the positions `at`, spread over (B, A, K); what is not masked is known: q = 1, no loss."""
+        target = self.drafter.target
+        found = logit_statistics(
+            self.drafter.target_logits(f_RV),
+            self.used_rows(step, view)[at],
+            view.places,
+            target.head_weight_VD,
+            self.objective.wanted,
+        )
+
+        def spread(values_R: Tensor) -> Tensor:
+            return torch.zeros(at.shape, device=at.device).masked_scatter(at, values_R)
+
+        pairs = {f.name: getattr(found, f.name) for f in fields(RowStatistics)}
+        return RowStatistics(**{name: None if v is None else spread(v) for name, v in pairs.items()})  # type: ignore[arg-type]
+
+    def strength(self) -> float:
+        """λ at this step."""
+        o = self.recipe.objective
+        if self.recipe.stage != "calibrate":
+            return 0.0
+        return o.distillation * min(1.0, (self.global_step + 1) / max(1, o.distillation_warmup))
+
+    # ---- training ----
+
+    def training_step(self, step: Step, index: int) -> Tensor:
+        noisy = self.noise(step)
+        at = self.counted(noisy)
+        if self.recipe.stage == "pretrain":
+            hidden, sigma = self.drafter.suffix_rows(step.batch, noisy)
+            scale = 1.0 / noisy.valid.numel()  # per token of the step's rows, padding among them
+        else:
+            hidden, sigma = self.drafter.block_rows(step.batch, step.anchors, noisy)
+            scale = step.scale
+        f_RV = self.drafter.logits(hidden[at], sigma[at])
+        loss = self.diffusion(f_RV, noisy, at).sum()
+        strength = self.strength()
+        if strength > 0:
+            view = self.view(step, self.recipe.objective.temperature)
+            s = self.statistics(step, view, f_RV, at)
+            loss = loss + strength * (self.objective.per_position(s, noisy.valid) * at).sum()
+        loss = loss * scale
+        none = torch.zeros((), device=loss.device)
+        self._count(step, loss.detach(), noisy.valid.sum(), none, none)
+        return loss
+
+    # ---- validation ----
+
+    def model_step(self, step: Step, temperature: float) -> RowStatistics:
+        """Statistics (B, A, K) of drafts made in one step: every position masked."""
+        noisy = self._all_masked(step)
+        return self._chunked(step, noisy, self.view(step, temperature))[0]
+
+    def _all_masked(self, step: Step) -> Corrupted:
+        drafter, anchors = self.drafter, step.anchors
+        steps = torch.arange(anchors.block_size, device=anchors.index_BA.device)
+        places = (anchors.index_BA[..., None] + 1 + steps).clamp_max(step.batch.tokens_BL.shape[1] - 1)
+        clean = step.batch.tokens_BL.gather(1, places.flatten(1)).view_as(places)
+        times = torch.ones(anchors.index_BA.shape, device=clean.device)
+        return Corrupted(torch.full_like(clean, drafter.mask_id), clean, times, anchors.valid_BAK)
+
+    def _chunked(
+        self, step: Step, noisy: Corrupted, view: View | None
+    ) -> tuple[RowStatistics, Tensor, Tensor]:
+        """Statistics (where there is a view), diffusion loss and bound, (B, A, K), so many rows of the head at a time."""
+        drafter, at = self.drafter, self.counted(noisy)
+        hidden, sigma = drafter.block_rows(step.batch, step.anchors, noisy)
+        out = {f.name: torch.zeros(at.shape, device=at.device) for f in fields(RowStatistics)}
+        loss, bound = torch.zeros_like(out["acceptance"]), torch.zeros_like(out["acceptance"])
+        places = at.nonzero()
+        for part in places.split(max(1, self.recipe.objective.chunk_rows // 4)):
+            own = torch.zeros_like(at)
+            own[tuple(part.T)] = True
+            f_RV = drafter.logits(hidden[own], sigma[own])
+            loss += torch.zeros_like(loss).masked_scatter(own, self.diffusion(f_RV, noisy, own))
+            bound += torch.zeros_like(loss).masked_scatter(own, self.diffusion(f_RV, noisy, own, False))
+            if view is not None:
+                found = self.statistics(step, view, f_RV, own)
+                for name, total in out.items():
+                    if (value := getattr(found, name)) is not None:
+                        total += value
+        return RowStatistics(**out), loss, bound
+
+    def validation_step(self, step: Step, index: int) -> None:
+        if step.scale == 0:  # a repeated row, there to keep the processes in step
+            self._chunked(step, self.noise(step, training=False), None)
+            return
+        valid = step.anchors.valid_BAK
+        noisy = self.noise(step, training=False)
+        _, loss, bound = self._chunked(step, noisy, None)
+        strength = self.recipe.objective.distillation if self.recipe.stage == "calibrate" else 0.0
+        total = loss.sum()
+        if self.drafter.mask_id >= 0:
+            s = self.model_step(step, 1.0)
+            if strength > 0:
+                total = total + strength * self.objective.per_position(s, valid).sum()
+            self._tally(step, s)
+        self._tallies.loss(total, valid[..., 0].sum())
+        self._tallies.bound(bound.sum(-1), valid.sum(-1))
