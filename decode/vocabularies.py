@@ -12,6 +12,7 @@ import codecs
 import hashlib
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
@@ -126,6 +127,7 @@ class ByteTokenizer:
                 piece = bytes(alphabet[c] for c in name) if alphabet.keys() >= set(name) else b""
             self.pieces[i] = piece
             self.of.setdefault(piece, i)
+        self._sorted, self.longest = sorted(self.of), max(map(len, self.of))
         # what the tokenizer would change or leave out, besides bytes that are no text: spelt byte by byte
         odd = "".join(chr(b) for b in range(128) if bytes([b]) not in self.of) if self.byte_level else _SPACE
         self._odd = re.compile(f"([\udc80-\udcff{re.escape(odd)}])")
@@ -137,6 +139,11 @@ class ByteTokenizer:
     def spell(self, tokens: Sequence[int]) -> bytes:
         """The bytes of all of them."""
         return b"".join(self.piece(token) for token in tokens)
+
+    def continues(self, data: bytes) -> bool:
+        """Whether some token begins with these bytes and goes on."""
+        at = bisect_right(self._sorted, data)
+        return at < len(self._sorted) and self._sorted[at].startswith(data)
 
     def encode(self, data: bytes) -> list[int]:
         """The tokens of these bytes: the tokenizer's own as long as they spell them, else one for each byte; -1 stands for
@@ -205,9 +212,8 @@ class VocabularyMap:
         """A draft in the target's tokens, to follow the committed target tokens `before`; perhaps none.
 
         It ends before the first drafted id that stands for neither text nor a special token of the target's, and after a
-        special token. Of a text that may go on, half a character at the end is left out, and so is a last token
-        that holds more than the last one drafted: what was merged once may be merged again (such a token is wrong half
-        of the time, others one time in ten).
+        special token. Of a text that may go on, half a character at the end is left out, and so are last tokens that
+        could still become one longer token with what follows. The drafter's last token is exempt: it ended there.
         """
         if self.same:
             return _known(self._forth.get(token, -1) for token in drafter_ids)
@@ -229,7 +235,7 @@ class VocabularyMap:
         if special is not None:
             return [*spelt, special]
         last = len(data) - max((end for end in ends if end < len(data)), default=0)
-        return spelt[:-1] if spelt and len(self.target.piece(spelt[-1])) > last else spelt
+        return spelt[: len(spelt) - self._unsettled(spelt, last)]
 
     def _following(self, context: bytes, data: bytes) -> list[int]:
         """The target's tokens of `data` after `context`, as it would have cut both together if that has a cut between them."""
@@ -239,6 +245,17 @@ class VocabularyMap:
                 return tokens[n:]
             at += len(self.target.piece(token)) if token >= 0 else 1
         return self.target.encode(data)
+
+    def _unsettled(self, tokens: list[int], last: int) -> int:
+        """How many tokens at the end together begin a longer token, and hold more than the `last` bytes."""
+        found, end = 0, b""
+        for n, token in enumerate(reversed(tokens), 1):
+            end = self.target.piece(token) + end
+            if len(end) > self.target.longest:
+                break
+            if len(end) > last and self.target.continues(end):
+                found = n
+        return found
 
     def to_drafter(self, target_ids: Sequence[int], previous: Sequence[int]) -> tuple[int, list[int]]:
         """The drafter's context after more target tokens are committed: how many of its tokens stay, and those that
