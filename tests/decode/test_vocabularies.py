@@ -272,7 +272,7 @@ def test_the_same_vocabulary_is_the_identity(kind: str) -> None:
 
 def test_other_ids_are_mapped_one_by_one_other_merges_are_not() -> None:
     spec = json.loads(byte_level().backend_tokenizer.to_str())
-    names = [n for n in spec["model"]["vocab"]]
+    names = list(spec["model"]["vocab"])
     spec["model"]["vocab"] = {n: i for i, n in enumerate(reversed(names))}
     turned = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(spec)), eos_token="<|end|>", bos_token="<|begin|>"
