@@ -84,6 +84,14 @@ def test_on_plain_text_the_tokens_are_the_tokenizers_own(kind: str) -> None:
         assert [t for t in expected if t >= 0] == own
 
 
+@pytest.mark.parametrize(
+    "kind", ["byte-level, space in front", "sentencepiece", "sentencepiece, legacy", "unigram"]
+)
+def test_in_the_middle_of_a_text_no_space_is_put_in_front(kind: str) -> None:
+    word = code(kind).encode(b"tokens")
+    assert code(kind).spell(word) == b"tokens" and len(word) < len(b"tokens")
+
+
 @pytest.mark.parametrize(("drafter", "target"), PAIRS)
 @quick
 @given(data=st.data())
@@ -137,6 +145,16 @@ def test_only_the_end_of_the_context_is_made_anew() -> None:
     context = whole(vocabulary.to_drafter(prompt, []))
     kept, tail = vocabulary.to_drafter(side.encode(b" drafter"), context)
     assert len(context) > 1000 and kept >= len(context) - 2 and 1 <= len(tail) <= 6
+
+
+def test_the_end_is_made_anew_from_further_back_where_it_has_to_be() -> None:
+    """Sixteen tokens back the text is `so…`, and `so` would be one token; but after `'` it is two."""
+    vocabulary = VocabularyMap(code_with([("s", "o")]), debug())
+    text = vocabulary.target.encode(b"x'so" + 14 * b".")
+    context = whole(vocabulary.to_drafter(text, []))
+    assert len(context) == len(text)
+    kept, tail = vocabulary.to_drafter(text[-1:], context)
+    assert (kept, tail) == (len(context), vocabulary.drafter.encode(b"."))
 
 
 def test_half_a_character_is_taken_back_when_it_is_completed() -> None:
@@ -347,8 +365,9 @@ def test_bytes_that_the_drafter_lacks_are_left_out_and_those_that_the_target_lac
     context = whole(vocabulary.to_drafter(vocabulary.target.encode(b"the ! token"), []))
     assert vocabulary.drafter.spell(context).split() == [b"the", b"token"]
     vocabulary = VocabularyMap(byte_level(), digits())
-    draft = vocabulary.to_target(vocabulary.drafter.encode(b"the ! token"), [])
-    assert vocabulary.target.spell(draft) == b"the "
+    drafted = [*vocabulary.drafter.encode(b"the ! token"), vocabulary.drafter.eos]
+    assert vocabulary.target.spell(vocabulary.to_target(drafted, [])) == b"the "
+    assert vocabulary.target.eos not in vocabulary.to_target(drafted, [])
 
 
 def test_what_cannot_spell_is_refused() -> None:

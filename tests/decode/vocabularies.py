@@ -64,8 +64,7 @@ def sentencepiece(legacy: bool = False) -> Any:
     """Llama's kind: ▁ for spaces, bytes for what it has no character for."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    trainer = trainers.BpeTrainer(vocab_size=400, limit_alphabet=60, show_progress=False)
-    core.train_from_iterator(TEXT, trainer)
+    core.train_from_iterator(TEXT[:6], trainers.BpeTrainer(vocab_size=400, show_progress=False))
     model = json.loads(core.to_str())["model"]
     names = ["<unk>", "<s>", "</s>", *BYTES, *model["vocab"]]
     merges = [tuple(pair) for pair in model["merges"]]
@@ -81,12 +80,13 @@ def sentencepiece(legacy: bool = False) -> Any:
 
 @cache
 def unigram() -> Any:
-    core = Tokenizer(models.Unigram())
+    """Scored pieces of `sentencepiece` (training would score them otherwise in every process)."""
+    names = sorted(name for name in sentencepiece().get_vocab() if len(name) < 4)
+    vocab = [(name, -12.0 - i % 7) for i, name in enumerate(names)]
+    core = Tokenizer(
+        models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *vocab, *((b, -30.0) for b in BYTES)], 0, True)
+    )
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    core.train_from_iterator(TEXT, trainers.UnigramTrainer(vocab_size=200, show_progress=False))
-    scored = [tuple(pair) for pair in json.loads(core.to_str())["model"]["vocab"]]
-    vocab = [("<unk>", 0.0), ("</s>", 0.0), *((name, -20.0) for name in BYTES), *scored]
-    core.model = models.Unigram(vocab, unk_id=0, byte_fallback=True)
     return wrap(core, ["<unk>", "</s>"], eos_token="</s>", unk_token="<unk>")
 
 
