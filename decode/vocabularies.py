@@ -128,7 +128,8 @@ class ByteTokenizer:
             self.pieces[i] = piece
             self.of.setdefault(piece, i)
         self._sorted, self.longest = sorted(self.of), max(map(len, self.of))
-        # what the tokenizer would change or leave out, besides bytes that are no text: spelt byte by byte
+        # bytes that are no text, and what the tokenizer is known to change or leave out: found there, each would cost
+        # tokenising all after it once more
         odd = "".join(chr(b) for b in range(128) if bytes([b]) not in self.of) if self.byte_level else _SPACE
         self._odd = re.compile(f"([\udc80-\udcff{re.escape(odd)}])")
 

@@ -336,6 +336,13 @@ def test_special_tokens_have_roles_and_text_never_is_one() -> None:
     assert d.eos not in whole(vocabulary.to_drafter(t.encode(b"a</s>"), []))
 
 
+def test_text_that_looks_like_a_special_token_is_cut_as_text() -> None:
+    tokenizer = code_with([("<", "e")])
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(False, use_regex=False)
+    side = ByteTokenizer(tokenizer, "target")
+    assert [side.piece(token) for token in side.encode(b"<eos>")] == [b"<e", b"o", b"s", b">"]
+
+
 def test_in_a_draft_the_role_decides_in_the_context_the_name() -> None:
     core = Tokenizer.from_str(byte_level().backend_tokenizer.to_str())
     base = wrap(core, ["<|eot|>"], eos_token="<|eot|>", bos_token="<|begin|>")
