@@ -117,9 +117,9 @@ def test_right_drafts_are_all_accepted(target: Target, kind: str, prompt: list[i
     """The random target says bytes that are no text, halves of characters and special tokens. Its tokens never merge, so
     nothing that was drafted right may be refused."""
     vocabulary = VocabularyMap(KINDS[kind](), target.tokenizer)
-    plain = Decoder(target).generate(prompt, max_new_tokens=60, sampling=VARIED)
+    plain = Decoder(target).generate(prompt, max_new_tokens=48, sampling=VARIED)
     drafter = Watched(Inner(knowing(vocabulary, prompt + plain.tokens)), vocabulary)
-    out = Decoder(target, drafter).generate(prompt, max_new_tokens=60, sampling=VARIED)
+    out = Decoder(target, drafter).generate(prompt, max_new_tokens=48, sampling=VARIED)
     assert out.tokens == plain.tokens
     assert drafter.checked >= out.calls - 1
     at = 1  # where in the output a call's tokens begin
