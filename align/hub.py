@@ -84,7 +84,9 @@ def model_folder(name: str, kind: str, files: Sequence[str], revision: str | Non
             )
         except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
             pass
-    raise UserError(f"{kind} {name!r}: no such folder, and no hub id that can be had")
+    raise UserError(
+        f"{kind} {name!r}: no such folder, and no hub id that can be had (a folder in hub layout will do)"
+    )
 
 
 def sha256_file(path: Path) -> str:

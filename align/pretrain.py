@@ -20,7 +20,8 @@ from align.calibrate import Calibrate
 from align.corruption import Anchors, Corrupted, corrupt_blocks, corrupt_suffix, random_prefixes
 from align.datamodule import Step
 from align.diffusion_losses import masked_nll, score_entropy
-from align.drafters.diffusion import DiffusionDrafter
+from align.drafters.diffusion import Annealed, DiffusionDrafter
+from align.drafters.masked_lm import annealed_see
 from align.kept import View
 from align.losses import RowStatistics
 from align.recipe import Recipe
@@ -56,7 +57,9 @@ class Pretrain(Calibrate):
             row = step.batch.row(b)
             how = (drafter.graph, drafter.schedule)
             if training and self.recipe.stage == "pretrain":
-                prefix = random_prefixes(row, generator)
+                prefix = random_prefixes(row, generator).clamp_min(
+                    1
+                )  # decoding always has a text to go on from
                 parts.append(corrupt_suffix(row, *how, prefix, generator, o.times, o.least_time))
             else:
                 own = Anchors(step.anchors.index_BA[b : b + 1], step.anchors.valid_BAK[b : b + 1])
@@ -74,13 +77,20 @@ class Pretrain(Calibrate):
     # ---- the losses, at rows that count ----
 
     def diffusion(self, f_RV: Tensor, noisy: Corrupted, at: Tensor, score: bool | None = None) -> Tensor:
-        """The diffusion loss of the rows f at the positions `at`, (R,). `score` False: the bound, whatever is trained by."""
+        """The diffusion loss of the rows f at the positions `at`, (R,). `score` False: the bound, whatever is trained by.
+
+        Of a network that predicts logits both are one number: normalised, their score has Z = 1, and score entropy is then
+        MDLM's bound term by term (RADD, arXiv 2406.03736).
+        """
         drafter = self.drafter
         times = noisy.times[..., None].expand(noisy.valid.shape)[at]
         sigma, rate = drafter.schedule.total(times), drafter.schedule.rate(times)
         tokens_t, tokens_0, valid = noisy.tokens_t[at], noisy.tokens_0[at], torch.ones_like(at[at])
         if score is None:
-            score = self.recipe.objective.diffusion == "score_entropy"
+            score = (
+                self.recipe.objective.diffusion == "score_entropy"
+                and drafter.config.prediction == "log_score"
+            )
         if score or drafter.mask_id < 0:
             return score_entropy(f_RV, tokens_t, tokens_0, sigma, rate, drafter.graph, valid)
         return masked_nll(f_RV, tokens_t, tokens_0, sigma, rate, drafter.mask_id, valid)
@@ -109,16 +119,29 @@ class Pretrain(Calibrate):
             return 0.0
         return o.distillation * min(1.0, (self.global_step + 1) / max(1, o.distillation_warmup))
 
+    def annealed(self, step: Step) -> Annealed | None:
+        """Who of the noisy tokens sees to the right, while that is not yet everybody."""
+        progress = (self.global_step + 1) / max(1, self.recipe.objective.annealing)
+        if self.recipe.objective.annealing == 0 or progress >= 1:
+            return None
+        seed = int(np.random.default_rng([self.recipe.seed, 4, *step.places]).integers(2**62))
+        device = step.batch.tokens_BL.device
+
+        def see(length: int) -> Tensor:
+            return annealed_see(length, progress, torch.Generator().manual_seed(seed)).to(device)
+
+        return see
+
     # ---- training ----
 
     def training_step(self, step: Step, index: int) -> Tensor:
         noisy = self.noise(step)
         at = self.counted(noisy)
         if self.recipe.stage == "pretrain":
-            hidden, sigma = self.drafter.suffix_rows(step.batch, noisy)
+            hidden, sigma = self.drafter.suffix_rows(step.batch, noisy, self.annealed(step))
             scale = 1.0 / noisy.valid.numel()  # per token of the step's rows, padding among them
         else:
-            hidden, sigma = self.drafter.block_rows(step.batch, step.anchors, noisy)
+            hidden, sigma = self.drafter.block_rows(step.batch, step.anchors, noisy, self.annealed(step))
             scale = step.scale
         f_RV = self.drafter.logits(hidden[at], sigma[at])
         loss = self.diffusion(f_RV, noisy, at).sum()

@@ -181,6 +181,11 @@ class ObjectiveConfig(Group):
         "low_discrepancy", "standalone: how the blocks' times are drawn"
     )
     least_time: float = option(1e-3, "standalone: the earliest time", above=0, high=1)
+    annealing: int = option(
+        0,
+        "standalone: steps over which noisy tokens come to see those right of them (0 = from the start)",
+        low=0,
+    )
     block_lengths: list[float] = option(
         [], "standalone: chances of the block lengths 1..K that decoding uses; empty = K always", low=0
     )

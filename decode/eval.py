@@ -59,6 +59,7 @@ def parser() -> Parser:
         metavar="N",
         help="the drafter's tokens a call, branching; 0 = a chain; default: 5 up to temperature 0.7, else 0",
     )
+    add("--drafter-tokenizer", help="of a standalone drafter whose vocabulary is not the target's")
     add(
         "--steps",
         type=whole(1),
@@ -223,6 +224,7 @@ def _decoders(spec: str, drafter: str | None, methods: Sequence[str], options: A
             copying=method == "combined",
             steps=options.steps,
             order=options.order,
+            drafter_tokenizer=options.drafter_tokenizer if method in ("drafter", "combined") else None,
         )
         target = decoders[method].target
     return {method: decoders[method] for method in methods}

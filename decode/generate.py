@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
         type=_whole,
         help="drafted tokens a call, branching; 0 = a chain; default: 5 up to temperature 0.7, else 0",
     )
+    p.add_argument("--drafter-tokenizer", help="of a standalone drafter whose vocabulary is not the target's")
     p.add_argument(
         "--steps", type=_count, default=1, help="standalone drafters: passes that unmask a draft; default: 1"
     )
@@ -153,6 +154,7 @@ def _load(args: argparse.Namespace) -> Decoder:
         tree_nodes=args.tree_nodes,
         steps=args.steps,
         order=args.order,
+        drafter_tokenizer=args.drafter_tokenizer,
         copying=args.copying and drafter not in ("lookup", "none"),
     )
 

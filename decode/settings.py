@@ -51,6 +51,7 @@ def settings_of(
         "verifier": options.verifier,
         "steps": options.steps,
         "order": options.order,
+        "drafter_tokenizer": options.drafter_tokenizer,
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "threads": torch.get_num_threads(),
@@ -64,7 +65,9 @@ def settings_of(
 def _folder_hash(folder: Path) -> str | None:
     """sha256 over the drafter's config and weights; None where it is no folder."""
     digest = hashlib.sha256()
-    files = sorted(p for p in folder.glob("*") if p.name == "config.json" or p.suffix == ".safetensors")
+    files = sorted(
+        p for p in folder.glob("*") if p.name in ("config.json", "drafter.json") or p.suffix == ".safetensors"
+    )
     for path in files:
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest() if files else None

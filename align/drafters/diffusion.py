@@ -8,7 +8,7 @@ a block predicts the token k + 1 places after the anchor, and `target_logits` ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -26,7 +26,8 @@ from align.row_statistics import LOG_ZERO
 from align.schedules import Schedule, schedule
 from align.target import Target
 
-PREDICTIONS = ("log_score", "logits")
+Annealed = Callable[[int], Tensor]
+"""Length → bool (1, 1, L, L), as `masked_lm.annealed_see` draws it."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,11 @@ class DiffusionConfig:
 class DiffusionDrafter(nn.Module):
     """q as training and decoding see it.
 
+    Args:
+        config: its `vocab_size` is the target's, or that of a tokenizer of the drafter's own.
+
     Raises:
-        UserError: a network over another vocabulary than the target's.
+        UserError: a network over another vocabulary than the config's.
     """
 
     draft_vocab: Tensor | None = None
@@ -78,8 +82,8 @@ class DiffusionDrafter(nn.Module):
             self.graph = Absorbing(size, self.mask_id)
         if size not in sizes:
             raise UserError(
-                f"the drafter has {size} tokens, target {target.spec!r} {target.vocab_size}: a vocabulary of its own "
-                "can be decoded with, not trained"
+                f"the drafter has {size} tokens with its mask, target {target.spec!r} has {config.vocab_size} without: a "
+                "drafter with a vocabulary of its own needs its tokenizer (--drafter-tokenizer)"
             )
         if isinstance(network, MaskedLM) and config.graph == "uniform":
             raise UserError("drafter.graph=uniform: a masked language model undoes the mask (absorbing)")
@@ -103,15 +107,20 @@ class DiffusionDrafter(nn.Module):
 
     # ---- over packed rows, with gradients ----
 
-    def block_rows(self, batch: Batch, anchors: Anchors, noisy: Corrupted) -> tuple[Tensor, Tensor]:
-        """What `logits` reads of every noisy block: hidden (B, A, K, D) and the σ to give it with (B, A, K)."""
+    def block_rows(
+        self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What `logits` reads of every noisy block: hidden (B, A, K, D) and the σ to give it with (B, A, K). `annealed`: a mask
+        of that length laid over the one that says who sees whom (attention annealing, arXiv 2410.17891)."""
         sigma_BA1 = self.schedule.total(noisy.times)[..., None]
         sigma_BAK = sigma_BA1.expand(noisy.tokens_t.shape)
         if not self.cached:
-            return self._windows(batch, anchors, noisy)
+            return self._windows(batch, anchors, noisy, annealed)
         size = anchors.block_size
         tokens_BS = torch.cat((batch.tokens_BL, noisy.tokens_t.flatten(1)), 1)
         see = prefix_block_mask(batch.document_BL, anchors.index_BA, size)
+        if annealed is not None:
+            see = see & annealed(see.shape[-1])
         positions_BS = prefix_block_positions(batch.positions_BL, anchors.index_BA, size)
         if isinstance(self.network, MaskedLM):
             hidden = self.network.block_hidden(tokens_BS, see, positions_BS, anchors.index_BA, size)
@@ -121,7 +130,9 @@ class DiffusionDrafter(nn.Module):
         hidden_BSD = self.network.hidden(tokens_BS, sigma_BS, positions_BL=positions_BS, see=see)
         return hidden_BSD[:, batch.tokens_BL.shape[1] :].unflatten(1, noisy.tokens_t.shape[1:]), sigma_BAK
 
-    def _windows(self, batch: Batch, anchors: Anchors, noisy: Corrupted) -> tuple[Tensor, Tensor]:
+    def _windows(
+        self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None
+    ) -> tuple[Tensor, Tensor]:
         """Full attention: every block is a sequence of its own, behind the last clean tokens of its document."""
         B, A, K = noisy.tokens_t.shape
         width = min(self.config.window, batch.tokens_BL.shape[1])
@@ -136,6 +147,8 @@ class DiffusionDrafter(nn.Module):
         inside_NS = torch.cat((inside, torch.ones_like(noisy.valid)), 2).flatten(0, 1)
         positions_NS = inside_NS.long().cumsum(1).sub(1).clamp_min(0)
         see = inside_NS[:, None, None] | torch.eye(width + K, dtype=torch.bool, device=flat.device)
+        if annealed is not None:
+            see = see & annealed(width + K)
         sigma_N = self._seen_sigma(tokens_NS, inside_NS)
         hidden_NSD = self._hidden(tokens_NS, sigma_N, positions_NS, see)
         hidden = hidden_NSD[:, width:].unflatten(0, (B, A))
@@ -147,7 +160,9 @@ class DiffusionDrafter(nn.Module):
         share = masks.double() / inside_NS.sum(1)
         return -torch.log1p(-(1 - 1e-3) * share).float()
 
-    def suffix_rows(self, batch: Batch, noisy: Corrupted) -> tuple[Tensor, Tensor]:
+    def suffix_rows(
+        self, batch: Batch, noisy: Corrupted, annealed: Annealed | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Whole rows as SEDD pretrains, each document behind a clean prefix: hidden (B, L, D) and σ (B, L)."""
         sigma_B1 = self.schedule.total(noisy.times)[:, None]
         same = batch.document_BL[:, :, None] == batch.document_BL[:, None]
@@ -155,6 +170,8 @@ class DiffusionDrafter(nn.Module):
         if self.cached:  # clean tokens see what is before them, noisy ones all of their document
             before = torch.ones_like(same[0]).tril()
             see = see & (before | noisy.valid[:, :, None])
+        if annealed is not None:
+            see = see & annealed(see.shape[-1])[0]
         sigma_BL = torch.where(noisy.valid, sigma_B1, torch.zeros_like(sigma_B1) if self.cached else sigma_B1)
         return self._hidden(noisy.tokens_t, sigma_BL, batch.positions_BL, see[:, None]), sigma_BL
 
@@ -214,6 +231,14 @@ class DiffusionContext:
             self.last_1D = self.drafter.network.extend(new_1L, self.cache)[:, -1]
         else:
             self.drafter.network.extend(new_1L, self.cache)
+
+    def keep(self, count: int) -> None:
+        """Back to the first `count` tokens."""
+        again = self.tokens[count - 1 : count] if self.last_1D is not None else []
+        del self.tokens[count - len(again) :]
+        if self.cache is not None:
+            self.cache.length = len(self.tokens)
+        self.extend(again)  # the last one's hidden state predicts the block's first position
 
     @torch.no_grad()
     def denoise(self, block_K: Tensor) -> Tensor:

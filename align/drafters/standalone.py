@@ -50,7 +50,8 @@ def make(target: Target, options: DrafterConfig, seed: int = 0) -> DiffusionDraf
             vocab_size=target.vocab_size,
             graph=options.graph,
             schedule={"name": options.schedule},
-            prediction=options.prediction,
+            # a language model's logits are no log-scores: their sum is far from 1
+            prediction="logits" if options.kind == "masked_lm" else options.prediction,
             window=options.window,
             target=target.spec,
             target_sha256=target.hash,
@@ -122,8 +123,10 @@ def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = 
         write_atomically(folder / "README.md", lambda part: part.write_text(card))
 
 
-def load_standalone(spec: str | Path, target: Target) -> DiffusionDrafter:
+def load_standalone(spec: str | Path, target: Target, vocab_size: int | None = None) -> DiffusionDrafter:
     """A saved drafter, or a published checkpoint of any family that is known, in fp32, beside `target`.
+
+    `vocab_size`: of the drafter's own tokenizer, where it is not the target's.
 
     Raises:
         UserError: what can't be found or read, or a vocabulary that is not the target's.
@@ -135,7 +138,7 @@ def load_standalone(spec: str | Path, target: Target) -> DiffusionDrafter:
     network, found = _load_network(str(spec), target)
     base = {
         "block_size": 8,
-        "vocab_size": target.vocab_size,
+        "vocab_size": target.vocab_size if vocab_size is None else vocab_size,
         "target": target.spec,
         "target_sha256": target.hash,
         "network": _architecture(network),
@@ -145,9 +148,10 @@ def load_standalone(spec: str | Path, target: Target) -> DiffusionDrafter:
         config = DiffusionConfig(**{**base, **record})
     except TypeError as error:
         raise UserError(f"{path / RECORD}: {error}") from None
-    if config.vocab_size != target.vocab_size:
+    if vocab_size is None and config.vocab_size != target.vocab_size:
         raise UserError(
-            f"drafter {spec}: made for a vocabulary of {config.vocab_size}, target {target.spec!r} has {target.vocab_size}"
+            f"drafter {spec}: made for a vocabulary of {config.vocab_size}, target {target.spec!r} has {target.vocab_size}: "
+            "it needs its own tokenizer (--drafter-tokenizer)"
         )
     return DiffusionDrafter(network, config, target).to(target.device)
 

@@ -19,6 +19,8 @@ from decode.proposal import DenseQ, Law, Proposal
 from decode.sampling import Sampling, best, couple, draw, probs
 
 ORDERS = ("left_to_right", "random", "confidence")
+LONGEST_CONTEXT = 4096
+"""Tokens of its own that a drafter with another vocabulary may be shown."""
 
 
 class DiffusionProposer:
@@ -57,6 +59,41 @@ class DiffusionProposer:
 
     def start(self, request: Request) -> DiffusionDrafts:
         return DiffusionDrafts(self, request)
+
+
+class DiffusionWriter:
+    """A standalone drafter with a vocabulary of its own, behind `decode.drafters.translated`: argmax drafts in one pass."""
+
+    name = "diffusion"
+
+    def __init__(self, drafter: DiffusionDrafter, draft_tokens: int | None = None) -> None:
+        self.drafter = drafter.eval()
+        self.draft_tokens = draft_tokens or drafter.config.block_size
+
+    def start(self, tokens: list[int]) -> WriterSession:
+        return WriterSession(self, tokens)
+
+
+class WriterSession:
+    """One text, in the drafter's tokens."""
+
+    def __init__(self, writer: DiffusionWriter, tokens: list[int]) -> None:
+        self.writer = writer
+        self.context = DiffusionContext(writer.drafter, LONGEST_CONTEXT)
+        self.context.extend(tokens)
+
+    def extend(self, kept: int, new_tokens: list[int]) -> None:
+        """The context becomes its first `kept` tokens and these after them."""
+        if kept < len(self.context.tokens):
+            self.context.keep(kept)
+        self.context.extend(new_tokens)
+
+    def propose(self, k: int, sampling: Sampling) -> list[int]:
+        """At most k tokens after the context."""
+        if not self.context.tokens:
+            return []
+        block_K = torch.full((k,), self.writer.drafter.mask_id, device=self.context.device)
+        return self.context.denoise(block_K).argmax(-1).tolist()
 
 
 class DiffusionDrafts:

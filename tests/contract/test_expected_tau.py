@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 
 from align import data
@@ -20,11 +21,14 @@ from align.acceptance import Estimate, expected_accepted_token
 from align.calibrate import Calibrate
 from align.datamodule import Step, make_batch
 from align.drafters.block import BlockDrafter
-from align.drafters.checkpoint import load_drafter
+from align.drafters.diffusion import DiffusionDrafter
+from align.drafters.standalone import open_drafter
+from align.pretrain import Pretrain
 from align.recipe_reader import load_recipe
 from align.target import load_target
 from align.train import train
 from decode.drafters.block import BlockProposer
+from decode.drafters.diffusion import DiffusionProposer
 from decode.engine import Engine
 from decode.sampling import Sampling
 
@@ -41,13 +45,22 @@ class Taus:
 
 @torch.no_grad()
 def compare(
-    drafter: BlockDrafter, samples: data.Samples, longest: int, prefixes: int, repeats: int = 1
+    drafter: BlockDrafter | DiffusionDrafter,
+    samples: data.Samples,
+    longest: int,
+    prefixes: int,
+    repeats: int = 1,
 ) -> Taus:
     """Compare at `prefixes` anchors spread over samples written at temperature 1 with answers of at most `longest`
     tokens, `repeats` decodings each."""
     target, size = drafter.target, drafter.config.block_size
-    module = Calibrate(drafter, load_recipe(["recipe=debug_block"]))
-    proposer, generator = BlockProposer(drafter), torch.Generator().manual_seed(0)
+    recipe, generator = load_recipe(["recipe=debug_block"]), torch.Generator().manual_seed(0)
+    module: Calibrate
+    proposer: BlockProposer | DiffusionProposer
+    if isinstance(drafter, BlockDrafter):
+        module, proposer = Calibrate(drafter, recipe), BlockProposer(drafter)
+    else:
+        module, proposer = Pretrain(drafter, recipe), DiffusionProposer(drafter)
     chosen = [i for i in range(len(samples)) if samples.temperature[i] == 1]
     per_sample = -(-prefixes // len(chosen))
     expected, measured, texts = [], [], []
@@ -79,10 +92,11 @@ def compare(
     return Taus(1 + float(e.mean()), 1 + float(m.mean()), error, len(e))
 
 
-def test_training_expects_what_decoding_measures(tmp_path: Path) -> None:
-    words = ["recipe=debug_block", f"output={tmp_path}", "data.samples=200", "data.answer_temperatures=[1.0]"]
+@pytest.mark.parametrize("recipe", ["debug_block", "debug_sedd", "debug_mdlm"])
+def test_training_expects_what_decoding_measures(recipe: str, tmp_path: Path) -> None:
+    words = [f"recipe={recipe}", f"output={tmp_path}", "data.samples=200", "data.answer_temperatures=[1.0]"]
     train(load_recipe([*words, "trainer.max_steps=40", "trainer.learning_rate=3e-3"]), quiet=True)
-    drafter = load_drafter(tmp_path / "drafter", load_target("debug"))
+    drafter = open_drafter(tmp_path / "drafter", load_target("debug"))
     taus = compare(drafter, data.read_samples(tmp_path / "data"), 24, 400, repeats=2)
     assert taus.prefixes >= 300 and taus.expected > 1.1, taus
     assert abs(taus.expected - taus.measured) < 3 * taus.error and taus.error < 0.04 * taus.measured, taus
@@ -94,4 +108,4 @@ if __name__ == "__main__":
     held_out = data.split_validation(data.read_samples(folder), recipe.data.validation_fraction, recipe.seed)[
         1
     ]
-    print(compare(load_drafter(name, load_target()), held_out, recipe.data.max_answer_tokens, count))
+    print(compare(open_drafter(name, load_target()), held_out, recipe.data.max_answer_tokens, count))
