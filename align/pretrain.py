@@ -11,6 +11,8 @@ bound on held-out blocks given the text before them, and expected τ and accepta
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from align.calibrate import Calibrate
 from align.corruption import Anchors, Corrupted, corrupt_blocks, corrupt_suffix, random_prefixes
 from align.datamodule import Step
 from align.diffusion_losses import masked_nll, score_entropy
-from align.drafters.diffusion import Annealed, DiffusionDrafter
+from align.drafters.diffusion import Annealed, DiffusionContext, DiffusionDrafter
 from align.drafters.masked_lm import annealed_see
 from align.kept import View
 from align.losses import RowStatistics
@@ -191,6 +193,37 @@ class Pretrain(Calibrate):
                     if (value := getattr(found, name)) is not None:
                         total += value
         return RowStatistics(**out), loss, bound
+
+    @torch.no_grad()
+    def sample(self, prompt: list[int], length: int, generator: torch.Generator) -> list[int]:
+        """`length` tokens after a prompt, block by block, each unmasked from left to right in K steps, drawn from q."""
+        context, size = (
+            DiffusionContext(self.drafter, len(prompt) + length + self.drafter.config.block_size),
+            0,
+        )
+        context.extend(prompt)
+        while size < length:
+            count = min(self.drafter.config.block_size, length - size)
+            block_K = torch.full((count,), self.drafter.mask_id, device=context.device)
+            for k in range(count):
+                q_V = context.denoise(block_K)[k].softmax(-1)
+                block_K[k] = q_V.cpu().multinomial(1, generator=generator)[0]
+            context.extend(block_K.tolist())
+            size += count
+        return context.tokens[len(prompt) :]
+
+    def on_validation_epoch_end(self) -> None:
+        count = self.recipe.trainer.show_samples
+        if count and self.trainer.world_size == 1 and self.drafter.mask_id >= 0:
+            data: Any = self.trainer
+            generator, parts = torch.Generator().manual_seed(self.recipe.seed), []
+            for _, row in data.datamodule.held_out[:count]:
+                end = int(row.answer_L.int().argmax())
+                text = self.sample(row.tokens_L[: max(end, 1)].tolist(), 48, generator)
+                parts.append(self.drafter.target.decode(text))
+            with (Path(self.recipe.output) / "samples.txt").open("a", encoding="utf-8") as file:
+                file.write("".join(f"--- step {self.global_step}\n{part}\n" for part in parts))
+        super().on_validation_epoch_end()
 
     def validation_step(self, step: Step, index: int) -> None:
         if step.scale == 0:  # a repeated row, there to keep the processes in step

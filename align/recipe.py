@@ -133,6 +133,10 @@ class DrafterConfig(Group):
         "prefix_causal",
         "standalone: what a clean prefix sees; prefix_causal = its past, so that its keys are cached exactly; full = as published",
     )
+    attention_backend: Literal["sdpa", "flash_attn"] = option(
+        "sdpa",
+        "ddit: flash_attn where it is installed and the attention is full (GPU, half precision); never silently",
+    )
     window: int = option(512, "full attention: clean tokens shown before a block", low=1)
     hidden_size: int = option(256, "ddit: width", low=8)
     heads: int = option(4, "ddit: attention heads", low=1)
@@ -208,6 +212,9 @@ class TrainerConfig(Group):
     ema: float = option(0.0, "decay of the averaged weights; 0 = off", low=0, high=0.99999)
     precision: Literal["auto", "fp32", "bf16"] = option(
         "auto", "auto = bf16 where hardware multiplies it, else fp32"
+    )
+    show_samples: int = option(
+        0, "standalone, one process: texts that the drafter writes by itself at every validation, to samples.txt", low=0
     )
     validate_first: bool = option(False, "validate once before the first step")
     validate_every: int = option(200, "steps between validations", low=1)

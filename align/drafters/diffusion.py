@@ -105,6 +105,12 @@ class DiffusionDrafter(nn.Module):
         kind = n.config.attention if isinstance(n, DDiT) else n.family.attention
         return kind == "prefix_causal"
 
+    @property
+    def block(self) -> int:
+        """The blocks by which a block-causal network sees (BD3-LM, SDAR); 0 for others."""
+        n = self.network
+        return n.config.block_size if isinstance(n, DDiT) else n.family.block_size
+
     # ---- over packed rows, with gradients ----
 
     def block_rows(
@@ -145,14 +151,27 @@ class DiffusionDrafter(nn.Module):
         inside &= document_BAW == batch.document_BL.gather(1, anchors.index_BA)[..., None]
         tokens_NS = torch.cat((clean_BAW, noisy.tokens_t), 2).flatten(0, 1)
         inside_NS = torch.cat((inside, torch.ones_like(noisy.valid)), 2).flatten(0, 1)
+        first_N1 = (batch.positions_BL.gather(1, anchors.index_BA).flatten() + 1)[:, None]
+        at_S = torch.arange(-width, K, device=flat.device)
+        absolute_NS = (first_N1 + at_S).clamp_min(0)
         positions_NS = inside_NS.long().cumsum(1).sub(1).clamp_min(0)
-        see = inside_NS[:, None, None] | torch.eye(width + K, dtype=torch.bool, device=flat.device)
+        see = self._visible(absolute_NS, inside_NS)
         if annealed is not None:
             see = see & annealed(width + K)
         sigma_N = self._seen_sigma(tokens_NS, inside_NS)
         hidden_NSD = self._hidden(tokens_NS, sigma_N, positions_NS, see)
         hidden = hidden_NSD[:, width:].unflatten(0, (B, A))
         return hidden, sigma_N.view(B, A, 1).expand(B, A, K)
+
+    def _visible(self, absolute_NS: Tensor, inside_NS: Tensor) -> Tensor:
+        """Who sees whom in a window, (N, 1, S, S): everything that is there, or by blocks counted from the text's start."""
+        see_NSS = inside_NS[:, None] | torch.eye(
+            inside_NS.shape[1], dtype=torch.bool, device=inside_NS.device
+        )
+        if self.block:
+            block_NS = absolute_NS // self.block
+            see_NSS = see_NSS & (block_NS[:, None] <= block_NS[..., None])
+        return see_NSS[:, None]
 
     def _seen_sigma(self, tokens_NS: Tensor, inside_NS: Tensor) -> Tensor:
         """The σ that belongs to the share of masks in a whole input (field: a network trained on whole rows)."""
@@ -261,5 +280,9 @@ class DiffusionContext:
         tokens_1S = torch.cat((clean, block_1K), 1)
         sigma_1 = predictor_sigma(tokens_1S, drafter.mask_id)[:, 0].float()
         positions = torch.arange(tokens_1S.shape[1], device=self.device)[None]
-        hidden_1SD = drafter._hidden(tokens_1S, sigma_1, positions, None)
+        see = None
+        if drafter.block:
+            start = len(self.tokens) - clean.shape[1]
+            see = drafter._visible(positions + start, torch.ones_like(tokens_1S, dtype=torch.bool))
+        hidden_1SD = drafter._hidden(tokens_1S, sigma_1, positions, see)
         return drafter.logits(hidden_1SD[0, clean.shape[1] :], sigma_1.expand(block_1K.shape[1]))

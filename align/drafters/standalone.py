@@ -86,7 +86,8 @@ def _network(target: Target, options: DrafterConfig) -> DDiT | MaskedLM:
             norm_bias=options.time_input == "none",
             scale_by_sigma=absorbing and options.prediction == "log_score" and options.time_input != "none",
             attention=options.attention,
-        )
+        ),
+        options.attention_backend,
     )
 
 
