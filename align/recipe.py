@@ -214,7 +214,9 @@ class TrainerConfig(Group):
         "auto", "auto = bf16 where hardware multiplies it, else fp32"
     )
     show_samples: int = option(
-        0, "standalone, one process: texts that the drafter writes by itself at every validation, to samples.txt", low=0
+        0,
+        "standalone, one process: texts that the drafter writes by itself at every validation, to samples.txt",
+        low=0,
     )
     validate_first: bool = option(False, "validate once before the first step")
     validate_every: int = option(200, "steps between validations", low=1)

@@ -13,6 +13,9 @@ from align.errors import UserError, nearest
 class Parser(argparse.ArgumentParser):
     """`argparse` with `UserError` for mistakes, and no abbreviations."""
 
+    stray = ""
+    """What to say of a word that is no option's."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
@@ -24,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
-            hint = nearest(unknown[0].split("=")[0], options) if unknown[0].startswith("-") else ""
+            hint = nearest(unknown[0].split("=")[0], options) if unknown[0].startswith("-") else self.stray
             self.error(f"unrecognized argument {unknown[0]!r}{hint}")
         return parsed
 

@@ -7,9 +7,10 @@ import argparse
 import io
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from align.errors import UserError, cli, nearest
+from align.errors import UserError, cli
+from decode.arguments import Parser, whole
 
 if TYPE_CHECKING:
     from decode.decoder import Decoder
@@ -25,45 +26,30 @@ VERIFIER_HELP = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (--help lists the options)")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, at least 1")
-    return int(text)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, at least 0")
-    return int(text)
-
-
-def parser() -> argparse.ArgumentParser:
-    p = _Parser(
+def parser() -> Parser:
+    """The command's options."""
+    p = Parser(
         prog="python -m decode.generate",
         description="Answer a prompt with a target, sped up by a drafter; the output keeps its law.",
         epilog='example: python -m decode.generate --temperature 0.7 "Explain tides to a child."',
-        allow_abbrev=False,
     )
+    p.stray = " (quote the prompt)"
     p.add_argument("prompt", nargs="?", help="the user's message; - reads standard input")
     p.add_argument("--target", help="hub id, folder, FILE.gguf or debug; default: SmolLM2-135M-Instruct")
     p.add_argument("--drafter", help="folder, hub id, lookup or none; default: the shipped one, else lookup")
     p.add_argument("--verifier", default="auto", help=VERIFIER_HELP)
-    p.add_argument("--draft-tokens", type=_count, help="draft at most this many tokens ahead")
+    p.add_argument("--draft-tokens", type=whole(1), help="draft at most this many tokens ahead")
     p.add_argument(
         "--tree-nodes",
-        type=_whole,
+        type=whole(0),
         help="drafted tokens a call, branching; 0 = a chain; default: 5 up to temperature 0.7, else 0",
     )
     p.add_argument("--drafter-tokenizer", help="of a standalone drafter whose vocabulary is not the target's")
     p.add_argument(
-        "--steps", type=_count, default=1, help="standalone drafters: passes that unmask a draft; default: 1"
+        "--steps",
+        type=whole(1),
+        default=1,
+        help="standalone drafters: passes that unmask a draft; default: 1",
     )
     p.add_argument(
         "--order",
@@ -77,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
         help="where the text repeats itself, copy instead of drafting (default: on)",
     )
     p.add_argument(
-        "--max-new-tokens", type=_count, default=256, help="length limit of the answer; default: 256"
+        "--max-new-tokens", type=whole(1), default=256, help="length limit of the answer; default: 256"
     )
     p.add_argument("--temperature", type=float, default=0.0, help="0 = greedy (default)")
     p.add_argument(
@@ -96,13 +82,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--presence-penalty", type=float, default=0.0, help="default: 0 = off")
     p.add_argument(
         "--ban",
-        type=_whole,
+        type=whole(0),
         action="append",
         default=[],
         metavar="ID",
         help="a token that never comes; may be repeated",
     )
-    p.add_argument("--min-new-tokens", type=_whole, default=0, help="do not end before; default: 0")
+    p.add_argument("--min-new-tokens", type=whole(0), default=0, help="do not end before; default: 0")
     p.add_argument("--seed", type=int, default=0, help="same seed and settings, same answer; default: 0")
     p.add_argument("--stop", action="append", default=[], help="end before this string; may be repeated")
     p.add_argument("--system", help="a system message before the prompt")
@@ -114,15 +100,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     p = parser()
-    args, unknown = p.parse_known_args(argv)
-    if unknown:
-        options = [o for action in p._actions for o in action.option_strings if o.startswith("--")]
-        hint = (
-            nearest(unknown[0].split("=")[0], options)
-            if unknown[0].startswith("-")
-            else " (quote the prompt)"
-        )
-        p.error(f"unrecognized argument {unknown[0]!r}{hint}")
+    args = p.parse_args(argv)
     if args.prompt is None:
         p.error('no prompt: give it in quotes, or "-" for standard input')
     if args.raw and args.system:

@@ -594,7 +594,8 @@ def with_lora(network: MaskedLM, rank: int, alpha: float, targets: Sequence[str]
         raise UserError("LoRA needs the package peft: pip install 'specalign[lora]'") from None
     with _in_one_line("LoRA"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), lora_dropout=0.0)
+        scale: Any = alpha  # peft's annotation wants a whole number; it takes any
+        config = LoraConfig(r=rank, lora_alpha=scale, target_modules=list(targets), lora_dropout=0.0)
         network.model = get_peft_model(network.model, config)
 
 
