@@ -79,9 +79,15 @@ def _pairs(argv: Sequence[str]) -> dict[str, str]:
         key, equals, text = word.removeprefix("--").partition("=")
         if not equals:
             if not dashed or not words or "=" in words[0] or words[0].startswith("--"):
-                raise UserError(
-                    f"{_COMMAND}: {_short(word)} is not key=value{nearest(key, ['recipe', *keys()])}"
-                )
+                known = [
+                    *keys(),
+                    "recipe",
+                    *(f"recipe={p.stem}" for p in FOLDER.glob("*.yaml")),
+                    "--help",
+                    "--print",
+                ]
+                near = nearest(f"recipe={key}" if (FOLDER / f"{key}.yaml").is_file() else word, known)
+                raise UserError(f"{_COMMAND}: {_short(word)} is not key=value{near[:200]}")
             text = words.pop(0)
         if key.startswith(("+", "~")):
             bare = nearest(key.lstrip("+~"), keys())
@@ -266,7 +272,7 @@ def help_text(prog: str, description: str) -> str:
     lines = [usage, "", " ".join(description.split()), "", "recipes (recipe=NAME, or a path to a .yaml):"]
     for name in shipped():
         first = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
-        lines.append(f"  {name:<24}{first.lstrip('# ') if first.startswith('#') else ''}")
+        lines.append(f"  {name:<34}{first.lstrip('# ') if first.startswith('#') else ''}")
     lines += ["", "  --print  show the resolved recipe and end", "", "keys:"]
     for key in keys().values():
         lines.append(f"  {key.name}={_show(key)}")

@@ -108,7 +108,7 @@ def _resume(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
         if manifest.get(key, _WITHOUT.get(key)) != value:
             raise UserError(
                 f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says {value!r}; "
-                "give another data.path or remove the folder"
+                "give the data.… keys that it was written with, or another data.path"
             )
     return manifest
 

@@ -69,17 +69,26 @@ class Target:
         self.head_dim: int = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
-        self.context_limit: int = config.max_position_embeddings
+        self.eager = config.model_type in _EAGER
+        # beyond a sliding window a call over several tokens and calls over one would be different models
+        window = None if self.eager else _window(config)
+        self.context_limit: int = min(
+            config.max_position_embeddings, window or config.max_position_embeddings
+        )
         self.body = model.get_decoder()
         self.head_weight_VD: Tensor = model.get_output_embeddings().weight
         self.embedding_VD: Tensor = model.get_input_embeddings().weight
         self.vocab_size: int = self.head_weight_VD.shape[0]
         self.eos_ids = _eos_ids(model, tokenizer)
         self.fast = fast
-        self.eager = config.model_type in _EAGER
         if fast:
             speed_up_linears(model, self.dtype, self.device)
         self._taps: dict[int, Tensor] = {}
+
+    @property
+    def chains_only(self) -> bool:
+        """Whether its attention windows by place in memory: a branch behind another would lose context."""
+        return self.eager and any("local" in str(kind) for kind in self.model.config.attention_layers)
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -295,6 +304,14 @@ def load_target(
         raise UserError(f"target {spec!r} can't be loaded: {lines[0]}") from None
 
 
+def _window(config: Any) -> int | None:
+    """The shortest sliding window of any layer; None where all see everything."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    used = getattr(config, "use_sliding_window", True) and "sliding_attention" in kinds
+    return int(window) if window and used else None
+
+
 def _attention(model_type: str) -> str:
     """The attention that an architecture is run with."""
     return (
@@ -339,7 +356,7 @@ def resolve_folder(spec: str) -> Path | str:
     if spec in _WHEELS:
         return converted_folder(package_file(*_WHEELS[spec]))
     raise UserError(
-        f"target {spec!r}: the hub does not answer and no copy is cached: name a folder in hub layout instead{nearest(spec, _WHEELS)}"
+        f"target {spec!r}: the hub does not answer and no copy is cached: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
     )
 
 

@@ -80,6 +80,9 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         print(f"going on from {resume}", file=sys.stderr)
     trainer = fit(recipe, module, rows, resume, quiet)
     if trainer.is_global_zero:
+        if not quiet and trainer.global_step < recipe.trainer.max_steps:
+            minutes, steps = recipe.trainer.max_minutes, recipe.trainer.max_steps
+            print(f"trainer.max_minutes={minutes:g} ended it after {trainer.global_step} of {steps} steps")
         run = {"steps": trainer.global_step, "coverage": coverage(training, drafter.draft_vocab, target)}
         _save(recipe, module, manifest, run)
         if not quiet:

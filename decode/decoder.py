@@ -15,7 +15,7 @@ from align.target import DEFAULT_TARGET, Target, load_target, load_tokenizer
 from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
 from decode.drafters.copying import CopyingDrafter
-from decode.drafters.diffusion import DiffusionProposer
+from decode.drafters.diffusion import ORDERS, DiffusionProposer
 from decode.drafters.lookup import LookupDrafter
 from decode.engine import MOST_NODES, Engine, run_together
 from decode.generation import Generation
@@ -149,6 +149,10 @@ class Decoder:
             raise UserError(f"stop={stop!r}: must be non-empty strings")
         verifier = self.verifier_for(sampling)
         check_banned(sampling, self.target)
+        if sampling.min_new_tokens > max_new_tokens:
+            raise UserError(
+                f"min_new_tokens={sampling.min_new_tokens}: more than max_new_tokens={max_new_tokens}"
+            )
         tokens = prompt_tokens(self.target, prompt, raw)
         return Engine(
             self.target, tokens, max_new_tokens, sampling, self.drafter, verifier, stops, stream, record_gaps
@@ -270,6 +274,8 @@ def load(
         _check_drafter(str(drafter))
     if isinstance(target, str):
         target = load_target(target, dtype=dtype, device=device)
+    if tree_nodes is None and target.chains_only:
+        tree_nodes = 0
     siblings: Siblings | None = None
     if verifier != "auto" and "point" not in find(verifier).laws:  # drafts have to be drawn
         tree_nodes = tree_nodes or 0
@@ -277,6 +283,8 @@ def load(
         siblings = next((x for x in ("without_replacement", "iid") if x in fitting), None)
     if steps < 1:
         raise UserError(f"steps={steps!r}: must be at least 1")
+    if order not in ORDERS:
+        raise UserError(f"order={order!r} is unknown{nearest(order, ORDERS)}")
     if isinstance(drafter, str | Path) and drafter_tokenizer is not None:
         drafter = _translated(drafter, drafter_tokenizer, target, draft_tokens)
     if isinstance(drafter, str | Path) and drafter not in _NAMES:
@@ -285,6 +293,12 @@ def load(
             drafter = drafter.to(target.dtype)
             if target.fast:
                 drafter.lighten()
+    if not isinstance(drafter, DiffusionDrafter) and (steps != 1 or order != ORDERS[0]):
+        raise UserError(
+            "steps and order are a standalone drafter's (DDiT, masked language model): this one has none"
+        )
+    if isinstance(drafter, DiffusionDrafter) and tree_nodes:
+        raise UserError(f"tree_nodes={tree_nodes}: a standalone drafter drafts chains")
     if isinstance(drafter, DiffusionDrafter):
         drafter = DiffusionProposer(drafter, draft_tokens, steps, order)
     found = _drafter(drafter, draft_tokens, tree_nodes, siblings)

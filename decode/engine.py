@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from align.errors import UserError
 from align.target import Target, TargetOutput
 from decode.drafters.base import Drafter, DraftSession, Request
 from decode.generation import Generation, Tree
@@ -195,6 +196,10 @@ class Engine:
             return _NOTHING
         room = min(self.drafter.draft_tokens, self.limit - len(self.out.tokens) - 1)
         proposal = self.session.propose(room) if room > 0 else None
+        if proposal is not None and proposal.branches and self.target.chains_only:
+            raise UserError(
+                f"target {self.target.spec!r} windows its attention by place: drafts may not branch (--tree-nodes 0)"
+            )
         return _NOTHING if proposal is None else proposal.cut(room)
 
     def _inputs(self, proposal: Proposal) -> Tensor:

@@ -222,8 +222,8 @@ def _decoders(spec: str, drafter: str | None, methods: Sequence[str], options: A
             draft_tokens=options.draft_tokens,
             tree_nodes=options.tree_nodes,
             copying=method == "combined",
-            steps=options.steps,
-            order=options.order,
+            steps=options.steps if method in ("drafter", "combined") else 1,
+            order=options.order if method in ("drafter", "combined") else "left_to_right",
             drafter_tokenizer=options.drafter_tokenizer if method in ("drafter", "combined") else None,
         )
         target = decoders[method].target

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from decode.records import PLAIN, Record
 from decode.statistics import times
+from decode.summary import named
 
 _COLOURS = ("#1f6f8b", "#c8553d", "#6a8d3a", "#8a5a9e", "#b58900", "#555555")
 
@@ -42,7 +43,7 @@ def speedups(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> 
                 yerr=error,
                 capsize=3,
                 color=_colour(m),
-                label=method if s == 0 else None,
+                label=named(method, summary["overall"][method]) if s == 0 else None,
             )
             axes.text(x, max(value, hi or 0) + 0.02, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
     axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
@@ -64,7 +65,13 @@ def taus(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None
             if not figures or figures["tau"] is None:
                 continue
             x = s + (m - (len(methods) - 1) / 2) * width
-            axes.bar(x, figures["tau"], width * 0.92, color=_colour(m), label=method if s == 0 else None)
+            axes.bar(
+                x,
+                figures["tau"],
+                width * 0.92,
+                color=_colour(m),
+                label=named(method, summary["overall"][method]) if s == 0 else None,
+            )
             axes.plot(x, figures["tau_macro"], "o", color="#222222", markersize=4)
     axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
     axes.set_xticks(range(len(suites)), suites)
@@ -82,7 +89,12 @@ def acceptance_by_position(axes: Axes, summary: dict[str, Any], records: Sequenc
         rows = summary["overall"][method]["acceptance"]
         at = [row["position"] for row in rows]
         axes.plot(
-            at, [row["unconditional"] for row in rows], "-o", color=_colour(m), markersize=4, label=method
+            at,
+            [row["unconditional"] for row in rows],
+            "-o",
+            color=_colour(m),
+            markersize=4,
+            label=named(method, summary["overall"][method]),
         )
         kept = [(row["position"], row["conditional"]) for row in rows if row["conditional"] is not None]
         axes.plot([k for k, _ in kept], [value for _, value in kept], "--", color=_colour(m), linewidth=1)
@@ -107,7 +119,7 @@ def per_prompt(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -
                 calls[key] = calls.get(key, 0) + record.calls
         keys = sorted(key for key in plain.keys() & mine.keys() if calls.get(key))
         x, y = [committed[key] / calls[key] for key in keys], [plain[key] / mine[key] for key in keys]
-        axes.scatter(x, y, s=14, alpha=0.7, color=_colour(m), label=method)
+        axes.scatter(x, y, s=14, alpha=0.7, color=_colour(m), label=named(method, summary["overall"][method]))
     axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
     axes.set_xlabel("τ of the prompt")
     axes.set_ylabel("speed-up of the prompt")

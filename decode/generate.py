@@ -21,7 +21,7 @@ DEFAULT_DRAFTER = Path(__file__).resolve().parent.parent / "drafters" / "smollm2
 
 
 VERIFIER_HELP = (
-    "auto (default), greedy, point_mass, token, block, recursive, k_seq, traversal, gumbel; lossy_typical and "
+    "auto (default), greedy, point_mass, token, block, recursive, k_seq, traversal, hybrid, gumbel; lossy_typical and "
     "lossy_top_beta do NOT keep the output's law"
 )
 
@@ -168,6 +168,7 @@ def main(argv: list[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character gets a "?"
     from decode.sampling import Sampling
+    from decode.verifiers import find
 
     sampling = Sampling(
         args.temperature,
@@ -183,6 +184,8 @@ def main(argv: list[str] | None = None) -> None:
     text = _read_prompt(args.prompt)
     decoder = _load(args)
     verifier = decoder.verifier_for(sampling)
+    if find(verifier).lossy:
+        print(f"note: {verifier} does NOT keep the output's law", file=sys.stderr)
     messages = [{"role": "system", "content": args.system}, {"role": "user", "content": text}]
     out = decoder.generate(
         messages if args.system else text,

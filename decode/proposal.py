@@ -37,6 +37,10 @@ def _check_probs(probs: Tensor, shape: str) -> None:
         raise ValueError(f"q must be {shape}, not {tuple(probs.shape)}")
     if probs.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"q must be float32 or float64, not {probs.dtype}: draw and test in full precision")
+    if probs.device.type == "cpu" and probs.numel():  # elsewhere a look would stop the queue
+        mass, least = probs.sum(1), probs.amin(1)
+        if bool((((mass - 1).abs() > 1e-3) | (least < 0)).logical_and(mass.isfinite()).any()):
+            raise ValueError("each row of q must be a distribution: not below 0, sum 1 (processors included)")
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,11 @@ class Drafts:
     @classmethod
     def of(cls, proposals: Sequence[Proposal], vocab_size: int) -> Drafts:
         """Proposals as one batch. Raises ValueError where their laws differ."""
-        if len({(x.law, x.siblings or "iid") for x in proposals if len(x)}) > 1:
-            raise ValueError("proposals of different laws in one batch")
+        if (
+            len({x.law for x in proposals if len(x)}) > 1
+            or len({x.siblings for x in proposals if x.branches}) > 1
+        ):
+            raise ValueError("proposals of different laws, or kinds of siblings, in one batch")
         size = max(len(x) for x in proposals)
 
         def padded(rows: list[Tensor]) -> Tensor:

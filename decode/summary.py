@@ -144,6 +144,11 @@ def interval(figures: dict[str, Any], name: str = "speedup") -> str:
     return f"{value:.2f}×" + (f" [{lo:.2f}, {hi:.2f}]" if lo is not None else " [no interval]")
 
 
+def named(method: str, figures: dict[str, Any]) -> str:
+    """The method, with its verifier where that is lossy."""
+    return f"{method}, {figures['verifier']}" if figures["lossy"] else method
+
+
 def plural(count: int, word: str) -> str:
     return f"{count} {word}{'s' * (count != 1)}"
 
@@ -220,8 +225,8 @@ def _faster(figures: dict[str, Any]) -> str:
 def _lossless(summary: dict[str, Any], methods: list[str]) -> str:
     if summary["settings"]["temperature"] != 0:
         return (
-            "Sampled outputs differ from draw to draw, so identity does not apply; the verifier keeps the "
-            "target's law, which the tests enumerate."
+            "Sampled outputs differ from draw to draw, so identity does not apply; "
+            f"{', '.join(methods)}: verified exactly, which keeps the target's law (the tests enumerate it)."
         )
     figures = [summary["overall"][method] for method in methods]
     if summary["bugs"]:

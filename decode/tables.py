@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from decode.records import PLAIN
-from decode.summary import interval, plural, titles
+from decode.summary import interval, named, plural, titles
 
 SUITE, METHOD, SPEED, SPEEDUP, WHOLE, TAU, TAU_MACRO, SAME, PROMPTS = COLUMNS = (
     "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ", "τ macro", "identical", "prompts",
@@ -35,7 +35,7 @@ def _row(title: str, method: str, figures: dict[str, Any]) -> dict[str, str]:
     plain = method == PLAIN
     return {
         SUITE: title,
-        METHOD: f"{method}, {figures['verifier']}" if figures["lossy"] else method,
+        METHOD: named(method, figures),
         SPEED: number(figures["tokens_per_s"], 1),
         SPEEDUP: "1" if plain else interval(figures),
         WHOLE: "1" if plain else number(figures["speedup_with_prefill"], 2, "×"),
@@ -62,13 +62,17 @@ def _identity(figures: dict[str, Any]) -> str:
 def table(summary: dict[str, Any]) -> Table:
     """The rows for the terminal."""
     result = Table(title=headline(summary), title_justify="left")
-    for name in ON_TERMINAL:
+    lossy = any(figures["lossy"] for figures in summary["overall"].values())
+    shown = [
+        name for name in ON_TERMINAL if not (lossy and name == SPEED)
+    ]  # the verifier's name takes its room
+    for name in shown:
         result.add_column(name, justify="left" if name in (SUITE, METHOD) else "right", no_wrap=name != SUITE)
     before = None
     for row in rows(summary):
         if before is not None and row[SUITE] != before:
             result.add_section()
-        cells = ["" if name == SUITE and row[name] == before else row[name] for name in ON_TERMINAL]
+        cells = ["" if name == SUITE and row[name] == before else row[name] for name in shown]
         result.add_row(*cells, style="bold" if row[METHOD].startswith("drafter") else "")
         before = row[SUITE]
     return result

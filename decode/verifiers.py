@@ -164,9 +164,11 @@ def check_proposal(proposal: Proposal, name: str, temperature: float) -> Verifie
 
 def choose(law: str, temperature: float) -> str:
     """`auto`: greedy at temperature 0; traversal, which on a chain is block verification, where the law has a q that it can
-    test; else point mass."""
+    test; hybrid for drafts unmasked out of order; else point mass."""
     if temperature == 0:
         return "greedy"
+    if law == "unmasked":
+        return "hybrid"
     return "traversal" if VERIFIERS["traversal"].fits(law, temperature) else "point_mass"
 
 
@@ -179,6 +181,8 @@ _WHY = {
 def _why_law(law: str, verifier: Verifier, temperature: float) -> str:
     if law in verifier.laws:
         return f"it compares with the argmax and is exact at temperature 0 only, not at {temperature:g}"
+    if law == "point" and temperature == 0:
+        return "at temperature 0 drafts are argmaxes, not draws: leave it at auto, or sample (--temperature)"
     return _WHY.get(law, f"it is exact for the laws {', '.join(sorted(verifier.laws))}")
 
 

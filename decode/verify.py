@@ -61,6 +61,7 @@ def parser() -> Parser:
     add = p.add_argument
     add("--target", help="hub id, folder, file.gguf or debug (default SmolLM2-135M-Instruct)")
     add("--drafter", help="a drafter's folder, or lookup (default: the shipped one, for the default target)")
+    add("--drafter-tokenizer", help="of a standalone drafter whose vocabulary is not the target's")
     add("--suite", help="the prompts (default mtbench)")
     add("--prompts", type=Path, metavar="FILE", help="your own: .jsonl .json .csv .parquet .txt")
     add("--data-dir", type=Path, metavar="DIR", help="local copies of the benchmarks, in the hub's layout")
@@ -118,8 +119,13 @@ def run(options: Any, say: Callable[[str], None]) -> tuple[list[Check], dict[str
 
     spec = options.target or DEFAULT_TARGET
     drafter = options.drafter or (str(DEFAULT_DRAFTER) if spec == DEFAULT_TARGET else "lookup")
+    if drafter == "none":
+        raise UserError(
+            "--drafter=none drafts nothing, so there is nothing to verify: name a drafter, or lookup"
+        )
     prompts = [prompt for loaded in prompts_of(options)[0] for prompt in loaded.prompts]
-    first = decode.load(spec, drafter, dtype="float32", device=options.device)
+    tokenizer = options.drafter_tokenizer
+    first = decode.load(spec, drafter, dtype="float32", device=options.device, drafter_tokenizer=tokenizer)
     target = first.target
     fitting, refused = tokenised(first, prompts)
     room = [tokens for _, tokens in fitting if len(tokens) + options.max_new_tokens <= target.context_limit]
@@ -144,6 +150,10 @@ def run(options: Any, say: Callable[[str], None]) -> tuple[list[Check], dict[str
         check.seconds = monotonic() - started
         checks.append(check)
         say(_line(check))
+    if not any(check.figures.get("drafted") for check in checks):
+        raise UserError(
+            "nothing was drafted on these prompts, so nothing is shown: take more of them, or longer outputs"
+        )
     return checks, pair
 
 
@@ -151,44 +161,59 @@ def _plan(
     options: Any, first: Decoder, drafter: str, prompts: list[list[int]]
 ) -> Iterator[Callable[[], Check]]:
     import decode
-    from decode.drafters.block import BlockProposer
     from decode.frequencies import exact_law
 
     new, seed, target = options.max_new_tokens, options.seed, first.target
-    # read from disk once
-    drafts = first.drafter.network if isinstance(first.drafter, BlockProposer) else first.drafter
+    drafts, chosen, drawn = _ways(first, drafter)
 
     def ours(verifier: str = "auto", **how: Any) -> Decoder:
         return decode.load(target, drafts, verifier, **how)
 
     plain = decode.load(target)
-    chosen: dict[str, dict[str, Any]] = {"chain": {"tree_nodes": 0}, "tree": {"tree_nodes": 5}}
-    if drafter == "lookup":
-        chosen = {"lookup": {}}
-    else:
-        chosen["tree, with copies"] = {"tree_nodes": 5, "copying": True}
     for name, how in chosen.items():
         yield partial(_same, "greedy fp32", name, plain, ours(**how), prompts, new, None)
     coupled = decode.load(target, None, "gumbel")
     for name, how in chosen.items():
         yield partial(_same, "coupled fp32", name, coupled, ours("gumbel", **how), prompts, new, seed)
     laws = [("plain", plain)]
-    if drafter == "lookup":
-        laws.append(("lookup, point_mass", ours()))
-    else:
-        laws += [(f"chain, {v}", ours(v, tree_nodes=0)) for v in ("token", "block")]
-        laws += [
-            ("tree, point_mass", ours(tree_nodes=5)),
-            ("drawn tree, recursive", ours("recursive", tree_nodes=8)),
-            ("drawn tree, traversal", ours("traversal", tree_nodes=8)),
-            ("chain with copies, token", ours("token", copying=True)),
-        ]
+    laws += [(f"{name}, {verifier}", ours(verifier, **how)) for name, verifier, how in drawn]
     alpha = ALPHA / (2 * len(laws))
     prompt = min(prompts, key=len)  # it goes through the target once a sample
     law = exact_law(target, prompt, 3, sampled(0))
     for name, decoder in laws:
         yield partial(_frequencies, name, decoder, prompt, law, options.samples, seed, alpha)
     yield partial(_half, options, target, drafter, prompts)
+
+
+How = dict[str, Any]
+
+
+def _ways(first: Decoder, drafter: str) -> tuple[Any, dict[str, How], list[tuple[str, str, How]]]:
+    """The drafter, read from disk once; the ways in which its output is compared token by token; and those in which sampled
+    tokens are counted, with a verifier each."""
+    from decode.drafters.block import BlockProposer
+    from decode.drafters.diffusion import DiffusionProposer
+
+    found = first.drafter
+    if isinstance(found, BlockProposer):
+        tree: How = {"tree_nodes": 5}
+        chosen: dict[str, How] = {
+            "chain": {"tree_nodes": 0},
+            "tree": tree,
+            "tree, with copies": {**tree, "copying": True},
+        }
+        drawn: list[tuple[str, str, How]] = [("chain", v, {"tree_nodes": 0}) for v in ("token", "block")]
+        drawn += [("tree", "point_mass", tree)]
+        drawn += [("drawn tree", v, {"tree_nodes": 8}) for v in ("recursive", "traversal", "k_seq")]
+        return found.network, chosen, [*drawn, ("chain with copies", "token", {"copying": True})]
+    if isinstance(found, DiffusionProposer):
+        steps: How = {"steps": 2}
+        orders = {f"2 steps, {order}": {"steps": 2, "order": order} for order in ("random", "confidence")}
+        chosen = {"1 step": {}, "2 steps": steps, **orders, "with copies": {"copying": True}}
+        drawn = [("1 step", v, {}) for v in ("token", "block")] + [("2 steps", "block", steps)]
+        drawn += [(name, "hybrid", how) for name, how in orders.items()]
+        return found.drafter, chosen, [*drawn, ("with copies", "token", {"copying": True})]
+    return found, {drafter: {}}, [(drafter, "point_mass", {})]
 
 
 # ---- token by token ----
@@ -208,11 +233,12 @@ def _same(
     from decode.sampling import Sampling, position_noise, probs
 
     sampling = Sampling() if seed is None else Sampling(COUPLED, seed=seed)
-    found, calls, committed = [], 0, 0
+    found, calls, committed, drafted = [], 0, 0, 0
     for prompt in prompts:
         expected = plain.generate(prompt, max_new_tokens=new, sampling=sampling)
         out = other.generate(prompt, max_new_tokens=new, sampling=sampling)
         calls, committed = calls + out.calls, committed + len(out.tokens) - 1
+        drafted += sum(out.nodes)
         score = None
         if seed is not None:
 
@@ -232,7 +258,15 @@ def _same(
         worst = (bugs or found)[0]
         gap = "no logits explain it" if worst.gap is None else f"gap {worst.gap:.2g}, bound {worst.bound:.2g}"
         words += f"; {len(found) - len(bugs)} rounding ties, {len(bugs)} bugs (token {worst.index}: {gap})"
-    figures = {"identical": same, "ties": len(found) - len(bugs), "bugs": len(bugs), "tau": tau}
+    if not drafted:
+        words += "; NOTHING DRAFTED, nothing shown"
+    figures = {
+        "drafted": drafted,
+        "identical": same,
+        "ties": len(found) - len(bugs),
+        "bugs": len(bugs),
+        "tau": tau,
+    }
     return Check(name, method, not bugs, len(prompts), figures, words)
 
 
@@ -244,8 +278,11 @@ def _half(options: Any, target: Target, drafter: str, prompts: list[list[int]]) 
     slow = not has_fast_bf16(target.device)
     prompts, new = (prompts[:2], 16) if slow else (prompts, options.max_new_tokens)
     half = load_target(options.target or DEFAULT_TARGET, dtype="bfloat16", device=str(target.device))
-    how: dict[str, Any] = {} if drafter == "lookup" else {"tree_nodes": 5, "copying": True}
-    method = "tree, with copies" if how else "lookup"
+    if options.drafter_tokenizer is not None:
+        drafted = decode.load(half, drafter, drafter_tokenizer=options.drafter_tokenizer)
+        return _same("greedy bf16", "translated", decode.load(half), drafted, prompts, new, None)
+    how: How = {} if drafter == "lookup" else {"tree_nodes": 5, "copying": True}
+    method = "with copies" if how else "lookup"
     return _same(
         "greedy bf16", method, decode.load(half), decode.load(half, drafter, **how), prompts, new, None
     )
@@ -295,6 +332,8 @@ def _frequencies(
         }  # fmt: skip
         passed &= p_value >= alpha and not strange
         words.append(f"{length} tokens: χ² {statistic:.1f} on {freedom}, p {p_value:.2g}")
+    if not drafted and decoder.drafter is not None:
+        words.append("NOTHING DRAFTED, nothing shown")
     words.append(f"{accepted} of {drafted} drafts accepted; sees TV ≥ {least:.2f} in 9 of 10 runs")
     return Check("frequencies T=1", method, passed, runs, figures, "; ".join(words))
 
@@ -309,8 +348,10 @@ def _line(check: Check) -> str:
 def verdict(checks: Sequence[Check], pair: dict[str, Any]) -> str:
     """The page."""
     bad = [c for c in checks if not c.passed]
+    idle = [c for c in checks if c.method != "plain" and not c.figures.get("drafted")]
     head = (
         "LOSSLESS: no difference that rounding does not explain"
+        + (f" (in {len(idle)} of {len(checks)} checks nothing was drafted)" if idle else "")
         if not bad
         else f"NOT LOSSLESS: {len(bad)} of {len(checks)} checks found a bug"
     )

@@ -22,7 +22,7 @@ class CopyingDrafter:
     """`inner`, with lookup in front of it.
 
     Args:
-        inner: a drafter whose law is point, independent or causal.
+        inner: a drafter of any law.
         copy_tokens: how many tokens a first copy holds; after one that was accepted whole, the next holds twice as many
             and one more (with the token before them that doubles the rows of a call).
         most_tokens: where that growth ends.
@@ -82,4 +82,6 @@ class CopyingSession:
             return copy
         ids_S, column_K = copy.tokens_K.unique(return_inverse=True)
         q = SparseQ(ids_S, F.one_hot(column_K, len(ids_S)).to(torch.float32))
+        if self.law == "unmasked":  # all at once, and settled by the text
+            return Proposal(copy.tokens_K, self.law, q, torch.zeros_like(copy.tokens_K), state_only=True)
         return Proposal(copy.tokens_K, self.law, q)

@@ -155,3 +155,37 @@ def test_unknown_dtype_and_device() -> None:
         load_target("debug", dtype="flot32")
     with pytest.raises(UserError, match="unknown"):
         load_target("debug", device="gpuu")
+
+
+@pytest.mark.parametrize("kind", ["Mistral", "Qwen2"])
+def test_a_sliding_window_is_the_context(kind: str, tmp_path: Path) -> None:
+    """Beyond it a call over several tokens, whose mask is ours, and transformers' own would be different models."""
+    import transformers
+
+    debug = load_target("debug")
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=debug.vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=512, sliding_window=24, bos_token_id=1, eos_token_id=2,
+        **({"use_sliding_window": True, "max_window_layers": 0} if kind == "Qwen2" else {}),
+    )  # fmt: skip
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
+    debug.tokenizer.save_pretrained(tmp_path)
+    assert load_target(str(tmp_path)).context_limit == 24
+    values = json.loads((tmp_path / "config.json").read_text())
+    off = {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
+    (tmp_path / "config.json").write_text(json.dumps({**values, **off}))
+    assert load_target(str(tmp_path)).context_limit == 512
+
+
+def test_gpt_neo_takes_chains_alone() -> None:
+    """Its local layers window by place in memory; within the window a tree is each branch alone, beyond it is refused."""
+    target = load_target("debug-gptneo", dtype="float32", device="cpu")
+    assert target.chains_only and not load_target("debug-gpt2").chains_only
+    tokens = torch.randint(4, 200, (1, 300), generator=torch.Generator().manual_seed(0))
+    whole = target.model(tokens).logits
+    cache = target.new_cache(1, 320)
+    target.forward(tokens[:, :280], cache=cache)
+    found = [
+        target.forward(part, cache=cache).logits_BLV for part in tokens[:, 280:].split([1, 5, 14], dim=1)
+    ]
+    torch.testing.assert_close(torch.cat(found, 1), whole[:, 280:], atol=1e-4, rtol=1e-4)  # type: ignore[arg-type]

@@ -51,6 +51,7 @@ class TableTarget:
         self.table = torch.randn(V + 1, V, V, generator=generator) * 1.5
         self.vocab_size, self.context_limit, self.eos_ids = V, context_limit, ()
         self.device = torch.device("cpu")
+        self.spec, self.chains_only = "table", False
 
     def new_cache(self, batch: int, capacity: int) -> Any:
         return TableCache(capacity)

@@ -14,6 +14,7 @@ from align.drafters.standalone import save_standalone
 from align.errors import UserError
 from align.target import Target, load_target
 from decode import Decoder, Sampling
+from decode.drafters.copying import CopyingDrafter
 from decode.drafters.diffusion import ORDERS, DiffusionProposer
 from decode.frequencies import exact_law
 from tests.align.test_standalone import KINDS, drafter
@@ -132,6 +133,20 @@ def test_load_and_options(target: Target, tmp_path: Path) -> None:
         decode.load(target, tmp_path / "d", "block", steps=2, order="random").generate(
             PROMPT, max_new_tokens=9, sampling=Sampling(1.0)
         )
+
+
+@pytest.mark.parametrize("order", ["random", "confidence"])
+def test_copies_under_an_unmasked_law(target: Target, order: str) -> None:
+    text = [20, 21, 22, 23, 24] * 4
+    drafts = CopyingDrafter(DiffusionProposer(drafter(target, "ddit"), 4, 2, order))
+    for verifier in ("hybrid", "point_mass"):
+        runs, sampling = 200, Sampling(1.0, top_k=2)
+        decoder = Decoder(target, drafts, verifier)
+        outs = [
+            decoder.generate(text, max_new_tokens=4, sampling=replace(sampling, seed=s)) for s in range(runs)
+        ]
+        found = Counter(tuple(out.tokens) for out in outs)
+        assert plausible(found, exact_law(target, text, 4, sampling), runs)
 
 
 def test_a_vocabulary_of_its_own(target: Target, tmp_path: Path) -> None:

@@ -93,10 +93,11 @@ def test_a_gap_without_rounding_is_a_bug() -> None:
 
 
 def test_a_difference_too_large_for_the_dtype_is_a_bug() -> None:
-    """The wide forward itself is wrong: Δ closes the gap, but no rounding is that large."""
+    """The wide forward itself is wrong: Δ closes the gap, but no rounding is that large, however small the gap is."""
     plain, other = outputs()
-    found = judge(NoisyTarget(0.5, 2.0), PROMPT, plain, other, [1, 1], [1, 1])
-    assert found.kind == BUG and found.reproduced and found.gap > found.bound
+    for gap in (0.5, 1e-5):
+        found = judge(NoisyTarget(gap, 2.0), PROMPT, plain, other, [1, 1], [1, 1])
+        assert found.kind == BUG and found.reproduced and found.gap <= found.bound
 
 
 def test_a_token_that_the_replay_does_not_choose_is_a_bug() -> None:

@@ -32,6 +32,34 @@ def test_a_law_and_its_q_belong_together() -> None:
         SparseQ(torch.tensor([1, 2, 3]), torch.full((2, 2), 0.5))
 
 
+@pytest.mark.parametrize("row", [[0.1] * 4, [5, -4, 0, 0], [3, 1, -3, 0], [0, 0, 0, 0]])
+def test_a_q_that_is_no_distribution_is_refused(row: list[float]) -> None:
+    with pytest.raises(ValueError, match="must be a distribution"):
+        DenseQ(torch.tensor([[0.25] * 4, row]))
+    with pytest.raises(ValueError, match="must be a distribution"):
+        SparseQ(torch.arange(4), torch.tensor([row], dtype=torch.float64))
+
+
+def test_trees_and_chains_of_one_law_share_a_batch() -> None:
+    """Whatever the kind of siblings: each as it is alone."""
+    q = DenseQ(torch.tensor([[0.2, 0.3, 0.5, 0.0]] * 3))
+    tree = Proposal(
+        torch.tensor([2, 1, 0]), "independent", q, parents=(-1, -1, 0), siblings="without_replacement"
+    )
+    chain = Proposal(torch.tensor([1, 2]), "independent", DenseQ(q.probs_KV[:2]))
+    p_BMV = torch.tensor([0.4, 0.3, 0.2, 0.1]).expand(2, 4, 4)
+    for name in ("recursive", "traversal", "point_mass"):
+        for seed in range(20):
+            generators = [torch.Generator().manual_seed(seed + b) for b in range(2)]
+            both = verify(name, [tree, chain], p_BMV, generators)
+            for b, (one, rows) in enumerate(((tree, 4), (chain, 3))):
+                alone = verify(name, [one], p_BMV[:1, :rows], [torch.Generator().manual_seed(seed + b)])
+                assert (int(both.end_B[b]), int(both.next_B[b])) == (int(alone.end_B), int(alone.next_B))
+    other = Proposal(torch.tensor([2, 1, 0]), "independent", q, parents=(-1, -1, 0), siblings="iid")
+    with pytest.raises(ValueError, match="kinds of siblings"):
+        verify("recursive", [tree, other], p_BMV, [torch.Generator(), torch.Generator()])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_probabilities_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match="float32 or float64"):

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from align.drafters.checkpoint import save_drafter
+from align.drafters.standalone import save_standalone
 from align.target import load_target
 from decode import engine, rules
 from decode.frequencies import chi_square, chi_square_tail, detectable, exact_law
 from decode.sampling import Sampling
 from decode.verify import main
+from tests.align.test_standalone import drafter as standalone
 from tests.decode.fakes import TableTarget
 from tests.decode.test_block import network
 
@@ -41,10 +43,25 @@ def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     for name in ("greedy fp32", "coupled fp32"):
         assert {(name, m) for m in ("chain", "tree", "tree, with copies")} <= names
     assert {m for n, m in names if n.startswith("freq")} >= {"plain", "chain, token", "chain, block"}
-    assert ("greedy bf16", "tree, with copies") in names
+    assert ("greedy bf16", "with copies") in names
     page = (tmp_path / "verdict.md").read_text()
     assert page.startswith("# LOSSLESS") and page in capsys.readouterr().out
     assert all(c["figures"]["drafted"] > 0 for c in record["checks"] if c["method"].startswith("chain, "))
+
+
+def test_a_drafter_that_drafts_nothing_shows_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(arguments("none", tmp_path))
+    assert error.value.code == 2 and not (tmp_path / "verdict.json").exists()
+
+
+def test_a_standalone_drafter(tmp_path: Path) -> None:
+    save_standalone(standalone(load_target("debug", dtype="float32", device="cpu"), "ddit"), tmp_path / "d")
+    main(arguments(str(tmp_path / "d"), tmp_path))
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    names = {(c["name"].split()[0], c["method"]) for c in record["checks"]}
+    assert record["lossless"] and ("frequencies", "2 steps, confidence, hybrid") in names
+    assert ("coupled", "2 steps, random") in names
 
 
 @pytest.mark.parametrize("broken", ["path", "noise", "law"])
