@@ -162,6 +162,25 @@ def unmasked(toy: Toy, parents: Parents) -> Case:
     return case(toy, parents, weight_B, tokens_BN, q_BNV, steps_BN=steps.expand(len(tokens_BN), K).clone())
 
 
+def surest(toy: Toy, parents: Parents) -> Case:
+    """The same, each step's position settled by what EARLIER steps drew, and not by its own draw: the order `confidence`."""
+    K, V = len(parents), toy.V
+    tokens_BN = every(V, K)
+    tables = [rows((V + 1) ** K, V, toy.generator).reshape(*(V + 1,) * K, V) for _ in range(K)]
+    urge = torch.rand((V + 1,) * K + (K,), generator=toy.generator)  # of each position, in each state
+    state_BN = torch.full_like(tokens_BN, V)
+    steps_BN, q_BNV = torch.zeros_like(tokens_BN), torch.zeros(*tokens_BN.shape, V, dtype=torch.float64)
+    batch = torch.arange(len(tokens_BN))
+    for step in range(K):
+        at = tuple(state_BN.T)
+        next_B = urge[at].masked_fill(state_BN < V, -1).argmax(1)
+        q_BKV = torch.stack([table[at] for table in tables], 1)
+        q_BNV[batch, next_B], steps_BN[batch, next_B] = q_BKV[batch, next_B], step
+        state_BN[batch, next_B] = tokens_BN[batch, next_B]
+    weight_B = q_BNV.gather(2, tokens_BN[..., None])[..., 0].prod(1)
+    return case(toy, parents, weight_B, tokens_BN, q_BNV, steps_BN=steps_BN)
+
+
 DRAFTERS: dict[str, Callable[[Toy, Parents], Case]] = {
     "point": chosen,
     "independent, i.i.d. siblings": lambda toy, parents: drawn(toy, parents, False),
@@ -171,6 +190,7 @@ DRAFTERS: dict[str, Callable[[Toy, Parents], Case]] = {
     "causal, i.i.d. siblings": lambda toy, parents: drawn(toy, parents, True),
     "causal, without replacement": lambda toy, parents: drawn(toy, parents, True, "without_replacement"),
     "unmasked, state-only": unmasked,
+    "unmasked, order by earlier draws": surest,
 }
 
 
