@@ -38,6 +38,11 @@ def exact_law(target: Target, prompt: list[int], length: int, sampling: Sampling
     return law
 
 
+def entropy(law: Law) -> float:
+    """In nats."""
+    return -sum(mass * math.log(mass) for mass in law.values() if mass > 0)
+
+
 def beginnings(law: Law, length: int) -> Law:
     """The joint law of the first tokens out of that of more."""
     out: Law = {}

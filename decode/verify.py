@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 ALPHA = 1e-3
 """The chance that a correct pair fails the frequency test, for all its comparisons together."""
 COUPLED, TOP_K = 1.0, 3
+CANDIDATES = 4
+"""Of so many of the shortest prompts one is sampled from."""
 SAMPLES_TOGETHER = 8
 """Sampled texts in one target call; greedy and coupled outputs are decoded one at a time."""
 
@@ -161,7 +163,7 @@ def _plan(
     options: Any, first: Decoder, drafter: str, prompts: list[list[int]]
 ) -> Iterator[Callable[[], Check]]:
     import decode
-    from decode.frequencies import exact_law
+    from decode.frequencies import entropy, exact_law
 
     new, seed, target = options.max_new_tokens, options.seed, first.target
     drafts, chosen, drawn = _ways(first, drafter)
@@ -178,8 +180,10 @@ def _plan(
     laws = [("plain", plain)]
     laws += [(f"{name}, {verifier}", ours(verifier, **how)) for name, verifier, how in drawn]
     alpha = ALPHA / (2 * len(laws))
-    prompt = min(prompts, key=len)  # it goes through the target once a sample
-    law = exact_law(target, prompt, 3, sampled(0))
+    # short, because it goes through the target once a sample; of these the one that leaves most to chance
+    few = sorted(prompts, key=len)[:CANDIDATES]
+    found = [(exact_law(target, prompt, 3, sampled(0)), prompt) for prompt in few]
+    law, prompt = max(found, key=lambda pair: entropy(pair[0]))
     for name, decoder in laws:
         yield partial(_frequencies, name, decoder, prompt, law, options.samples, seed, alpha)
     yield partial(_half, options, target, drafter, prompts)
