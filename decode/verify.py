@@ -186,7 +186,7 @@ def _plan(
     law, prompt = max(found, key=lambda pair: entropy(pair[0]))
     for name, decoder in laws:
         yield partial(_frequencies, name, decoder, prompt, law, options.samples, seed, alpha)
-    yield partial(_half, options, target, drafter, prompts)
+    yield partial(_half, options, target, drafter, prompts, *list(chosen.items())[-1])
 
 
 How = dict[str, Any]
@@ -274,7 +274,9 @@ def _same(
     return Check(name, method, not bugs, len(prompts), figures, words)
 
 
-def _half(options: Any, target: Target, drafter: str, prompts: list[list[int]]) -> Check:
+def _half(
+    options: Any, target: Target, drafter: str, prompts: list[list[int]], method: str, how: How
+) -> Check:
     """bf16, where other widths round otherwise. On hardware without bf16 products a few short outputs."""
     import decode
     from align.target import DEFAULT_TARGET, has_fast_bf16, load_target
@@ -282,14 +284,8 @@ def _half(options: Any, target: Target, drafter: str, prompts: list[list[int]]) 
     slow = not has_fast_bf16(target.device)
     prompts, new = (prompts[:2], 16) if slow else (prompts, options.max_new_tokens)
     half = load_target(options.target or DEFAULT_TARGET, dtype="bfloat16", device=str(target.device))
-    if options.drafter_tokenizer is not None:
-        drafted = decode.load(half, drafter, drafter_tokenizer=options.drafter_tokenizer)
-        return _same("greedy bf16", "translated", decode.load(half), drafted, prompts, new, None)
-    how: How = {} if drafter == "lookup" else {"tree_nodes": 5, "copying": True}
-    method = "with copies" if how else "lookup"
-    return _same(
-        "greedy bf16", method, decode.load(half), decode.load(half, drafter, **how), prompts, new, None
-    )
+    drafted = decode.load(half, drafter, drafter_tokenizer=options.drafter_tokenizer, **how)
+    return _same("greedy bf16", method, decode.load(half), drafted, prompts, new, None)
 
 
 # ---- the joint law of sampled tokens ----

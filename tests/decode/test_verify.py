@@ -43,7 +43,7 @@ def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     for name in ("greedy fp32", "coupled fp32"):
         assert {(name, m) for m in ("chain", "tree", "tree, with copies")} <= names
     assert {m for n, m in names if n.startswith("freq")} >= {"plain", "chain, token", "chain, block"}
-    assert ("greedy bf16", "with copies") in names
+    assert ("greedy bf16", "tree, with copies") in names
     page = (tmp_path / "verdict.md").read_text()
     assert page.startswith("# LOSSLESS") and page in capsys.readouterr().out
     assert all(c["figures"]["drafted"] > 0 for c in record["checks"] if c["method"].startswith("chain, "))
