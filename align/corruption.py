@@ -15,9 +15,13 @@ import torch
 from torch import Tensor
 
 from align.data import Batch
+from align.diffusion_losses import time_weight
 from align.errors import UserError
-from align.graphs import Graph
+from align.graphs import Absorbing, Graph
+from align.schedules import TIMES as _TIMES
 from align.schedules import Schedule, draw_times
+
+TIMES = (*_TIMES, "count")
 
 
 @dataclass
@@ -38,6 +42,12 @@ class Anchors:
         """Row index of the position whose target distribution predicts each drafted token: anchor + k, kept in range."""
         steps = torch.arange(self.block_size, device=self.index_BA.device)
         return (self.index_BA[..., None] + steps).clamp_max(length - 1)
+
+    def blocks_BAK(self, tokens_BL: Tensor) -> Tensor:
+        """The tokens of every block: those after its anchor, the row's last one where the row has ended."""
+        steps = torch.arange(1, self.block_size + 1, device=self.index_BA.device)
+        places = (self.index_BA[..., None] + steps).clamp_max(tokens_BL.shape[1] - 1)
+        return torch.gather(tokens_BL, 1, places.flatten(1)).view_as(places)
 
 
 def sample_anchors(batch: Batch, count: int, block_size: int, generator: torch.Generator) -> Anchors:
@@ -70,21 +80,47 @@ class Corrupted:
     """What a standalone drafter reads and has to undo: blocks (B, A, K) with times (B, A), or rows (B, L) with times (B,).
 
     `valid` marks the positions that noise could reach and the loss counts; `tokens_0` is the clean text. σ at every
-    position is `schedule.total(times)[..., None]`.
+    position is `schedule.total(times)[..., None]`. `importance`, shaped as `times`, multiplies the loss: how much more
+    likely uniform times would have made this noise than the draw that did.
     """
 
     tokens_t: Tensor
     tokens_0: Tensor
     times: Tensor
     valid: Tensor
+    importance: Tensor
 
 
-def block_times(
-    anchors: Anchors, generator: torch.Generator, how: str = "low_discrepancy", least: float = 1e-3
-) -> Tensor:
-    """A time for every block, (B, A), in [least, 1]; `how` is one of `schedules.TIMES`."""
-    index_BA = anchors.index_BA
-    return draw_times(index_BA.numel(), how, generator, least, index_BA.device).view_as(index_BA)
+def _hit(
+    tokens: Tensor,
+    valid: Tensor,
+    graph: Graph,
+    schedule: Schedule,
+    generator: torch.Generator,
+    how: str,
+    least: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Noisy tokens (…, K), times (…,) and their importance (…,) of clean tokens (…, K), which may change where `valid`."""
+    count, shape, device = valid[..., 0].numel(), valid.shape[:-1], valid.device
+    if how != "count":
+        times = draw_times(count, how, generator, least, device).view(shape)
+        noisy = graph.corrupt(tokens, schedule.total(times)[..., None], generator, may=valid)
+        return noisy, times, torch.ones_like(times)
+    if not isinstance(graph, Absorbing):
+        raise UserError("times='count' counts masks, and the uniform graph has none; use low_discrepancy")
+    # A position is masked once the masked share m passes its own uniform threshold. The l-th of them goes at the l-th
+    # smallest threshold: m is then Beta(l, L-l+1), and with l uniform every term of the bound has weight L/l.
+    total = valid.sum(-1)
+    share = draw_times(count, "low_discrepancy", generator, 0.0, device, torch.float64).view(shape)
+    masks = (share * total).long().clamp_max((total - 1).clamp_min(0))
+    u = torch.rand(valid.shape, generator=generator, dtype=torch.float64, device=generator.device).to(device)
+    u = u.masked_fill(~valid, 1.0)
+    threshold = u.sort(-1).values.gather(-1, masks[..., None])
+    noisy = torch.where(valid & (u <= threshold), graph.mask_id, tokens)
+    times = schedule.time(-torch.log1p(-threshold[..., 0])).clamp(0.0, 1.0)
+    weight = time_weight(schedule.total(times), schedule.rate(times))
+    importance = total / (masks + 1) / weight
+    return noisy, times.float(), torch.where(total > 0, importance, 1.0).float()
 
 
 def block_lengths(anchors: Anchors, weights: Sequence[float], generator: torch.Generator) -> Tensor:
@@ -119,16 +155,21 @@ def corrupt_blocks(
     """The K tokens after every anchor, hit by noise up to a drawn length (`block_lengths`) at a drawn time.
 
     Positions that are not valid, beyond the length or by `anchors`, hold a draw from the graph's limit: the mask.
+
+    Args:
+        how: `uniform`, `antithetic`, `low_discrepancy`: a time within `least` and 1 (`draw_times`), and every token is
+            hit by itself. `count`, absorbing only: the number of masks is drawn, uniformly over 1..the block's
+            length, then which, and a time that fits (how LLaDA, arXiv 2502.09992, evaluates likelihoods; here for any
+            schedule, and for networks that see the time). The loss keeps its mean and loses most of its variance: its weights are at
+            most the length, where those of small times have no limit.
     """
-    times_BA = block_times(anchors, generator, how, least)
     lengths_BA = block_lengths(anchors, length_weights, generator)
     steps = torch.arange(anchors.block_size, device=lengths_BA.device)
     valid_BAK = anchors.valid_BAK & (steps < lengths_BA[..., None])
-    places = (anchors.index_BA[..., None] + 1 + steps).clamp_max(batch.tokens_BL.shape[1] - 1)
-    tokens_BAK = torch.gather(batch.tokens_BL, 1, places.flatten(1)).view_as(places)
-    noisy = graph.corrupt(tokens_BAK, schedule.total(times_BA)[..., None], generator, may=valid_BAK)
+    tokens_BAK = anchors.blocks_BAK(batch.tokens_BL)
+    noisy, times_BA, importance_BA = _hit(tokens_BAK, valid_BAK, graph, schedule, generator, how, least)
     limit = graph.limit(tokens_BAK.shape, generator).to(tokens_BAK.device)
-    return Corrupted(torch.where(valid_BAK, noisy, limit), tokens_BAK, times_BA, valid_BAK)
+    return Corrupted(torch.where(valid_BAK, noisy, limit), tokens_BAK, times_BA, valid_BAK, importance_BA)
 
 
 def random_prefixes(batch: Batch, generator: torch.Generator) -> Tensor:
@@ -154,8 +195,7 @@ def corrupt_suffix(
         prefix_BN: clean tokens at the start of each document, by its number in the row; zeros corrupt everything,
             `random_prefixes` draws them. Prefix and padding keep their tokens and are not valid.
     """
-    times_B = draw_times(len(batch.tokens_BL), how, generator, least, batch.tokens_BL.device)
     prefix_BL = torch.gather(prefix_BN, 1, batch.document_BL.clamp_min(0))
     valid_BL = (batch.document_BL >= 0) & (batch.positions_BL >= prefix_BL)
-    noisy = graph.corrupt(batch.tokens_BL, schedule.total(times_B)[:, None], generator, may=valid_BL)
-    return Corrupted(noisy, batch.tokens_BL, times_B, valid_BL)
+    noisy, times_B, importance_B = _hit(batch.tokens_BL, valid_BL, graph, schedule, generator, how, least)
+    return Corrupted(noisy, batch.tokens_BL, times_B, valid_BL, importance_B)

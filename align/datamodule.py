@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from align import data
 from align.corruption import Anchors, sample_anchors
 from align.data import Batch, PackedRow, Samples
+from align.random_state import keyed_generator
 from align.recipe import Recipe
 
 Place = tuple[int, int, int]  # (micro-batch, place in the stream = key of the anchors, row)
@@ -114,7 +115,7 @@ def make_batch(
     """Stack rows, each with anchors of its own, drawn from (seed, its key); anchors that no row has are left out."""
     parts = []
     for row, key in zip(rows, keys, strict=True):
-        generator = torch.Generator().manual_seed(int(np.random.default_rng([seed, 2, key]).integers(2**62)))
+        generator = keyed_generator(seed, 2, key)
         parts.append(sample_anchors(data.collate([row]), anchors, block_size, generator))
     index, valid = torch.cat([p.index_BA for p in parts]), torch.cat([p.valid_BAK for p in parts])
     used = max(int(valid[..., 0].sum(1).max()), 1)

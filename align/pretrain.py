@@ -10,11 +10,11 @@ bound on held-out blocks given the text before them, and expected τ and accepta
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +26,7 @@ from align.drafters.diffusion import Annealed, DiffusionContext, DiffusionDrafte
 from align.drafters.masked_lm import annealed_see
 from align.kept import View
 from align.losses import RowStatistics
-from align.recipe import Recipe
+from align.random_state import keyed_generator
 from align.row_statistics import logit_statistics
 
 _VALIDATION_SEED = 0x0B0E
@@ -42,31 +42,28 @@ class Pretrain(Calibrate):
 
     drafter: DiffusionDrafter
 
-    def __init__(self, drafter: DiffusionDrafter, recipe: Recipe) -> None:
-        super().__init__(drafter, recipe)
-        self.weights = recipe.objective.block_lengths or [0.0] * (recipe.drafter.block_size - 1) + [1.0]
-
     # ---- noise ----
 
     def noise(self, step: Step, training: bool = True) -> Corrupted:
-        """Every row's noise from its place in the stream alone: a resumed run and any number of processes draw the same."""
+        """Every row's noise from its place in the stream alone: a resumed run and any number of processes draw the same.
+
+        What is validated is drawn by the number of masks, however training draws: the same bound, with a far smaller error.
+        """
         o, drafter, device = self.recipe.objective, self.drafter, step.batch.tokens_BL.device
+        times = o.times if training or drafter.mask_id < 0 else "count"
         seed, parts = self.recipe.seed if training else _VALIDATION_SEED, []
         for b, place in enumerate(step.places):
-            generator = torch.Generator().manual_seed(
-                int(np.random.default_rng([seed, 3, place]).integers(2**62))
-            )
-            row = step.batch.row(b)
+            generator, row = keyed_generator(seed, 3, place), step.batch.row(b)
             how = (drafter.graph, drafter.schedule)
             if training and self.recipe.stage == "pretrain":
-                prefix = random_prefixes(row, generator).clamp_min(
-                    1
-                )  # decoding always has a text to go on from
-                parts.append(corrupt_suffix(row, *how, prefix, generator, o.times, o.least_time))
+                # decoding always has a text to go on from
+                prefix = random_prefixes(row, generator).clamp_min(1)
+                parts.append(corrupt_suffix(row, *how, prefix, generator, times, o.least_time))
             else:
                 own = Anchors(step.anchors.index_BA[b : b + 1], step.anchors.valid_BAK[b : b + 1])
-                lengths = self.weights if training else [*[0.0] * (own.block_size - 1), 1.0]
-                parts.append(corrupt_blocks(row, own, *how, lengths, generator, o.times, o.least_time))
+                whole = [0.0] * (own.block_size - 1) + [1.0]
+                lengths = (o.block_lengths or whole) if training else whole
+                parts.append(corrupt_blocks(row, own, *how, lengths, generator, times, o.least_time))
         joined = {f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Corrupted)}
         return Corrupted(**{name: tensor.to(device) for name, tensor in joined.items()})
 
@@ -86,6 +83,7 @@ class Pretrain(Calibrate):
         """
         drafter = self.drafter
         times = noisy.times[..., None].expand(noisy.valid.shape)[at]
+        importance = noisy.importance[..., None].expand(noisy.valid.shape)[at]
         sigma, rate = drafter.schedule.total(times), drafter.schedule.rate(times)
         tokens_t, tokens_0, valid = noisy.tokens_t[at], noisy.tokens_0[at], torch.ones_like(at[at])
         if score is None:
@@ -94,8 +92,10 @@ class Pretrain(Calibrate):
                 and drafter.config.prediction == "log_score"
             )
         if score or drafter.mask_id < 0:
-            return score_entropy(f_RV, tokens_t, tokens_0, sigma, rate, drafter.graph, valid)
-        return masked_nll(f_RV, tokens_t, tokens_0, sigma, rate, drafter.mask_id, valid)
+            loss = score_entropy(f_RV, tokens_t, tokens_0, sigma, rate, drafter.graph, valid)
+        else:
+            loss = masked_nll(f_RV, tokens_t, tokens_0, sigma, rate, drafter.mask_id, valid)
+        return importance * loss
 
     def statistics(self, step: Step, view: View, f_RV: Tensor, at: Tensor) -> RowStatistics:
         """How far q is from p at the positions `at`, spread over (B, A, K); what is not masked is known: q = 1, no loss."""
@@ -126,11 +126,10 @@ class Pretrain(Calibrate):
         progress = (self.global_step + 1) / max(1, self.recipe.objective.annealing)
         if self.recipe.objective.annealing == 0 or progress >= 1:
             return None
-        seed = int(np.random.default_rng([self.recipe.seed, 4, *step.places]).integers(2**62))
-        device = step.batch.tokens_BL.device
+        generator, device = keyed_generator(self.recipe.seed, 4, *step.places), step.batch.tokens_BL.device
 
         def see(length: int) -> Tensor:
-            return annealed_see(length, progress, torch.Generator().manual_seed(seed)).to(device)
+            return annealed_see(length, progress, generator).to(device)
 
         return see
 
@@ -161,55 +160,50 @@ class Pretrain(Calibrate):
 
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
         """Statistics (B, A, K) of drafts made in one step: every position masked."""
-        noisy = self._all_masked(step)
-        return self._chunked(step, noisy, self.view(step, temperature))[0]
+        drafter, clean = self.drafter, step.anchors.blocks_BAK(step.batch.tokens_BL)
+        times = torch.ones(step.anchors.index_BA.shape, device=clean.device)
+        masks, valid = torch.full_like(clean, drafter.mask_id), step.anchors.valid_BAK
+        noisy = Corrupted(masks, clean, times, valid, torch.ones_like(times))
+        view = self.view(step, temperature)
+        out = {f.name: torch.zeros(clean.shape, device=clean.device) for f in fields(RowStatistics)}
+        for own, f_RV in self._chunks(step, noisy):
+            found = self.statistics(step, view, f_RV, own)
+            for name, total in out.items():
+                if (value := getattr(found, name)) is not None:
+                    total += value
+        return RowStatistics(**out)
 
-    def _all_masked(self, step: Step) -> Corrupted:
-        drafter, anchors = self.drafter, step.anchors
-        steps = torch.arange(anchors.block_size, device=anchors.index_BA.device)
-        places = (anchors.index_BA[..., None] + 1 + steps).clamp_max(step.batch.tokens_BL.shape[1] - 1)
-        clean = step.batch.tokens_BL.gather(1, places.flatten(1)).view_as(places)
-        times = torch.ones(anchors.index_BA.shape, device=clean.device)
-        return Corrupted(torch.full_like(clean, drafter.mask_id), clean, times, anchors.valid_BAK)
+    def losses(self, step: Step, noisy: Corrupted) -> tuple[Tensor, Tensor]:
+        """The diffusion loss and the bound, (B, A, K)."""
+        loss = torch.zeros(noisy.valid.shape, device=noisy.valid.device)
+        bound = torch.zeros_like(loss)
+        for own, f_RV in self._chunks(step, noisy):
+            loss[own] = self.diffusion(f_RV, noisy, own)
+            bound[own] = self.diffusion(f_RV, noisy, own, False)
+        return loss, bound
 
-    def _chunked(
-        self, step: Step, noisy: Corrupted, view: View | None
-    ) -> tuple[RowStatistics, Tensor, Tensor]:
-        """Statistics (where there is a view), diffusion loss and bound, (B, A, K), so many rows of the head at a time."""
-        drafter, at = self.drafter, self.counted(noisy)
-        hidden, sigma = drafter.block_rows(step.batch, step.anchors, noisy)
-        out = {f.name: torch.zeros(at.shape, device=at.device) for f in fields(RowStatistics)}
-        loss, bound = torch.zeros_like(out["acceptance"]), torch.zeros_like(out["acceptance"])
-        places = at.nonzero()
-        for part in places.split(max(1, self.recipe.objective.chunk_rows // 4)):
+    def _chunks(self, step: Step, noisy: Corrupted) -> Iterator[tuple[Tensor, Tensor]]:
+        """So many rows of the head at a time: which positions, bool (B, A, K), and their f (R, V)."""
+        hidden, sigma = self.drafter.block_rows(step.batch, step.anchors, noisy)
+        at = self.counted(noisy)
+        for part in at.nonzero().split(max(1, self.recipe.objective.chunk_rows // 4)):
             own = torch.zeros_like(at)
             own[tuple(part.T)] = True
-            f_RV = drafter.logits(hidden[own], sigma[own])
-            loss += torch.zeros_like(loss).masked_scatter(own, self.diffusion(f_RV, noisy, own))
-            bound += torch.zeros_like(loss).masked_scatter(own, self.diffusion(f_RV, noisy, own, False))
-            if view is not None:
-                found = self.statistics(step, view, f_RV, own)
-                for name, total in out.items():
-                    if (value := getattr(found, name)) is not None:
-                        total += value
-        return RowStatistics(**out), loss, bound
+            yield own, self.drafter.logits(hidden[own], sigma[own])
 
     @torch.no_grad()
     def sample(self, prompt: list[int], length: int, generator: torch.Generator) -> list[int]:
         """`length` tokens after a prompt, block by block, each unmasked from left to right in K steps, drawn from q."""
-        context, size = (
-            DiffusionContext(self.drafter, len(prompt) + length + self.drafter.config.block_size),
-            0,
-        )
+        most, end = self.drafter.config.block_size, len(prompt) + length
+        context = DiffusionContext(self.drafter, end + most)
         context.extend(prompt)
-        while size < length:
-            count = min(self.drafter.config.block_size, length - size)
+        while len(context.tokens) < end:
+            count = min(most, end - len(context.tokens))
             block_K = torch.full((count,), self.drafter.mask_id, device=context.device)
             for k in range(count):
                 q_V = context.denoise(block_K)[k].softmax(-1)
                 block_K[k] = q_V.cpu().multinomial(1, generator=generator)[0]
             context.extend(block_K.tolist())
-            size += count
         return context.tokens[len(prompt) :]
 
     def on_validation_epoch_end(self) -> None:
@@ -227,11 +221,10 @@ class Pretrain(Calibrate):
 
     def validation_step(self, step: Step, index: int) -> None:
         if step.scale == 0:  # a repeated row, there to keep the processes in step
-            self._chunked(step, self.noise(step, training=False), None)
+            self.losses(step, self.noise(step, training=False))
             return
         valid = step.anchors.valid_BAK
-        noisy = self.noise(step, training=False)
-        _, loss, bound = self._chunked(step, noisy, None)
+        loss, bound = self.losses(step, self.noise(step, training=False))
         strength = self.recipe.objective.distillation if self.recipe.stage == "calibrate" else 0.0
         total = loss.sum()
         if self.drafter.mask_id >= 0:

@@ -1,4 +1,4 @@
-"""The global random generators of torch, numpy and Python, as a checkpoint keeps them."""
+"""The global random generators of torch, numpy and Python, as a checkpoint keeps them; and generators of their own."""
 
 from __future__ import annotations
 
@@ -33,3 +33,8 @@ def set_random_state(state: dict[str, Any]) -> None:
     np.random.set_state((name, words_t.cpu().numpy().astype(np.uint32), *rest))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+
+
+def keyed_generator(*key: int) -> torch.Generator:
+    """A generator that belongs to the key: the same stream whenever and by whichever process it is asked for."""
+    return torch.Generator().manual_seed(int(np.random.default_rng(key).integers(2**62)))

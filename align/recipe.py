@@ -181,8 +181,9 @@ class ObjectiveConfig(Group):
         1.0, "standalone, stage=calibrate: λ, the weight of the terms beside the diffusion loss", low=0
     )
     distillation_warmup: int = option(0, "steps over which λ rises from 0", low=0)
-    times: Literal["low_discrepancy", "antithetic", "uniform"] = option(
-        "low_discrepancy", "standalone: how the blocks' times are drawn"
+    times: Literal["low_discrepancy", "antithetic", "uniform", "count"] = option(
+        "low_discrepancy",
+        "standalone: how the blocks' times are drawn; count = by the number of masks, least noise (absorbing only)",
     )
     least_time: float = option(1e-3, "standalone: the earliest time", above=0, high=1)
     annealing: int = option(
@@ -314,6 +315,10 @@ class Recipe(Group):
             (
                 d.kind != "block" and d.graph == "uniform" and o.diffusion == "masked_nll",
                 "objective.diffusion=masked_nll needs drafter.graph=absorbing",
+            ),
+            (
+                d.kind != "block" and d.graph == "uniform" and o.times == "count",
+                "objective.times=count counts masks: it needs drafter.graph=absorbing",
             ),
             (
                 d.kind == "masked_lm" and d.graph == "uniform",

@@ -314,11 +314,7 @@ def _window(config: Any) -> int | None:
 
 def _attention(model_type: str) -> str:
     """The attention that an architecture is run with."""
-    return (
-        "eager"
-        if model_type.replace("_", "") in {x.replace("_", "") for x in _EAGER}
-        else attention.register()
-    )
+    return "eager" if model_type in _EAGER else attention.register()
 
 
 def load_tokenizer(spec: str | Path) -> Any:
@@ -459,9 +455,8 @@ def _debug_model(kind: str) -> tuple[Any, Any]:
             "max_position_embeddings": 512, "attention_types": [[["global", "local"], 2]], "window_size": 256,
         },
     }  # fmt: skip
-    config = getattr(transformers, f"{kind}Config")(
-        **common, **own[kind], attn_implementation=_attention(f"{kind.lower()}")
-    )
+    made = getattr(transformers, f"{kind}Config")
+    config = made(**common, **own[kind], attn_implementation=_attention(made.model_type))
     architecture = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

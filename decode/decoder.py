@@ -15,13 +15,15 @@ from align.target import DEFAULT_TARGET, Target, load_target, load_tokenizer
 from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
 from decode.drafters.copying import CopyingDrafter
-from decode.drafters.diffusion import ORDERS, DiffusionProposer
+from decode.drafters.diffusion import ORDERS, DiffusionProposer, DiffusionWriter
 from decode.drafters.lookup import LookupDrafter
+from decode.drafters.translated import TranslatedDrafter
 from decode.engine import MOST_NODES, Engine, run_together
 from decode.generation import Generation
 from decode.proposal import Siblings
 from decode.sampling import Sampling
 from decode.verifiers import check_pair, choose, find
+from decode.vocabularies import VocabularyMap
 
 Prompt = str | list[dict[str, str]] | list[int]
 _NAMES = ("lookup", "none")
@@ -268,6 +270,10 @@ def load(
         raise UserError(f"draft_tokens={draft_tokens!r}: must be at least 1")
     if tree_nodes is not None and not 0 <= tree_nodes <= MOST_NODES:
         raise UserError(f"tree_nodes={tree_nodes!r}: must be 0 (a chain) to {MOST_NODES}")
+    if steps < 1:
+        raise UserError(f"steps={steps!r}: must be at least 1")
+    if order not in ORDERS:
+        raise UserError(f"order={order!r} is unknown{nearest(order, ORDERS)}")
     if verifier != "auto":
         find(verifier)
     if isinstance(drafter, str | Path):
@@ -281,26 +287,16 @@ def load(
         tree_nodes = tree_nodes or 0
         fitting = find(verifier).siblings
         siblings = next((x for x in ("without_replacement", "iid") if x in fitting), None)
-    if steps < 1:
-        raise UserError(f"steps={steps!r}: must be at least 1")
-    if order not in ORDERS:
-        raise UserError(f"order={order!r} is unknown{nearest(order, ORDERS)}")
-    if isinstance(drafter, str | Path) and drafter_tokenizer is not None:
-        drafter = _translated(drafter, drafter_tokenizer, target, draft_tokens)
     if isinstance(drafter, str | Path) and drafter not in _NAMES:
-        drafter = open_drafter(drafter, target)
-        if isinstance(drafter, BlockDrafter):
-            drafter = drafter.to(target.dtype)
-            if target.fast:
-                drafter.lighten()
-    if not isinstance(drafter, DiffusionDrafter) and (steps != 1 or order != ORDERS[0]):
+        drafter = _read(drafter, target, drafter_tokenizer, draft_tokens)
+    if isinstance(drafter, DiffusionDrafter):
+        if tree_nodes:
+            raise UserError(f"tree_nodes={tree_nodes}: a standalone drafter drafts chains")
+        drafter = DiffusionProposer(drafter, draft_tokens, steps, order)
+    elif steps != 1 or order != ORDERS[0]:
         raise UserError(
             "steps and order are a standalone drafter's (DDiT, masked language model): this one has none"
         )
-    if isinstance(drafter, DiffusionDrafter) and tree_nodes:
-        raise UserError(f"tree_nodes={tree_nodes}: a standalone drafter drafts chains")
-    if isinstance(drafter, DiffusionDrafter):
-        drafter = DiffusionProposer(drafter, draft_tokens, steps, order)
     found = _drafter(drafter, draft_tokens, tree_nodes, siblings)
     if copying and found is not None:
         found = (
@@ -311,19 +307,20 @@ def load(
     return Decoder(target, found, verifier)
 
 
-def _translated(
-    drafter: str | Path, tokenizer: str | Path, target: Target, draft_tokens: int | None
-) -> Drafter:
-    """A standalone drafter with a vocabulary of its own."""
-    from decode.drafters.diffusion import DiffusionWriter
-    from decode.drafters.translated import TranslatedDrafter
-    from decode.vocabularies import VocabularyMap
-
-    own = load_tokenizer(tokenizer)
-    network = load_standalone(drafter, target, len(own))
-    return TranslatedDrafter(
-        DiffusionWriter(network, draft_tokens), VocabularyMap(own, target.tokenizer), draft_tokens
-    )
+def _read(
+    spec: str | Path, target: Target, tokenizer: str | Path | None, draft_tokens: int | None
+) -> Drafter | BlockDrafter | DiffusionDrafter:
+    """A trained drafter from disk, ready for `target`; with a tokenizer of its own behind a translation."""
+    if tokenizer is not None:
+        own = load_tokenizer(tokenizer)
+        inner = DiffusionWriter(load_standalone(spec, target, len(own)), draft_tokens)
+        return TranslatedDrafter(inner, VocabularyMap(own, target.tokenizer), draft_tokens)
+    drafter = open_drafter(spec, target)
+    if isinstance(drafter, BlockDrafter):
+        drafter = drafter.to(target.dtype)
+        if target.fast:
+            drafter.lighten()
+    return drafter
 
 
 def _check_drafter(spec: str) -> None:

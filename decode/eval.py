@@ -208,6 +208,7 @@ def _decoders(spec: str, drafter: str | None, methods: Sequence[str], options: A
             raise UserError(f"--threads={options.threads}: at most {most} on this machine")
         torch.set_num_threads(options.threads)
     specs = {PLAIN: None, "lookup": "lookup", "drafter": drafter, "combined": drafter}
+    own = {name: getattr(options, name) for name in ("verifier", "steps", "order", "drafter_tokenizer")}
     decoders: dict[str, Decoder] = {}
     target: str | Target = spec
     for method in reversed(
@@ -216,15 +217,12 @@ def _decoders(spec: str, drafter: str | None, methods: Sequence[str], options: A
         decoders[method] = decode.load(
             target,
             specs[method],
-            options.verifier if method in ("drafter", "combined") else "auto",
             dtype=options.dtype,
             device=options.device,
             draft_tokens=options.draft_tokens,
             tree_nodes=options.tree_nodes,
             copying=method == "combined",
-            steps=options.steps if method in ("drafter", "combined") else 1,
-            order=options.order if method in ("drafter", "combined") else "left_to_right",
-            drafter_tokenizer=options.drafter_tokenizer if method in ("drafter", "combined") else None,
+            **(own if method in ("drafter", "combined") else {}),
         )
         target = decoders[method].target
     return {method: decoders[method] for method in methods}

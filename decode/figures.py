@@ -24,6 +24,10 @@ def _methods(summary: dict[str, Any]) -> list[str]:
     return [m for m in summary["overall"] if m != PLAIN]
 
 
+def _label(summary: dict[str, Any], method: str) -> str:
+    return named(method, summary["overall"][method])
+
+
 def speedups(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None:
     """Speed-up per suite and method with its 95% interval; the line at 1 is plain decoding."""
     methods, suites = _methods(summary), list(summary["suites"])
@@ -43,7 +47,7 @@ def speedups(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> 
                 yerr=error,
                 capsize=3,
                 color=_colour(m),
-                label=named(method, summary["overall"][method]) if s == 0 else None,
+                label=_label(summary, method) if s == 0 else None,
             )
             axes.text(x, max(value, hi or 0) + 0.02, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
     axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
@@ -70,7 +74,7 @@ def taus(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None
                 figures["tau"],
                 width * 0.92,
                 color=_colour(m),
-                label=named(method, summary["overall"][method]) if s == 0 else None,
+                label=_label(summary, method) if s == 0 else None,
             )
             axes.plot(x, figures["tau_macro"], "o", color="#222222", markersize=4)
     axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
@@ -94,7 +98,7 @@ def acceptance_by_position(axes: Axes, summary: dict[str, Any], records: Sequenc
             "-o",
             color=_colour(m),
             markersize=4,
-            label=named(method, summary["overall"][method]),
+            label=_label(summary, method),
         )
         kept = [(row["position"], row["conditional"]) for row in rows if row["conditional"] is not None]
         axes.plot([k for k, _ in kept], [value for _, value in kept], "--", color=_colour(m), linewidth=1)
@@ -119,7 +123,7 @@ def per_prompt(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -
                 calls[key] = calls.get(key, 0) + record.calls
         keys = sorted(key for key in plain.keys() & mine.keys() if calls.get(key))
         x, y = [committed[key] / calls[key] for key in keys], [plain[key] / mine[key] for key in keys]
-        axes.scatter(x, y, s=14, alpha=0.7, color=_colour(m), label=named(method, summary["overall"][method]))
+        axes.scatter(x, y, s=14, alpha=0.7, color=_colour(m), label=_label(summary, method))
     axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
     axes.set_xlabel("τ of the prompt")
     axes.set_ylabel("speed-up of the prompt")

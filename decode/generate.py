@@ -171,15 +171,15 @@ def main(argv: list[str] | None = None) -> None:
     from decode.verifiers import find
 
     sampling = Sampling(
-        args.temperature,
-        args.top_p,
-        args.top_k,
-        args.repetition_penalty,
-        args.seed,
-        args.min_p,
-        args.presence_penalty,
-        tuple(args.ban),
-        args.min_new_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        repetition_penalty=args.repetition_penalty,
+        seed=args.seed,
+        min_p=args.min_p,
+        presence_penalty=args.presence_penalty,
+        banned=tuple(args.ban),
+        min_new_tokens=args.min_new_tokens,
     )
     text = _read_prompt(args.prompt)
     decoder = _load(args)

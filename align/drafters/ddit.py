@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from align.attention import BACKENDS, attend, block_mask, rotate
 from align.cache import KVCache, Slab
 from align.errors import UserError, nearest
+from align.parameterization import sedd_log_score
 
 TIME_INPUTS = ("sigma", "zero", "none")
 ATTENTIONS = ("full", "prefix_causal", "block_causal")
@@ -303,12 +304,9 @@ class DDiT(nn.Module):
     def log_score(self, f_BLV: Tensor, tokens_BL: Tensor, sigma: Tensor) -> Tensor:
         """SEDD's log-score ℓ in fp32 (arXiv 2310.16834): f, less log(e^σ−1)+log(V−1) where `scale_by_sigma`, and 0 at
         the input token. `sigma` (B,) or (B, L), positive."""
-        score = f_BLV.float()
-        if self.config.scale_by_sigma:
-            sigma = sigma.float() if sigma.dim() == tokens_BL.dim() else sigma.float()[:, None]
-            log_odds = sigma + torch.log(-torch.expm1(-sigma))  # log(e^σ−1) without overflow
-            score = score - log_odds[..., None] - math.log(self.config.vocab_size - 1)
-        return score.scatter(-1, tokens_BL[..., None], 0.0)
+        if not self.config.scale_by_sigma:
+            return f_BLV.float().scatter(-1, tokens_BL[..., None], 0.0)
+        return sedd_log_score(f_BLV, tokens_BL, sigma if sigma.dim() == tokens_BL.dim() else sigma[:, None])
 
     # ---- a cached clean prefix ----
 

@@ -158,7 +158,7 @@ class DiffusionDrafter(nn.Module):
         see = self._visible(absolute_NS, inside_NS)
         if annealed is not None:
             see = see & annealed(width + K)
-        sigma_N = self._seen_sigma(tokens_NS, inside_NS)
+        sigma_N = predictor_sigma(tokens_NS, self.mask_id, real_BL=inside_NS)[:, 0]
         hidden_NSD = self._hidden(tokens_NS, sigma_N, positions_NS, see)
         hidden = hidden_NSD[:, width:].unflatten(0, (B, A))
         return hidden, sigma_N.view(B, A, 1).expand(B, A, K)
@@ -172,12 +172,6 @@ class DiffusionDrafter(nn.Module):
             block_NS = absolute_NS // self.block
             see_NSS = see_NSS & (block_NS[:, None] <= block_NS[..., None])
         return see_NSS[:, None]
-
-    def _seen_sigma(self, tokens_NS: Tensor, inside_NS: Tensor) -> Tensor:
-        """The σ that belongs to the share of masks in a whole input (field: a network trained on whole rows)."""
-        masks = ((tokens_NS == self.mask_id) & inside_NS).sum(1)
-        share = masks.double() / inside_NS.sum(1)
-        return -torch.log1p(-(1 - 1e-3) * share).float()
 
     def suffix_rows(
         self, batch: Batch, noisy: Corrupted, annealed: Annealed | None = None
@@ -278,7 +272,7 @@ class DiffusionContext:
         drafter = self.drafter
         clean = torch.tensor([self.tokens[-drafter.config.window :]], device=self.device)
         tokens_1S = torch.cat((clean, block_1K), 1)
-        sigma_1 = predictor_sigma(tokens_1S, drafter.mask_id)[:, 0].float()
+        sigma_1 = predictor_sigma(tokens_1S, drafter.mask_id)[:, 0]
         positions = torch.arange(tokens_1S.shape[1], device=self.device)[None]
         see = None
         if drafter.block:

@@ -12,16 +12,16 @@ from align.corruption import (
     Anchors,
     Corrupted,
     block_lengths,
-    block_times,
     corrupt_blocks,
     corrupt_suffix,
     random_prefixes,
     sample_anchors,
 )
 from align.data import Batch
+from align.diffusion_losses import time_weight
 from align.errors import UserError
 from align.graphs import Absorbing, Graph, Uniform
-from align.schedules import Cosine, LogLinear
+from align.schedules import Cosine, Geometric, LogLinear, Schedule
 
 SIZE, MASK, PAD = 40, 37, 38
 GRAPHS: list[Graph] = [Absorbing(SIZE, MASK), Uniform(SIZE)]
@@ -117,12 +117,89 @@ def test_as_many_tokens_change_as_the_times_say(graph: Graph, schedule: LogLinea
 
 
 def test_times_are_spread_over_the_blocks() -> None:
-    _, anchors = everywhere(4, 16, 3)
-    times = block_times(anchors, generator(), least=0.0)
-    assert times.shape == (4, 16)
-    for row in times:  # neighbouring anchors see all noise levels
+    batch, anchors = everywhere(4, 16, 3)
+
+    def times(how: str, least: float) -> Tensor:
+        weights = [0, 0, 1.0]
+        return corrupt_blocks(batch, anchors, GRAPHS[0], LogLinear(), weights, generator(), how, least).times
+
+    spread = times("low_discrepancy", 0.0)
+    assert spread.shape == (4, 16)
+    for row in spread:  # neighbouring anchors see all noise levels
         assert float(row.sort().values.diff().max()) < 2 / 16 + 1e-6
-    assert float(block_times(anchors, generator(), "uniform", least=0.9).min()) >= 0.9
+    assert float(times("uniform", 0.9).min()) >= 0.9
+
+
+def by_count(rows: int, weights: list[float], schedule: Schedule, seed: int = 9) -> Corrupted:
+    batch, anchors = everywhere(rows, 400, len(weights))
+    return corrupt_blocks(batch, anchors, GRAPHS[0], schedule, weights, generator(seed), "count")
+
+
+@pytest.mark.parametrize("schedule", [LogLinear(), Cosine(), Geometric()], ids=str)
+def test_counted_masks_weigh_length_over_count(schedule: Schedule) -> None:
+    noisy = by_count(20, [1.0, 2.0, 3.0, 4.0], schedule)
+    length, masks = noisy.valid.sum(-1), (noisy.valid & (noisy.tokens_t == MASK)).sum(-1)
+    assert bool((masks >= 1).all())
+    weight = time_weight(schedule.total(noisy.times.double()), schedule.rate(noisy.times.double()))
+    torch.testing.assert_close(
+        weight * noisy.importance.double(), length.double() / masks, rtol=2e-4, atol=0.0
+    )
+    for size in range(1, 5):  # every count of masks as often as every other
+        of_size = masks[length == size].bincount(minlength=size + 1)[1:].double()
+        spread = (of_size - of_size.mean()).abs().max()
+        assert float(spread) < 4 * math.sqrt(float(of_size.mean()))
+
+
+def test_counted_masks_fall_anywhere_and_their_times_are_beta() -> None:
+    """Given l of L: each set of places as likely, and the masked share Beta(l, L−l+1), whatever the set."""
+    size, schedule = 4, LogLinear()
+    noisy = by_count(60, [0, 0, 0, 1.0], schedule)
+    sets = ((noisy.tokens_t == MASK).long() * 2 ** torch.arange(size)).sum(-1)
+    share = schedule.masked(noisy.times.double())
+    for number in range(1, 2**size):
+        own, masks = share[sets == number], number.bit_count()
+        chance = 1 / size / math.comb(size, masks)
+        assert abs(len(own) / sets.numel() - chance) < 4 * math.sqrt(chance / sets.numel())
+        mean = masks / (size + 1)
+        variance = mean * (1 - mean) / (size + 2)
+        assert abs(float(own.mean()) - mean) < 4 * math.sqrt(variance / len(own))
+        assert float(own.var()) == pytest.approx(variance, rel=0.25)
+
+
+@pytest.mark.parametrize("schedule", [LogLinear(), Cosine()], ids=str)
+def test_counting_masks_estimates_the_same_loss_with_less_variance(schedule: Schedule) -> None:
+    """A loss that depends on the masked places and on the time, as a network's does."""
+    batch, anchors = everywhere(60, 400, 4)
+    found = {}
+    for how in ("uniform", "count"):
+        noisy = corrupt_blocks(batch, anchors, GRAPHS[0], schedule, [0, 0, 0, 1.0], generator(3), how, 1e-4)
+        times, masked = noisy.times.double(), (noisy.tokens_t == MASK).double()
+        cost = masked * torch.tensor([1.0, 2.0, 4.0, 3.0])
+        cost = (cost * (1 + masked.flip(-1))).sum(-1) * (2 + schedule.masked(times))
+        weight = time_weight(schedule.total(times), schedule.rate(times)) * noisy.importance
+        found[how] = (weight * cost).flatten()
+    a, b = found["uniform"], found["count"]
+    error = math.sqrt(float(a.var() + b.var()) / a.numel())
+    assert abs(float(a.mean() - b.mean())) < 4 * error
+    assert float(b.var()) < 0.2 * float(a.var())
+
+
+def test_masks_can_be_counted_in_whole_rows() -> None:
+    batch = packed(rows=50)
+    prefix = torch.zeros(50, 32, dtype=torch.int64)
+    noisy = corrupt_suffix(batch, GRAPHS[0], LogLinear(), prefix, generator(1), "count")
+    masks = (noisy.tokens_t == MASK).sum(-1)
+    assert (
+        int(masks.min()) >= 1 and int(masks.max()) <= 26 and not bool((noisy.tokens_t == MASK)[:, 26:].any())
+    )
+    weight = time_weight(LogLinear().total(noisy.times), LogLinear().rate(noisy.times))
+    torch.testing.assert_close(weight * noisy.importance, 26 / masks)
+
+
+def test_the_uniform_graph_has_no_masks_to_count() -> None:
+    batch, anchors = everywhere(1, 4, 2)
+    with pytest.raises(UserError, match="times='count'"):
+        corrupt_blocks(batch, anchors, GRAPHS[1], LogLinear(), [0, 1.0], generator(), "count")
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=str)

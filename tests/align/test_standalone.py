@@ -181,15 +181,6 @@ def test_a_fresh_ddit_begins_at_log_of_the_vocabulary(target: Target) -> None:
 # ---- training ----
 
 
-@pytest.fixture(scope="module")
-def debug_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from align.synthesize import synthesize
-
-    folder = tmp_path_factory.mktemp("debug") / "data"
-    synthesize(load_recipe(["recipe=debug_block"]), load_target("debug"), folder, quiet=True)
-    return folder
-
-
 def run(output: Path, data: Path, *words: str) -> Pretrain:
     recipe = load_recipe([*words, f"output={output}", f"data.path={data}"])
     return train(recipe, quiet=True)  # type: ignore[return-value]
@@ -298,6 +289,7 @@ def test_uniform_noise(tmp_path: Path, debug_data: Path) -> None:
         (["drafter.kind=ddit", "objective.block_lengths=[1,1]"], "objective.block_lengths has 2 entries"),
         (["drafter.kind=ddit", "drafter.lora_rank=4"], "drafter.lora_rank needs drafter.kind=masked_lm"),
         (["drafter.kind=ddit", "drafter.graph=uniform"], "no one-step q to calibrate"),
+        (["drafter.kind=ddit", "drafter.graph=uniform", "objective.times=count"], "count counts masks"),
     ],
 )
 def test_impossible_recipes(words: list[str], line: str) -> None:

@@ -25,16 +25,6 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "debug_block.json"
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.fixture(scope="session")
-def debug_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from align.synthesize import synthesize
-    from align.target import load_target
-
-    folder = tmp_path_factory.mktemp("debug") / "data"
-    synthesize(load_recipe(["recipe=debug_block"]), load_target("debug"), folder, quiet=True)
-    return folder
-
-
 def run(output: Path, debug_data: Path, *words: str) -> Calibrate:
     return train(
         load_recipe(["recipe=debug_block", f"output={output}", f"data.path={debug_data}", *words]), quiet=True
