@@ -21,7 +21,7 @@ DEFAULT_DRAFTER = Path(__file__).resolve().parent.parent / "drafters" / "smollm2
 
 
 VERIFIER_HELP = (
-    "auto (default), greedy, point_mass, token, block, recursive, k_seq, traversal, hybrid, gumbel; lossy_typical and "
+    "auto (default), greedy, point_mass, self_selection, token, block, recursive, k_seq, traversal, hybrid, gumbel; lossy_typical and "
     "lossy_top_beta do NOT keep the output's law"
 )
 

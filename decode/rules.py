@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from decode.proposal import Proposal
-from decode.tree import Forest, chain, parent_rows, visits
+from decode.tree import Forest, chain, parent_rows, path_masks, visits
 
 TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
 """Medusa's own setting: accept p(x) > min(ε, δ·exp(−entropy of p))."""
@@ -198,11 +198,43 @@ def point(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         token_B1 = drafts.tokens_BN[:, i : i + 1]
-        mass_B = r_BV.sum(1, dtype=torch.float64)
-        accept_B = torch.where(mass_B > 0, _at(r_BV, token_B1[:, 0]).double() / mass_B, 0.0).clamp(max=1.0)
-        return accept_B, r_BV.scatter(1, token_B1, 0.0)
+        return _share(r_BV, token_B1), r_BV.scatter(1, token_B1, 0.0)
 
     return _in_turn(p_BMV, drafts, test)
+
+
+def _share(r_BV: Tensor, token_B1: Tensor) -> Tensor:
+    """The token's part of what is left of p; nothing of nothing."""
+    mass_B = r_BV.sum(1, dtype=torch.float64)
+    return torch.where(mass_B > 0, _at(r_BV, token_B1[:, 0]).double() / mass_B, 0.0).clamp(max=1.0)
+
+
+def selected(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
+    """`point` on one path alone: the one that p itself expects most tokens of, Σ_m Π_(j≤m) p(x_j), whatever p says next
+    (SpecDiff-2's self-selection)."""
+    path_BN = _most_expected(p_BMV, drafts)
+
+    def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
+        token_B1, on_B = drafts.tokens_BN[:, i : i + 1], path_BN[:, i]
+        left_BV = torch.where(on_B[:, None], r_BV.scatter(1, token_B1, 0.0), r_BV)
+        return _share(r_BV, token_B1) * on_B, left_BV
+
+    return _in_turn(p_BMV, drafts, test)
+
+
+def _most_expected(p_BMV: Tensor, drafts: Drafts) -> Tensor:
+    """Bool (B, N): the nodes of that path; of equal ones the first drafted."""
+    above_BN, live_BN = drafts.above(), drafts.live()
+    joint = [torch.ones(len(p_BMV), dtype=torch.float64, device=p_BMV.device)]
+    expected = [torch.zeros_like(joint[0])]
+    for i in range(drafts.size):
+        above_B = above_BN[:, i]
+        p_B = _at(rows_at(p_BMV, above_B), drafts.tokens_BN[:, i]).double() * live_BN[:, i]
+        joint.append(torch.stack(joint, 1).gather(1, above_B[:, None])[:, 0] * p_B)
+        expected.append(torch.stack(expected, 1).gather(1, above_B[:, None])[:, 0] + joint[-1])
+    end_B = torch.stack(expected, 1).argmax(1)
+    masks_BMN = path_masks(drafts.parents, drafts.size).to(p_BMV.device)
+    return masks_BMN[torch.arange(len(end_B), device=p_BMV.device), end_B]
 
 
 def recursive(p_BMV: Tensor, drafts: Drafts) -> Outcomes:

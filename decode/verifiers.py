@@ -2,6 +2,7 @@
 output has exactly the target's law. What they compute is in decode/rules.py.
 
     greedy, point_mass   go on while the target says what was drafted; exact however the drafts were chosen
+    self_selection       point_mass on the one path that p expects most of: SpecDiff-2, arXiv 2511.00606
     token                min(1, p/q), residual (p − q)₊: Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318
     block                joint over the chain: Sun et al., arXiv 2403.10444
     recursive            token over siblings in turn: SpecInfer, arXiv 2305.09781; without replacement: 2402.14160
@@ -114,6 +115,7 @@ VERIFIERS: dict[str, Verifier] = {
     for v in (
         Verifier("greedy", rules.point, _ANY, _SIBLINGS, greedy_only=True),
         Verifier("point_mass", rules.point, _ANY, _SIBLINGS),
+        Verifier("self_selection", rules.selected, _ANY, _SIBLINGS),
         Verifier("token", rules.token, _DRAWN),
         Verifier("block", rules.block, _DRAWN),
         Verifier("hybrid", rules.hybrid, _DRAWN | {"unmasked"}, state_only=True),

@@ -168,6 +168,11 @@ def keep_rejected(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     return Outcomes(rules.point(p_BMV, drafts).stop_BM, p_BMV)
 
 
+def all_taken_out(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
+    """Self-selection that takes the tokens of the paths which it left aside out of p, too."""
+    return Outcomes(rules.selected(p_BMV, drafts).stop_BM, rules.point(p_BMV, drafts).rest_BMV)
+
+
 def shifted(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     """Off by one: the token after a path from the residual of the node after it."""
     out = rules.recursive(p_BMV, drafts)
@@ -243,6 +248,9 @@ MUTANTS: dict[str, Mutant] = {
     "any of the top three": Mutant(lambda toy: drawn(toy, CHAIN, False), "lossy_top_beta", V=4),
     "point mass, the rejected token not taken out": Mutant(
         lambda toy: chosen(toy, CHAIN), slip(keep_rejected)
+    ),
+    "self-selection, tokens of the paths left aside taken out": Mutant(
+        lambda toy: chosen(toy, (-1, -1, 0, 1)), slip(all_taken_out)
     ),
     "residual without subtracting q": Mutant(
         tree_of(CHAIN), slip(rules.recursive), patched("residual", lambda p, q: p)
