@@ -88,22 +88,48 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, backe
         return grouped_attention(query, key, value, mask, query.shape[-1] ** -0.5)
     if backend not in BACKENDS:
         raise UserError(f"attention backend {backend!r} is unknown{nearest(backend, BACKENDS)}")
-    if reason := _flash_refusal(query, mask):
+    starts = None if mask is None else segment_starts(mask)
+    if reason := _flash_refusal(query, starts is None and mask is not None):
         raise UserError(f"attention backend 'flash_attn' {reason}; 'sdpa' does it")
-    from flash_attn import flash_attn_func
+    if starts is None:
+        from flash_attn import flash_attn_func
 
-    out: Tensor = flash_attn_func(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-    return out.transpose(1, 2)
+        out: Tensor = flash_attn_func(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+        return out.transpose(1, 2)
+    from flash_attn import flash_attn_varlen_func
+
+    rows, longest = len(query), int(starts.diff().max())
+    flat = (t.transpose(1, 2).expand(rows, -1, -1, -1).flatten(0, 1) for t in (query, key, value))
+    out = flash_attn_varlen_func(*flat, starts, starts, longest, longest)
+    return out.unflatten(0, (rows, query.shape[2])).transpose(1, 2)
 
 
-def _flash_refusal(query: Tensor, mask: Tensor | None) -> str:
+def segment_starts(mask: Tensor) -> Tensor | None:
+    """Where the segments of a mask begin that lets every position see its own segment of neighbours and nothing else, as packed
+    documents and windows have it: int32, cumulative over the rows one after the other, with the end. None = another mask.
+
+    `mask`: bool (B, 1, L, L).
+    """
+    if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[2] != mask.shape[3]:
+        return None
+    see_BLL = mask[:, 0]
+    first_BL = torch.ones_like(see_BLL[:, 0])
+    first_BL[:, 1:] = ~see_BLL.diagonal(1, 1, 2)
+    segment_BL = first_BL.long().cumsum(1)
+    if not torch.equal(segment_BL[:, :, None] == segment_BL[:, None], see_BLL):
+        return None
+    starts = first_BL.flatten().nonzero()[:, 0]
+    return torch.cat((starts, starts.new_tensor([first_BL.numel()]))).int()
+
+
+def _flash_refusal(query: Tensor, masked: bool) -> str:
     if find_spec("flash_attn") is None:
         return "is not installed"
     if query.device.type != "cuda":
         return f"needs a GPU, not {query.device.type}"
     if query.dtype not in (torch.float16, torch.bfloat16):
         return f"computes in float16 or bfloat16, not {str(query.dtype).removeprefix('torch.')}"
-    return "takes no mask, and this attention has one" if mask is not None else ""
+    return "takes masks of whole segments alone, and this one is another" if masked else ""
 
 
 def _interface(

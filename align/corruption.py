@@ -99,11 +99,19 @@ def _hit(
     generator: torch.Generator,
     how: str,
     least: float,
+    u: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Noisy tokens (…, K), times (…,) and their importance (…,) of clean tokens (…, K), which may change where `valid`."""
+    """Noisy tokens (…, K), times (…,) and their importance (…,) of clean tokens (…, K), which may change where `valid`.
+
+    `u`: where in 0..1 each time lies, or each number of masks; None = drawn."""
     count, shape, device = valid[..., 0].numel(), valid.shape[:-1], valid.device
+    if u is None:
+        u = draw_times(
+            count, "low_discrepancy" if how == "count" else how, generator, 0.0, dtype=torch.float64
+        )
+    u = u.to(device).view(shape)
     if how != "count":
-        times = draw_times(count, how, generator, least, device).view(shape)
+        times = (least + (1 - least) * u).float()
         noisy = graph.corrupt(tokens, schedule.total(times)[..., None], generator, may=valid)
         return noisy, times, torch.ones_like(times)
     if not isinstance(graph, Absorbing):
@@ -111,12 +119,11 @@ def _hit(
     # A position is masked once the masked share m passes its own uniform threshold. The l-th of them goes at the l-th
     # smallest threshold: m is then Beta(l, L-l+1), and with l uniform every term of the bound has weight L/l.
     total = valid.sum(-1)
-    share = draw_times(count, "low_discrepancy", generator, 0.0, device, torch.float64).view(shape)
-    masks = (share * total).long().clamp_max((total - 1).clamp_min(0))
-    u = torch.rand(valid.shape, generator=generator, dtype=torch.float64, device=generator.device).to(device)
-    u = u.masked_fill(~valid, 1.0)
-    threshold = u.sort(-1).values.gather(-1, masks[..., None])
-    noisy = torch.where(valid & (u <= threshold), graph.mask_id, tokens)
+    masks = (u * total).long().clamp_max((total - 1).clamp_min(0))
+    own = torch.rand(valid.shape, generator=generator, dtype=torch.float64, device=generator.device)
+    own = own.to(device).masked_fill(~valid, 1.0)
+    threshold = own.sort(-1).values.gather(-1, masks[..., None])
+    noisy = torch.where(valid & (own <= threshold), graph.mask_id, tokens)
     times = schedule.time(-torch.log1p(-threshold[..., 0])).clamp(0.0, 1.0)
     weight = time_weight(schedule.total(times), schedule.rate(times))
     importance = total / (masks + 1) / weight
@@ -160,8 +167,9 @@ def corrupt_blocks(
         how: `uniform`, `antithetic`, `low_discrepancy`: a time within `least` and 1 (`draw_times`), and every token is
             hit by itself. `count`, absorbing only: the number of masks is drawn, uniformly over 1..the block's
             length, then which, and a time that fits (how LLaDA, arXiv 2502.09992, evaluates likelihoods; here for any
-            schedule, and for networks that see the time). The loss keeps its mean and loses most of its variance: its weights are at
-            most the length, where those of small times have no limit.
+            schedule, and for networks that see the time). The loss keeps its mean (but for the share ε of all noise that
+            lies beyond t = 1, which the any-order form counts too) and loses most of its variance: its weights are at most
+            the length, where those of small times have no limit.
     """
     lengths_BA = block_lengths(anchors, length_weights, generator)
     steps = torch.arange(anchors.block_size, device=lengths_BA.device)
@@ -188,14 +196,18 @@ def corrupt_suffix(
     generator: torch.Generator,
     how: str = "low_discrepancy",
     least: float = 1e-3,
+    u_B: Tensor | None = None,
 ) -> Corrupted:
     """Whole rows, as SEDD pretrains, but for a clean prefix of every document; one time a row, as its network takes it.
 
     Args:
         prefix_BN: clean tokens at the start of each document, by its number in the row; zeros corrupt everything,
             `random_prefixes` draws them. Prefix and padding keep their tokens and are not valid.
+        u_B: where in 0..1 each row's time lies; None = drawn, for these rows together.
     """
     prefix_BL = torch.gather(prefix_BN, 1, batch.document_BL.clamp_min(0))
     valid_BL = (batch.document_BL >= 0) & (batch.positions_BL >= prefix_BL)
-    noisy, times_B, importance_B = _hit(batch.tokens_BL, valid_BL, graph, schedule, generator, how, least)
+    noisy, times_B, importance_B = _hit(
+        batch.tokens_BL, valid_BL, graph, schedule, generator, how, least, u_B
+    )
     return Corrupted(noisy, batch.tokens_BL, times_B, valid_BL, importance_B)

@@ -18,7 +18,6 @@ from align.parameterization import (
     full_precision,
     logsumexp_and_label,
     predictor_log_score,
-    predictor_sigma,
     sedd_log_score,
     subs_log_probs,
 )
@@ -30,7 +29,6 @@ __all__ = [
     "masked_cross_entropy",
     "masked_nll",
     "predictor_log_score",
-    "predictor_sigma",
     "score_entropy",
     "sedd_log_score",
     "subs_log_probs",

@@ -80,19 +80,6 @@ def predictor_log_score(logits_V: Tensor, tokens_t: Tensor, sigma: Tensor, mask_
     return _pinned(logits_V - shift[..., None], tokens_t)
 
 
-def predictor_sigma(
-    tokens_t_BL: Tensor, mask_id: int, eps: float = 1e-3, real_BL: Tensor | None = None
-) -> Tensor:
-    """The noise to tell a SEDD network that is used as masked predictor, (B, 1): σ̂ = −log(1 − (1−eps)·masks/L).
-
-    L is the whole network input, clean prefix included, without padding where `real_BL` names what is none; `eps` is that of
-    the log-linear schedule it was trained with.
-    """
-    masked, real = tokens_t_BL == mask_id, torch.ones_like(tokens_t_BL) if real_BL is None else real_BL
-    share = (masked & real.bool()).sum(-1, keepdim=True).float() / real.sum(-1, keepdim=True)
-    return -torch.log1p(-(1 - eps) * share)
-
-
 def _pinned(log_score_V: Tensor, tokens_t: Tensor) -> Tensor:
     """In place, on a tensor of our own: a ratio of x_t to itself is 1."""
     return log_score_V.scatter_(-1, tokens_t[..., None], 0.0)

@@ -28,6 +28,7 @@ from align.kept import View
 from align.losses import RowStatistics
 from align.random_state import keyed_generator
 from align.row_statistics import logit_statistics
+from align.schedules import van_der_corput
 
 _VALIDATION_SEED = 0x0B0E
 
@@ -58,7 +59,8 @@ class Pretrain(Calibrate):
             if training and self.recipe.stage == "pretrain":
                 # decoding always has a text to go on from
                 prefix = random_prefixes(row, generator).clamp_min(1)
-                parts.append(corrupt_suffix(row, *how, prefix, generator, times, o.least_time))
+                u_1 = self._time_of(place, generator)
+                parts.append(corrupt_suffix(row, *how, prefix, generator, times, o.least_time, u_1))
             else:
                 own = Anchors(step.anchors.index_BA[b : b + 1], step.anchors.valid_BAK[b : b + 1])
                 whole = [0.0] * (own.block_size - 1) + [1.0]
@@ -66,6 +68,18 @@ class Pretrain(Calibrate):
                 parts.append(corrupt_blocks(row, own, *how, lengths, generator, times, o.least_time))
         joined = {f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Corrupted)}
         return Corrupted(**{name: tensor.to(device) for name, tensor in joined.items()})
+
+    def _time_of(self, place: int, generator: torch.Generator) -> Tensor:
+        """Where in 0..1 the one time of a row lies, (1,): spread over the rows of the stream as `objective.times` says."""
+        how, own = self.recipe.objective.times, torch.rand(1, generator=generator, dtype=torch.float64)
+        if how == "antithetic":
+            rows = self.recipe.trainer.batch_size
+            order = torch.randperm(rows, generator=keyed_generator(self.recipe.seed, 5, place // rows))
+            return (own + order[place % rows]) / rows
+        if how == "uniform":
+            return own
+        shift = torch.rand(1, generator=keyed_generator(self.recipe.seed, 5), dtype=torch.float64)
+        return (shift + van_der_corput(1, place)) % 1
 
     def counted(self, noisy: Corrupted) -> Tensor:
         """Positions that the loss looks at: masked ones; under the uniform graph all that noise could reach."""
@@ -82,7 +96,8 @@ class Pretrain(Calibrate):
         MDLM's bound term by term (RADD, arXiv 2406.03736).
         """
         drafter = self.drafter
-        times = noisy.times[..., None].expand(noisy.valid.shape)[at]
+        # fp64: near t = 1 the rates of cosine and geometric schedules lose four digits in fp32
+        times = noisy.times.double()[..., None].expand(noisy.valid.shape)[at]
         importance = noisy.importance[..., None].expand(noisy.valid.shape)[at]
         sigma, rate = drafter.schedule.total(times), drafter.schedule.rate(times)
         tokens_t, tokens_0, valid = noisy.tokens_t[at], noisy.tokens_0[at], torch.ones_like(at[at])
@@ -92,10 +107,12 @@ class Pretrain(Calibrate):
                 and drafter.config.prediction == "log_score"
             )
         if score or drafter.mask_id < 0:
-            loss = score_entropy(f_RV, tokens_t, tokens_0, sigma, rate, drafter.graph, valid)
+            loss = score_entropy(
+                f_RV, tokens_t, tokens_0, sigma, rate, drafter.graph, valid, drafter.scale_by_sigma
+            )
         else:
             loss = masked_nll(f_RV, tokens_t, tokens_0, sigma, rate, drafter.mask_id, valid)
-        return importance * loss
+        return (importance * loss).float()
 
     def statistics(self, step: Step, view: View, f_RV: Tensor, at: Tensor) -> RowStatistics:
         """How far q is from p at the positions `at`, spread over (B, A, K); what is not masked is known: q = 1, no loss."""

@@ -10,8 +10,12 @@ from align.hub import hub_reachable
 _LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
 
-def read_prompts(source: str, split: str, column: str) -> list[str]:
+def read_prompts(
+    source: str, split: str, column: str, config: str | None = None, revision: str | None = None
+) -> list[str]:
     """The texts in `column` of the data set; a list of turns or messages gives its first user text.
+
+    `config`, `revision`: of a hub data set, which of its configurations and which branch, tag or commit.
 
     Raises:
         UserError: file or hub id not found, unreadable, empty, or without that column.
@@ -30,11 +34,14 @@ def read_prompts(source: str, split: str, column: str) -> list[str]:
         if loader is not None:
             table = datasets.load_dataset(loader, data_files=str(path), split="train")
         else:
-            table = datasets.load_dataset(source, split=split)
+            table = datasets.load_dataset(source, config, split=split, revision=revision)
     except Exception as error:  # datasets raises many kinds of its own
-        raise UserError(
-            f"data.prompts={source!r} can't be read: {str(error).strip().splitlines()[0]}"
-        ) from None
+        why = " ".join(str(error).split())
+        if "Config name is missing" in why:
+            why += " (data.prompts_config)"
+        if "scripts are no longer supported" in why:
+            why += "; its converted files: data.prompts_revision=refs/convert/parquet"
+        raise UserError(f"data.prompts={source!r} can't be read: {why[:400]}") from None
     if column not in table.column_names:
         raise UserError(f"data.prompts={source!r}: no column {column!r}{nearest(column, table.column_names)}")
     prompts = [text for text in (_text(value) for value in table[column]) if text]

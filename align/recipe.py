@@ -84,6 +84,8 @@ class DataConfig(Group):
     samples: int = option(2000, "samples to write in all", low=2)
     prompts: str | None = option(None, "null = the target writes them; else a hub id, JSONL or Parquet file")
     prompts_split: str = option("train", "split of a hub data set")
+    prompts_config: str | None = option(None, "configuration of a hub data set that has several")
+    prompts_revision: str | None = option(None, "branch, tag or commit of a hub data set")
     prompts_column: str = option("prompt", "column that holds the prompts")
     prompt_temperature: float = option(1.0, "temperature of written prompts", low=0)
     prompt_openings: list[str] = option(
@@ -323,6 +325,17 @@ class Recipe(Group):
             (
                 d.kind == "masked_lm" and d.graph == "uniform",
                 "drafter.graph=uniform: a masked language model undoes the mask (absorbing)",
+            ),
+            (
+                d.kind == "ddit"
+                and d.init is None
+                and d.time_input == "none"
+                and d.prediction == "log_score",
+                "drafter.time_input=none needs drafter.prediction=logits: a log-score depends on the noise (RADD)",
+            ),
+            (
+                d.attention_backend == "flash_attn" and (d.kind != "ddit" or d.attention != "full"),
+                "drafter.attention_backend=flash_attn needs drafter.kind=ddit with drafter.attention=full",
             ),
             (
                 d.kind == "ddit" and d.hidden_size % (2 * d.heads) != 0,

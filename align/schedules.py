@@ -160,15 +160,15 @@ def draw_times(
     if how == "antithetic":
         u = (u + torch.randperm(count, generator=generator, device=place)) / max(count, 1)
     elif how == "low_discrepancy":
-        u = (u + _van_der_corput(count).to(place)) % 1
+        u = (u + van_der_corput(count).to(place)) % 1
     return (least + (1 - least) * u).to(device or place, dtype)
 
 
-def _van_der_corput(count: int) -> Tensor:
-    """0, 1/2, 1/4, 3/4, 1/8, …: the binary digits of 0, 1, 2, … mirrored at the point; float64 (count,)."""
-    index = torch.arange(count)
+def van_der_corput(count: int, first: int = 0) -> Tensor:
+    """0, 1/2, 1/4, 3/4, 1/8, …: the binary digits of 0, 1, 2, … mirrored at the point, from the `first` on; float64 (count,)."""
+    index = torch.arange(first, first + count)
     value = torch.zeros(count, dtype=torch.float64)
-    for bit in range(count.bit_length()):
+    for bit in range((first + count).bit_length()):
         value += (index >> bit & 1) * 2.0 ** -(bit + 1)
     return value
 

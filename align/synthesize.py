@@ -121,7 +121,11 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
     """
     d = recipe.data
     template = chat_template(target)
-    prompts = read_prompts(d.prompts, d.prompts_split, d.prompts_column) if d.prompts else None
+    prompts = None
+    if d.prompts:
+        prompts = read_prompts(
+            d.prompts, d.prompts_split, d.prompts_column, d.prompts_config, d.prompts_revision
+        )
     manifest = _resume(folder, _identity(recipe, target, template, prompts))
     if manifest["samples"] >= d.samples:
         return manifest

@@ -17,7 +17,6 @@ from align.datamodule import RowsModule
 from align.drafters import standalone
 from align.drafters.block import BlockDrafter
 from align.drafters.checkpoint import coverage, frequent_tokens, from_target, load_drafter, save_drafter
-from align.drafters.diffusion import DiffusionDrafter
 from align.drafters.standalone import save_standalone
 from align.errors import UserError, cli
 from align.keeper import Interrupted
@@ -33,13 +32,11 @@ from align.target import Target, load_target
 
 def build_drafter(
     recipe: Recipe, target: Target, samples: data.Samples, vocabulary: Sequence[int] | None = None
-) -> BlockDrafter | DiffusionDrafter:
-    """The drafter to train: `drafter.init` as it was saved, or a fresh one after the recipe.
+) -> BlockDrafter:
+    """The block drafter to train: `drafter.init` as it was saved, or a fresh one after the recipe.
 
     `vocabulary` is the draft vocabulary of a run that goes on: its data may have grown, and with it what is frequent.
     """
-    if recipe.drafter.kind != "block":
-        return standalone.make(target, recipe.drafter, recipe.seed)
     if recipe.drafter.init is not None:
         return load_drafter(recipe.drafter.init, target)
     size = recipe.drafter.draft_vocab
@@ -59,6 +56,8 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     target = load_target(
         t.name, t.dtype, target_device(recipe), revision=t.revision, trust_remote_code=t.trust_remote_code
     )
+    # what can't be opened is said before the target writes for hours
+    alone = standalone.make(target, recipe.drafter, recipe.seed) if recipe.drafter.kind != "block" else None
     folder = ensure(recipe, target)
     manifest = data.read_manifest(folder)
     if manifest.get("target_sha256") != target.hash:
@@ -70,7 +69,7 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     )
     resume = checkpoints.newest(output / "checkpoints", recipe.trainer.resume, target.hash)
     vocabulary = None if resume is None else checkpoints.read_seal(resume)["draft_vocab"]
-    drafter = build_drafter(recipe, target, training, vocabulary)
+    drafter = alone or build_drafter(recipe, target, training, vocabulary)
     exact = manifest.get("top_p", 1.0) == 1.0 and not manifest.get("top_k", 0)
     rows = RowsModule(recipe, training, validation, drafter.config.block_size, exact)
     module = Calibrate(drafter, recipe) if isinstance(drafter, BlockDrafter) else Pretrain(drafter, recipe)
@@ -119,6 +118,8 @@ def _with_weights(drafter: BlockDrafter, weights: dict[str, Tensor]) -> BlockDra
 
 
 def _next(recipe: Recipe, folder: Path) -> str:
+    if recipe.drafter.kind == "ddit" and recipe.drafter.graph == "uniform":
+        return f"the drafter is in {folder}; uniform noise has no one-step q, so decode can't use it (absorbing can)"
     target = "" if recipe.target.name == type(recipe.target)().name else f" --target {recipe.target.name}"
     return (
         f"the drafter is in {folder}; next:\n"

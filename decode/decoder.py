@@ -18,10 +18,11 @@ from decode.drafters.copying import CopyingDrafter
 from decode.drafters.diffusion import ORDERS, DiffusionProposer, DiffusionWriter
 from decode.drafters.lookup import LookupDrafter
 from decode.drafters.translated import TranslatedDrafter
-from decode.engine import MOST_NODES, Engine, run_together
+from decode.engine import Engine, run_together
 from decode.generation import Generation
 from decode.proposal import Siblings
 from decode.sampling import Sampling
+from decode.tree import MOST_NODES
 from decode.verifiers import check_pair, choose, find
 from decode.vocabularies import VocabularyMap
 
@@ -290,9 +291,11 @@ def load(
     if isinstance(drafter, str | Path) and drafter not in _NAMES:
         drafter = _read(drafter, target, drafter_tokenizer, draft_tokens)
     if isinstance(drafter, DiffusionDrafter):
-        if tree_nodes:
-            raise UserError(f"tree_nodes={tree_nodes}: a standalone drafter drafts chains")
-        drafter = DiffusionProposer(drafter, draft_tokens, steps, order)
+        if drafter.mask_id < 0:
+            raise UserError(
+                "the drafter undoes uniform noise and has no masks to draft from: absorbing ones have"
+            )
+        drafter = DiffusionProposer(drafter, draft_tokens, steps, order, False, tree_nodes or 0, siblings)
     elif steps != 1 or order != ORDERS[0]:
         raise UserError(
             "steps and order are a standalone drafter's (DDiT, masked language model): this one has none"
@@ -305,6 +308,32 @@ def load(
             else CopyingDrafter(found, draft_tokens, draft_tokens)
         )
     return Decoder(target, found, verifier)
+
+
+def open_part(folder: str, role: str, target: Target) -> Any:
+    """A trained drafter for `target`, of a kind of `decode.systems.ROLES`.
+
+    Raises:
+        UserError: not found, or not of that kind.
+    """
+    if role == "autoregressive":
+        name = str(target.dtype).removeprefix("torch.")
+        return load_target(folder, dtype=name, device=str(target.device))
+    _check_drafter(folder)
+    found = _read(folder, target, None, None)
+    wanted = DiffusionDrafter if role == "diffusion" else BlockDrafter
+    if not isinstance(found, wanted):
+        raise UserError(f"--drafter {role}={folder}: that is no drafter of the kind {role}")
+    if isinstance(found, DiffusionDrafter):
+        _check_masks(found)
+    return found
+
+
+def _check_masks(drafter: DiffusionDrafter) -> None:
+    if drafter.mask_id < 0:
+        raise UserError(
+            "the drafter undoes uniform noise and has no masks to draft from: absorbing ones have"
+        )
 
 
 def _read(

@@ -35,12 +35,10 @@ from decode.sampling import (
     uniform,
 )
 from decode.text import TextStream
-from decode.tree import ancestors, chain, depths, follow, path_to, walk
+from decode.tree import MOST_NODES, ancestors, chain, depths, follow, path_to, walk
 from decode.verifiers import check_proposal, find, verify
 
 PREFILL_CHUNK = 2048
-MOST_NODES = 512
-"""The largest tree."""
 
 
 class Outcome(NamedTuple):

@@ -1,6 +1,6 @@
 """`python -m decode.eval --suite mtbench`: how much faster, with what certainty, and is the output the same?
 
-Plain decoding, prompt lookup and the drafter run side by side on every prompt. Records go to `--out` as they
+Plain decoding and the methods (`--methods all`: every system whose drafter is there) run side by side on every prompt. Records go to `--out` as they
 come; the summary, the page and the table are made from them (decode/report.py).
 """
 
@@ -27,6 +27,7 @@ from decode.settings import folder_name, open_folder, settings_of
 from decode.suites.registry import GROUPS, SUITES, resolve
 from decode.suites.sources import Loaded, choose, load_prompts_file, load_suite
 from decode.summary import plural
+from decode.systems import ROLES, SYSTEMS, Method, Parts, build, read_drafters, read_method, role_of, swept
 
 if TYPE_CHECKING:
     from align.target import Target
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from decode.measure import Settings, Task
 
 METHODS = (PLAIN, "lookup", "drafter", "combined")
-"""`combined` is the drafter, with lookup in front of it where the text repeats itself."""
+"""The default ones: `drafter` is the drafter given, as it decodes by itself; `combined` has lookup in front of it where the
+text repeats itself. All others are decode/systems.py's."""
 
 
 def parser() -> Parser:
@@ -50,8 +52,23 @@ def parser() -> Parser:
     add("--prompts", type=Path, metavar="FILE", help="your own: .jsonl .json .csv .parquet .txt")
     add("--data-dir", type=Path, metavar="DIR", help="local copies of the benchmarks, in the hub's layout")
     add("--target", help="hub id, folder, file.gguf or debug (default SmolLM2-135M-Instruct)")
-    add("--drafter", help="the drafter's folder (default: the shipped one, for the default target)")
-    add("--methods", help=f"comma list of {', '.join(METHODS)}; plain is always measured")
+    add(
+        "--drafter",
+        help="the drafter's folder (default: the shipped one, for the default target); or several: KIND=FOLDER,… with "
+        f"the kinds {', '.join(ROLES)}",
+    )
+    add(
+        "--methods",
+        help=f"comma list of {', '.join(dict.fromkeys([*METHODS, *SYSTEMS]))}, each with its options "
+        "(specdiff:gamma=16:steps=4), or all; plain is always measured",
+    )
+    add(
+        "--sweep",
+        nargs="+",
+        default=[],
+        metavar="KEY=V,V",
+        help="every combination of these options: gamma=4,8,16 steps=1,2,4",
+    )
     add("--draft-tokens", type=whole(1), metavar="K", help="draft at most K tokens ahead")
     add(
         "--tree-nodes",
@@ -70,7 +87,7 @@ def parser() -> Parser:
     add(
         "--order", default="left_to_right", help="in which order: left_to_right (default), random, confidence"
     )
-    add("--verifier", default="auto", help=VERIFIER_HELP)
+    add("--verifier", default="auto", help=f"of drafter and combined: {VERIFIER_HELP}")
     add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
     add("--max-new-tokens", type=whole(1), default=128, metavar="N", help="default 128")
     add("--temperature", type=number, default=0.0, help="0 = greedy (default)")
@@ -118,13 +135,15 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
 
     sampling = Sampling(options.temperature, options.top_p, options.top_k, seed=options.seed)
     _check_folder(options.out)
-    spec, drafter = _target_and_drafter(options, console)
-    methods = _methods(options.methods, drafter)
+    spec, drafters = _target_and_drafters(options, console)
+    methods, left_out = _methods(options.methods, options.sweep, drafters)
     suites, skipped = prompts_of(options)
+    skipped += left_out
     for loaded in suites:
         console.print(loaded.describe(), markup=False, highlight=False)
-    decoders = _decoders(spec, drafter, methods, options)
-    return _measure(options, decoders, suites, skipped, sampling, drafter, console, command)
+    drafters = _used(methods, drafters)
+    decoders = _decoders(spec, drafters, methods, options)
+    return _measure(options, decoders, suites, skipped, sampling, drafters, console, command)
 
 
 def _check_folder(folder: Path | None) -> None:
@@ -132,42 +151,79 @@ def _check_folder(folder: Path | None) -> None:
         raise UserError(f"--out={str(folder)!r} is a file, not a folder")
 
 
-def _target_and_drafter(options: Any, console: Console) -> tuple[str, str | None]:
-    """The target's spec and the drafter's folder; None = no drafter was given and none is shipped for this
-    target.
+def _target_and_drafters(options: Any, console: Console) -> tuple[str, dict[str, str]]:
+    """The target's spec and the drafters' folders by kind, the first one first; none where none was given and none is shipped
+    for this target.
     """
     from align.target import DEFAULT_TARGET
     from decode.generate import DEFAULT_DRAFTER
 
     spec = options.target or DEFAULT_TARGET
-    if options.drafter is not None:
-        if options.drafter in ("lookup", "none"):
-            raise UserError(
-                f"--drafter={options.drafter!r}: name a drafter's folder; lookup and plain are --methods"
-            )
-        return spec, options.drafter
+    shipped = None
     if spec == DEFAULT_TARGET and (DEFAULT_DRAFTER / "config.json").is_file():
-        return spec, str(DEFAULT_DRAFTER)
-    if options.methods is None:
+        shipped = str(DEFAULT_DRAFTER)
+    found: dict[str, str] = {}
+    for role, folder in read_drafters(options.drafter, shipped):
+        if folder in ("lookup", "none"):
+            raise UserError(f"--drafter={folder!r}: name a drafter's folder; lookup and plain are --methods")
+        role = role or role_of(folder)
+        if role in found:
+            raise UserError(
+                f"--drafter: {found[role]} and {folder} are both of the kind {role}: say which with KIND=FOLDER"
+            )
+        found[role] = folder
+    if not found and options.methods is None:
         note = f"note: no --drafter given and none is shipped for {spec}: lookup alone is measured"
         console.print(note, markup=False, highlight=False)
-    return spec, None
+    return spec, found
 
 
-def _methods(names: str | None, drafter: str | None) -> list[str]:
-    """The methods in the order of `METHODS`, plain always first."""
+def _methods(
+    names: str | None, sweep: Sequence[str], drafters: dict[str, str]
+) -> tuple[dict[str, Method | None], list[str]]:
+    """The methods by name, plain first and the default ones in their order (None: those that `decode.load` makes), and a line
+    for each that `all` leaves out for want of a drafter."""
     if names is None:
-        return [m for m in METHODS if m in (PLAIN, "lookup") or drafter is not None]
-    wanted = [name.strip().lower() for name in names.split(",") if name.strip()]
-    if not wanted:
+        chosen = [m for m in METHODS if m in (PLAIN, "lookup") or drafters]
+    else:
+        chosen = [name.strip() for name in names.split(",") if name.strip()]
+    if not chosen:
         raise UserError(f"--methods={names!r} names no method{nearest('', METHODS)}")
-    for name in wanted:
-        if name not in METHODS:
-            raise UserError(f"--methods: unknown method {name!r}{nearest(name, METHODS)}")
-    for name in ("drafter", "combined"):
-        if name in wanted and drafter is None:
+    left_out = []
+    if "all" in chosen:
+        chosen = [*(m for m in chosen if m != "all"), *SYSTEMS]
+        for name in SYSTEMS:
+            lacking = [role for role in SYSTEMS[name].needs if role not in drafters]
+            if lacking:
+                chosen.remove(name)
+                left_out.append(
+                    f"{name}: no drafter of the kind {lacking[0]} (--drafter {lacking[0]}=FOLDER)"
+                )
+    ours = {PLAIN, "drafter", "combined"}
+    known = [*METHODS, *SYSTEMS, "all"]
+    for name in chosen:
+        if name.partition(":")[0] not in known:
+            raise UserError(f"--methods: unknown method {name!r}{nearest(name, known)}")
+        if name in ("drafter", "combined") and not drafters:
             raise UserError(f"--methods={name} needs --drafter FOLDER: none is shipped for this target")
-    return [m for m in METHODS if m == PLAIN or m in wanted]
+    systems = swept([read_method(name) for name in chosen if name not in ours], sweep)
+    for method in systems:
+        for role in method.system.needs:
+            if role not in drafters:
+                raise UserError(
+                    f"method {method.name!r} needs a drafter of the kind {role}: --drafter {role}=FOLDER"
+                )
+    found: dict[str, Method | None] = {PLAIN: None}
+    found |= {m.name: m for m in systems if m.name == "lookup"}
+    found |= {name: None for name in ("drafter", "combined") if name in chosen}
+    return found | {m.name: m for m in systems}, left_out
+
+
+def _used(methods: dict[str, Method | None], drafters: dict[str, str]) -> dict[str, str]:
+    """The drafters that a figure may depend on."""
+    roles = {role for m in methods.values() if m for role in m.system.needs}
+    first = next(iter(drafters), None) if {"drafter", "combined"} & methods.keys() else None
+    return {role: folder for role, folder in drafters.items() if role in roles or role == first}
 
 
 def prompts_of(options: Any) -> tuple[list[Loaded], list[str]]:
@@ -196,36 +252,45 @@ def prompts_of(options: Any) -> tuple[list[Loaded], list[str]]:
     return cut, skipped
 
 
-def _decoders(spec: str, drafter: str | None, methods: Sequence[str], options: Any) -> dict[str, Decoder]:
+def _decoders(
+    spec: str, drafters: dict[str, str], methods: dict[str, Method | None], options: Any
+) -> dict[str, Decoder]:
     """One decoder per method, all on the same target."""
     import torch
 
     import decode
+    from decode.decoder import open_part
 
     if options.threads is not None:
         most = 4 * (os.cpu_count() or 1)  # far beyond the cores OpenMP ends the process without a word
         if options.threads > most:
             raise UserError(f"--threads={options.threads}: at most {most} on this machine")
         torch.set_num_threads(options.threads)
-    specs = {PLAIN: None, "lookup": "lookup", "drafter": drafter, "combined": drafter}
     own = {name: getattr(options, name) for name in ("verifier", "steps", "order", "drafter_tokenizer")}
+    common = {"dtype": options.dtype, "device": options.device, "draft_tokens": options.draft_tokens}
     decoders: dict[str, Decoder] = {}
     target: str | Target = spec
-    for method in reversed(
-        methods
-    ):  # the drafter first: a wrong folder is refused before the target is loaded
-        decoders[method] = decode.load(
-            target,
-            specs[method],
-            dtype=options.dtype,
-            device=options.device,
-            draft_tokens=options.draft_tokens,
-            tree_nodes=options.tree_nodes,
-            copying=method == "combined",
-            **(own if method in ("drafter", "combined") else {}),
-        )
-        target = decoders[method].target
-    return {method: decoders[method] for method in methods}
+    for name in ("combined", "drafter", PLAIN):  # a wrong folder is refused before the target is loaded
+        if name in methods:
+            drafter, special = (None, {}) if name == PLAIN else (next(iter(drafters.values())), own)
+            decoders[name] = decode.load(
+                target,
+                drafter,
+                tree_nodes=options.tree_nodes,
+                copying=name == "combined",
+                **common,
+                **special,
+            )
+            target = decoders[name].target
+    parts = Parts(decoders[PLAIN].target)
+    for role in dict.fromkeys(role for m in methods.values() if m for role in m.system.needs):
+        parts.drafters[role] = open_part(drafters[role], role, parts.target)
+    for name, method in methods.items():
+        if method is not None:
+            verifier = method.options.get("verifier", method.system.verifier)
+            made = build(method, parts, options.draft_tokens)
+            decoders[name] = decode.Decoder(parts.target, made, verifier)
+    return {name: decoders[name] for name in methods}
 
 
 def _measure(
@@ -234,7 +299,7 @@ def _measure(
     suites: Sequence[Loaded],
     skipped: list[str],
     sampling: Any,
-    drafter: str | None,
+    drafters: dict[str, str],
     console: Console,
     command: str,
 ) -> tuple[dict[str, Any], Path]:
@@ -250,7 +315,7 @@ def _measure(
         prepared.append((loaded, pairs))
     if not any(pairs for _, pairs in prepared):
         raise UserError(f"no prompt can be answered: {skipped[0]}")
-    settings = settings_of(options, decoders, drafter, prepared)
+    settings = settings_of(options, decoders, drafters, prepared)
     folder = options.out or Path("runs/eval") / folder_name(suites, settings)
     run = Run(
         settings=settings,

@@ -46,18 +46,30 @@ def plan(
     repeats: int,
     seed: int,
 ) -> list[Task]:
-    """All tasks: repeat by repeat, suite by suite; every order of the methods comes up equally often
-    (seeded).
+    """All tasks: repeat by repeat, suite by suite; every order of a few methods comes up equally often, of many methods every
+    place of each one (seeded).
     """
-    orders = list(itertools.permutations(methods))
-    random.Random(seed).shuffle(orders)
-    turn = itertools.cycle(orders)
+    turn = _orders(list(methods), random.Random(seed))
     return [
         Task(name, prompt, tuple(tokens), repeat, next(turn))
         for repeat in range(repeats)
         for name, prompts in suites
         for prompt, tokens in prompts
     ]
+
+
+def _orders(methods: list[str], rng: random.Random) -> Iterator[tuple[str, ...]]:
+    """Orders without end: all of up to five methods in turn, shuffled; of more, all rotations of one shuffle after another."""
+    if len(methods) <= 5:
+        orders = list(itertools.permutations(methods))
+        rng.shuffle(orders)
+        yield from itertools.cycle(orders)
+    while True:
+        rng.shuffle(methods)
+        starts = list(range(len(methods)))
+        rng.shuffle(starts)
+        for start in starts:
+            yield tuple(methods[start:] + methods[:start])
 
 
 def tokenised(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def settings_of(
     options: Any,
     decoders: dict[str, Decoder],
-    drafter: str | None,
+    drafters: dict[str, str],
     prepared: Sequence[tuple[Loaded, Sequence[tuple[Any, list[int]]]]],
 ) -> dict[str, Any]:
     """Everything that a figure depends on."""
@@ -28,13 +28,12 @@ def settings_of(
 
     target = decoders[PLAIN].target
     prompts = [(s.name, prompt.id, tokens) for s, pairs in prepared for prompt, tokens in pairs]
-    use_drafter = bool({"drafter", "combined"} & decoders.keys())
     found = machine()
     return {
         "target": target.spec,
         "target_hash": target.hash,
-        "drafter": drafter if use_drafter else None,
-        "drafter_hash": _folder_hash(Path(str(drafter)).expanduser()) if use_drafter else None,
+        "drafter": drafters,
+        "drafter_hash": {role: _folder_hash(Path(folder).expanduser()) for role, folder in drafters.items()},
         "methods": list(decoders),
         "suites": [s.name for s, _ in prepared],
         "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),

@@ -13,6 +13,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+MOST_NODES = 512
+"""The largest tree of one call."""
+
 
 def check_parents(parents: Sequence[int]) -> None:
     """Raises ValueError unless every parent comes before its child."""

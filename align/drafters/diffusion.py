@@ -19,13 +19,13 @@ from align.corruption import Anchors, Corrupted
 from align.data import Batch
 from align.drafters.ddit import DDiT, prefix_block_mask, prefix_block_positions
 from align.drafters.masked_lm import MaskedLM
-from align.errors import UserError
+from align.errors import UserError, nearest
 from align.graphs import Absorbing, Graph, Uniform
-from align.parameterization import predictor_sigma
 from align.row_statistics import LOG_ZERO
 from align.schedules import Schedule, schedule
 from align.target import Target
 
+GRAPHS, PREDICTIONS = ("absorbing", "uniform"), ("log_score", "logits")
 Annealed = Callable[[int], Tensor]
 """Length → bool (1, 1, L, L), as `masked_lm.annealed_see` draws it."""
 
@@ -37,7 +37,10 @@ class DiffusionConfig:
     block_size: K, the tokens of a block in training; decoding may draft fewer or more. vocab_size: the target's.
     prediction: `log_score` (SEDD) or `logits`; with the mask graph both give the same q.
     window: clean tokens that a network of full attention is shown before a block.
-    network: its architecture, to tell one checkpoint from another.
+    mask_id: of a DDiT, where it is not the last id. network: its architecture, to tell one checkpoint from another.
+
+    Raises:
+        UserError: a value that does not fit, with its key.
     """
 
     block_size: int
@@ -46,9 +49,21 @@ class DiffusionConfig:
     schedule: dict[str, Any] = field(default_factory=lambda: {"name": "loglinear"})
     prediction: str = "log_score"
     window: int = 512
+    mask_id: int | None = None
     target: str = ""
     target_sha256: str = ""
     network: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "vocab_size", "window"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise UserError(f"{name}={value!r:.40} must be a whole number of at least 1")
+        for name, known in (("graph", GRAPHS), ("prediction", PREDICTIONS)):
+            if (value := getattr(self, name)) not in known:
+                raise UserError(f"{name}={value!r:.40} is unknown{nearest(str(value), known)}")
+        if not isinstance(self.schedule, dict) or "name" not in self.schedule:
+            raise UserError(f"schedule={self.schedule!r:.40} must be an object with a name")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -59,6 +74,7 @@ class DiffusionDrafter(nn.Module):
 
     Args:
         config: its `vocab_size` is the target's, or that of a tokenizer of the drafter's own.
+        padded: the network may have more rows than its tokenizer has tokens; what lies beyond them is never said.
 
     Raises:
         UserError: a network over another vocabulary than the config's.
@@ -67,7 +83,9 @@ class DiffusionDrafter(nn.Module):
     draft_vocab: Tensor | None = None
     """None: it drafts over the whole vocabulary."""
 
-    def __init__(self, network: DDiT | MaskedLM, config: DiffusionConfig, target: Target) -> None:
+    def __init__(
+        self, network: DDiT | MaskedLM, config: DiffusionConfig, target: Target, padded: bool = False
+    ) -> None:
         super().__init__()
         self.network, self.config = network, config
         self._target = [target]  # in a list, so that it is no submodule
@@ -78,9 +96,12 @@ class DiffusionDrafter(nn.Module):
             self.mask_id, self.graph = -1, Uniform(size)
             sizes = {config.vocab_size}
         else:
-            self.mask_id = network.mask_token_id if isinstance(network, MaskedLM) else size - 1
+            last = size - 1 if config.mask_id is None else config.mask_id
+            self.mask_id = network.mask_token_id if isinstance(network, MaskedLM) else last
+            if not 0 <= self.mask_id < size:
+                raise UserError(f"mask_id={self.mask_id} is not within 0..{size - 1}")
             self.graph = Absorbing(size, self.mask_id)
-        if size not in sizes:
+        if size not in sizes and not (padded and size > config.vocab_size):
             raise UserError(
                 f"the drafter has {size} tokens with its mask, target {target.spec!r} has {config.vocab_size} without: a "
                 "drafter with a vocabulary of its own needs its tokenizer (--drafter-tokenizer)"
@@ -104,6 +125,23 @@ class DiffusionDrafter(nn.Module):
         n = self.network
         kind = n.config.attention if isinstance(n, DDiT) else n.family.attention
         return kind == "prefix_causal"
+
+    @property
+    def caches_blocks(self) -> bool:
+        """Whether a block-causal network's whole blocks can be cached: not if it is told of every token how noisy the
+        text is as a whole."""
+        n = self.network
+        return bool(self.block) and not (isinstance(n, DDiT) and n.config.time_input == "sigma")
+
+    @property
+    def scale_by_sigma(self) -> bool:
+        """Whether f is SEDD's log-score but for the part that σ alone decides."""
+        return not isinstance(self.network, DDiT) or self.network.config.scale_by_sigma
+
+    def told(self, share: Tensor) -> Tensor:
+        """σ to tell the network where a share of its tokens is masked: the one at which that share is expected."""
+        most = float(self.schedule.masked(torch.ones((), dtype=torch.float64)))
+        return -torch.log1p(-most * share)
 
     @property
     def block(self) -> int:
@@ -158,20 +196,27 @@ class DiffusionDrafter(nn.Module):
         see = self._visible(absolute_NS, inside_NS)
         if annealed is not None:
             see = see & annealed(width + K)
-        sigma_N = predictor_sigma(tokens_NS, self.mask_id, real_BL=inside_NS)[:, 0]
+        sigma_N = self._seen(tokens_NS, inside_NS)
+        if self.mask_id < 0:
+            sigma_N = self.schedule.total(noisy.times).flatten()
         hidden_NSD = self._hidden(tokens_NS, sigma_N, positions_NS, see)
         hidden = hidden_NSD[:, width:].unflatten(0, (B, A))
         return hidden, sigma_N.view(B, A, 1).expand(B, A, K)
 
     def _visible(self, absolute_NS: Tensor, inside_NS: Tensor) -> Tensor:
-        """Who sees whom in a window, (N, 1, S, S): everything that is there, or by blocks counted from the text's start."""
-        see_NSS = inside_NS[:, None] | torch.eye(
-            inside_NS.shape[1], dtype=torch.bool, device=inside_NS.device
-        )
+        """Who sees whom in a window, (N, 1, S, S): everything that is there, or by blocks counted from the text's start.
+        What is not there sees itself, so that every row sees something."""
+        own_SS = torch.eye(inside_NS.shape[1], dtype=torch.bool, device=inside_NS.device)
+        see_NSS = (inside_NS[:, None] & inside_NS[..., None]) | own_SS
         if self.block:
             block_NS = absolute_NS // self.block
             see_NSS = see_NSS & (block_NS[:, None] <= block_NS[..., None])
         return see_NSS[:, None]
+
+    def _seen(self, tokens_NS: Tensor, inside_NS: Tensor) -> Tensor:
+        """σ of inputs that a network of full attention sees whole, (N,): by the share of masks in what is there."""
+        masked_NS = (tokens_NS == self.mask_id) & inside_NS
+        return self.told(masked_NS.sum(1) / inside_NS.sum(1))
 
     def suffix_rows(
         self, batch: Batch, noisy: Corrupted, annealed: Annealed | None = None
@@ -185,7 +230,13 @@ class DiffusionDrafter(nn.Module):
             see = see & (before | noisy.valid[:, :, None])
         if annealed is not None:
             see = see & annealed(see.shape[-1])[0]
-        sigma_BL = torch.where(noisy.valid, sigma_B1, torch.zeros_like(sigma_B1) if self.cached else sigma_B1)
+        if self.cached:
+            sigma_BL = torch.where(noisy.valid, sigma_B1, torch.zeros_like(sigma_B1))
+        elif self.mask_id < 0:
+            sigma_BL = sigma_B1.expand(noisy.valid.shape)
+        else:  # as it is told of a block behind a prefix: by the share of masks in the document
+            masked_BL = ((noisy.tokens_t == self.mask_id) & (batch.document_BL >= 0)).to(sigma_B1.dtype)
+            sigma_BL = self.told((same * masked_BL[:, None]).sum(2) / same.sum(2))
         return self._hidden(noisy.tokens_t, sigma_BL, batch.positions_BL, see[:, None]), sigma_BL
 
     def _hidden(self, tokens: Tensor, sigma: Tensor, positions: Tensor, see: Tensor | None) -> Tensor:
@@ -206,8 +257,9 @@ class DiffusionDrafter(nn.Module):
         a softmax of the log-score is SEDD's q as well as MDLM's (the score's sum is free)."""
         if self.mask_id < 0:
             raise UserError("drafter.graph=uniform has no one-step q: calibration and draws need absorbing")
+        f = f[..., : self.config.vocab_size]
         if self.mask_id >= self.config.vocab_size:
-            return f[..., : self.config.vocab_size]
+            return f
         column = torch.tensor([self.mask_id], device=f.device)
         return f.index_fill(-1, column, LOG_ZERO)
 
@@ -215,7 +267,8 @@ class DiffusionDrafter(nn.Module):
 class DiffusionContext:
     """A clean text that grows, and the rows of a noisy block after it: what decoding asks for. One request, no gradient.
 
-    A cached network runs each committed token once; another runs its window anew for every pass.
+    A network that caches a prefix runs each committed token once (a block-causal one when its block is full); one of
+    full attention runs its window anew for every pass.
     """
 
     def __init__(self, drafter: DiffusionDrafter, capacity: int) -> None:
@@ -223,7 +276,9 @@ class DiffusionContext:
         self.last_1D: Tensor | None = None
         network = drafter.network
         self.cache = None
-        if drafter.cached:
+        self.size = drafter.block if drafter.caches_blocks else 1  # tokens are cached so many at a time
+        if drafter.cached or drafter.caches_blocks:
+            capacity += drafter.block
             made = (
                 network.new_cache(1, capacity) if isinstance(network, DDiT) else network.new_cache(capacity)
             )
@@ -237,9 +292,12 @@ class DiffusionContext:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens."""
         self.tokens.extend(tokens)
-        if self.cache is None or not tokens:
+        if self.cache is None:
             return
-        new_1L = torch.tensor([list(tokens)], device=self.device)
+        whole = len(self.tokens) // self.size * self.size
+        if whole == self.cache.length:
+            return
+        new_1L = torch.tensor([self.tokens[self.cache.length : whole]], device=self.device)
         if isinstance(self.drafter.network, MaskedLM):
             self.last_1D = self.drafter.network.extend(new_1L, self.cache)[:, -1]
         else:
@@ -247,34 +305,54 @@ class DiffusionContext:
 
     def keep(self, count: int) -> None:
         """Back to the first `count` tokens."""
-        again = self.tokens[count - 1 : count] if self.last_1D is not None else []
-        del self.tokens[count - len(again) :]
-        if self.cache is not None:
-            self.cache.length = len(self.tokens)
-        self.extend(again)  # the last one's hidden state predicts the block's first position
+        del self.tokens[count:]
+        if self.cache is None:
+            return
+        size = self.size
+        shifted = self.last_1D is not None and self.cache.length > count // size * size
+        self.last_1D = None if shifted else self.last_1D
+        # the last one's hidden state predicts the block's first position: it is run again
+        self.cache.length = min(self.cache.length, max(count // size - shifted, 0) * size)
+        self.extend([])
 
     @torch.no_grad()
     def denoise(self, block_K: Tensor) -> Tensor:
         """Logits over the target's vocabulary of a block that holds tokens and masks, (K,) → (K, V) fp32."""
         drafter, network = self.drafter, self.drafter.network
         block_1K = block_K[None]
-        masked = (block_K == drafter.mask_id).double().mean()
+        share = (block_K == drafter.mask_id).float().mean()
         if self.cache is None:
             f_KV = self._whole(block_1K)
+        elif drafter.block:
+            f_KV = self._behind_blocks(block_1K)
         elif isinstance(network, MaskedLM):
             f_KV = network.denoise(block_1K, self.cache, self.last_1D)[0]
         else:
-            sigma_1 = drafter.schedule.total(masked.float())[None]
-            f_KV = network.denoise(block_1K, sigma_1, self.cache)[0].float()
+            f_KV = network.denoise(block_1K, drafter.told(share)[None], self.cache)[0].float()
         return drafter.target_logits(f_KV)
+
+    def _behind_blocks(self, block_1K: Tensor) -> Tensor:
+        """Whole blocks are cached; the tokens of the one that has begun go through the network with the noisy ones."""
+        drafter, network, cache = self.drafter, self.drafter.network, self.cache
+        assert cache is not None
+        begun = self.tokens[cache.length :]
+        tokens_1S = torch.cat((torch.tensor([begun], dtype=torch.int64, device=self.device), block_1K), 1)
+        if isinstance(network, MaskedLM):
+            f_SV = network.denoise(tokens_1S, cache, self.last_1D, network.see(tokens_1S)[0, 0])[0]
+            return f_SV[len(begun) :]
+        sigma_1 = torch.zeros(1, device=self.device)  # which it does not read
+        at_S = (cache.length + torch.arange(tokens_1S.shape[1], device=self.device)) // drafter.block
+        before = torch.arange(cache.length, device=self.device) // drafter.block
+        see = at_S[:, None] >= torch.cat((before, at_S))
+        hidden_1SD = network.hidden(tokens_1S, sigma_1, see=see[None, None], cache=cache)
+        return network.head(hidden_1SD[:, len(begun) :], sigma_1)[0].float()
 
     def _whole(self, block_1K: Tensor) -> Tensor:
         drafter = self.drafter
-        clean = torch.tensor([self.tokens[-drafter.config.window :]], device=self.device)
+        clean = torch.tensor([self.tokens[-drafter.config.window :]], dtype=torch.int64, device=self.device)
         tokens_1S = torch.cat((clean, block_1K), 1)
-        sigma_1 = predictor_sigma(tokens_1S, drafter.mask_id)[:, 0]
-        positions = torch.arange(tokens_1S.shape[1], device=self.device)[None]
-        see = None
+        sigma_1 = drafter._seen(tokens_1S, torch.ones_like(tokens_1S, dtype=torch.bool))
+        positions, see = torch.arange(tokens_1S.shape[1], device=self.device)[None], None
         if drafter.block:
             start = len(self.tokens) - clean.shape[1]
             see = drafter._visible(positions + start, torch.ones_like(tokens_1S, dtype=torch.bool))

@@ -229,15 +229,23 @@ class MaskedLM(nn.Module):
         return raw_1LD
 
     @torch.no_grad()
-    def denoise(self, block_1K: Tensor, cache: KVCache, before_1D: Tensor | None = None) -> Tensor:
-        """Logits (1, K, V) of a block that follows the cache, sees it and all of itself; the cache stays as it is.
+    def denoise(
+        self,
+        block_1K: Tensor,
+        cache: KVCache,
+        before_1D: Tensor | None = None,
+        see_KK: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (1, K, V) of a block that follows the cache, sees it and all of itself, or of itself what `see_KK` says; the
+        cache stays as it is.
 
         `before_1D`: with a shift, the raw hidden state of the last cached token, which predicts the block's first
         position; None = nothing predicts it.
         """
         length = block_1K.shape[1]
-        see_LL = torch.ones(length, length, dtype=torch.bool, device=block_1K.device)
-        return self.head(self._predicting(self._after(block_1K, cache, see_LL), before_1D))
+        if see_KK is None:
+            see_KK = torch.ones(length, length, dtype=torch.bool, device=block_1K.device)
+        return self.head(self._predicting(self._after(block_1K, cache, see_KK), before_1D))
 
 
 def annealed_see(

@@ -9,7 +9,8 @@
 
 `ema.shadow_params` is an unnamed list in the order of the parameters, buffers left out; it holds the weights to use.
 Only tensors are read: no code of a checkpoint runs. Folders that `save_published` writes add the keys `attention` and
-`block_size` to config.json where a drafter's attention is not the published one.
+`block_size` to config.json where a drafter's attention is not the published one. A network that none of the four can
+hold is written with our own config.json, `model_type` `ddit`: the fields of `DDiTConfig`, graph, noise and mask.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ from align.target import read_config
 
 FAMILIES = ("sedd", "mdlm", "radd", "bd3lm")
 GRAPHS = {"absorb": "absorbing", "uniform": "uniform"}
-SCHEDULES = ("loglinear", "geometric")
+OWN = "ddit"
+"""The family of networks that no published layout holds."""
+SCHEDULES = ("loglinear", "geometric", "cosine")
 _BACKBONE = "backbone."
 _CLIPPED = ("sampling_eps_min", "sampling_eps_max")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -46,7 +49,7 @@ _RUN_WEIGHTS = ("checkpoints-meta/checkpoint.pth", "checkpoints/last.ckpt")
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """The noise schedule a checkpoint was trained under: loglinear (ε = 1e-3) or geometric between two σ.
+    """The noise schedule a checkpoint was trained under: loglinear or cosine (ε = 1e-3), or geometric between two σ.
 
     `mask_rates`: the masking probabilities that BD3-LM's clipped schedule draws from; None = all of 0..1.
     """
@@ -61,7 +64,7 @@ class ScheduleSpec:
 class Loaded:
     """A published network, in fp32 and evaluation mode, and what its numbers mean.
 
-    family: a name of `FAMILIES`; graph: `absorbing` or `uniform`; mask_id: None where the graph has no mask.
+    family: a name of `FAMILIES`, or `OWN`; graph: `absorbing` or `uniform`; mask_id: None where the graph has no mask.
     """
 
     network: DDiT
@@ -91,8 +94,12 @@ class _Plan:
     mask_id: int | None
 
 
-def load_published(source: str | Path, revision: str | None = None) -> Loaded:
+def load_published(
+    source: str | Path, revision: str | None = None, attention_backend: str = "sdpa"
+) -> Loaded:
     """Load a hub id, a folder in hub layout, a training run's folder, or one checkpoint file with its config beside it.
+
+    `attention_backend` as `DDiT` takes it.
 
     Raises:
         UserError: what can't be found or read, a file that holds more than tensors, a missing, unknown or misshapen tensor,
@@ -112,7 +119,7 @@ def load_published(source: str | Path, revision: str | None = None) -> Loaded:
     family = _family(values, tensors, prefix)
     plan = _plan(values, family, str(config_file or path), embedding)
     with torch.device("meta"):
-        network = DDiT(plan.config)
+        network = DDiT(plan.config, attention_backend)
     _check_tensors(tensors, network, prefix, _clip_keys(family, tensors), path)
     if averaged is not None:
         _use_averaged(tensors, averaged, network, prefix, path)
@@ -142,17 +149,14 @@ def save_published(
     Raises:
         UserError: a family or graph of another name, or one that can't hold this network.
     """
-    for name, value, choices in (("family", family, FAMILIES), ("graph", graph, tuple(GRAPHS.values()))):
-        if value not in choices:
-            raise UserError(f"{name} {value!r} is unknown{nearest(value, choices)}")
+    choices = ((*FAMILIES, OWN), tuple(GRAPHS.values()))
+    for name, value, known in (("family", family, choices[0]), ("graph", graph, choices[1])):
+        if value not in known:
+            raise UserError(f"{name} {value!r} is unknown{nearest(value, known)}")
     schedule = schedule or ScheduleSpec()
+    if what := _lost(network, family, graph, schedule, mask_id):
+        raise UserError(f"family {family!r} can't hold {what}")
     values = _hub_config(network.config, family, graph, schedule, mask_id)
-    again = _plan(values, family, "config.json", network.vocab_embed.embedding)
-    for f in fields(DDiTConfig):
-        if getattr(again.config, f.name) != (value := getattr(network.config, f.name)):
-            raise UserError(f"family {family!r} can't hold a network with {f.name}={value!r}")
-    if again.graph != graph:
-        raise UserError(f"family {family!r} can't hold a {graph} graph")
     prefix = _BACKBONE if family in ("mdlm", "bd3lm") else ""
     tensors = {prefix + name: t.detach().contiguous().cpu() for name, t in network.state_dict().items()}
     if family == "bd3lm" and schedule.mask_rates:
@@ -163,6 +167,33 @@ def save_published(
     write_atomically(
         folder / "config.json", lambda part: part.write_text(json.dumps(values, indent=2) + "\n")
     )
+
+
+def family_for(
+    network: DDiT, prediction: str, graph: str, schedule: ScheduleSpec, mask_id: int | None
+) -> str:
+    """The published family whose layout says all of this, else `OWN`."""
+    guess = "sedd" if prediction == "log_score" else "mdlm"
+    if network.config.time_input == "none":
+        guess = "radd"
+    if network.config.attention == "block_causal":
+        guess = "bd3lm"
+    return OWN if _lost(network, guess, graph, schedule, mask_id) else guess
+
+
+def _lost(network: DDiT, family: str, graph: str, schedule: ScheduleSpec, mask_id: int | None) -> str:
+    """What the family's config.json would not give back; "" = nothing."""
+    if family in ("mdlm", "bd3lm") and schedule.name != "loglinear":
+        return f"a {schedule.name} schedule: its hub config names none"
+    values = _hub_config(network.config, family, graph, schedule, mask_id)
+    try:
+        again = _plan(values, family, "config.json", network.vocab_embed.embedding)
+    except UserError as error:
+        return f"this network: {error}"
+    for f in fields(DDiTConfig):
+        if getattr(again.config, f.name) != (value := getattr(network.config, f.name)):
+            return f"a network with {f.name}={value!r}"
+    return "" if again.graph == graph else f"a {graph} graph"
 
 
 # ---- files ----
@@ -247,6 +278,8 @@ def _config_values(content: dict[str, Any], config_file: Path | None, path: Path
 
 
 def _family(values: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> str:
+    if values.get("model_type") == OWN:
+        return OWN
     if not prefix:
         return "radd" if "blocks.0.norm1.bias" in tensors else "sedd"
     algo = values.get("algo")
@@ -332,6 +365,8 @@ def _switch(values: dict[str, Any], key: str, where: str) -> bool:
 def _plan(values: dict[str, Any], family: str, where: str, embedding: Tensor) -> _Plan:
     """Read a config of either shape. `embedding` says V where a training config does not."""
     nested = isinstance(values.get("model"), dict)
+    if family == OWN:
+        return _own_plan(values, where)
     if family in ("sedd", "radd"):
         return _score_plan(values, family, where)
     return _masked_plan(values, family, where, len(embedding) if nested else None)
@@ -342,6 +377,13 @@ def _ddit_config(where: str, **values: Any) -> DDiTConfig:
         return DDiTConfig(**values)
     except UserError as error:  # it knows no file
         raise UserError(f"{where}: {error}") from None
+
+
+def _own_plan(values: dict[str, Any], where: str) -> _Plan:
+    """Ours: the fields of `DDiTConfig` under their names."""
+    config = _ddit_config(where, **{f.name: _get(values, f.name, where) for f in fields(DDiTConfig)})
+    graph = _pick(values, "graph", where, tuple(GRAPHS.values()))
+    return _Plan(config, graph, _schedule(values, where), _mask_id(values, graph, config, where))
 
 
 def _score_plan(values: dict[str, Any], family: str, where: str) -> _Plan:
@@ -415,8 +457,8 @@ def _common(values: dict[str, Any], inner: str, attention: str, where: str) -> d
 
 
 def _schedule(values: dict[str, Any], where: str) -> ScheduleSpec:
-    if _pick(values, "noise.type", where, SCHEDULES) == "loglinear":
-        return ScheduleSpec()
+    if (name := _pick(values, "noise.type", where, SCHEDULES)) != "geometric":
+        return ScheduleSpec(name)
     low, high = (_get(values, f"noise.{key}", where) for key in ("sigma_min", "sigma_max"))
     number = all(isinstance(x, int | float) and math.isfinite(x) for x in (low, high))
     if not number or not 0 < low < high:
@@ -449,9 +491,11 @@ def _hub_config(
         ours["block_size"] = c.block_size
     if mask_id is not None and mask_id != c.vocab_size - 1:
         ours["mask_token_id"] = mask_id
+    noise = {"type": schedule.name, "sigma_min": schedule.sigma_min, "sigma_max": schedule.sigma_max}
+    if family == OWN:
+        return {"model_type": OWN, "graph": graph, "noise": noise, **asdict(c), **ours}
     sizes = {"cond_dim": c.cond_dim, "n_blocks": c.n_blocks, "n_heads": c.n_heads, "dropout": c.dropout}
     if family in ("sedd", "radd"):
-        noise = {"type": schedule.name, "sigma_min": schedule.sigma_min, "sigma_max": schedule.sigma_max}
         absorb = graph == "absorbing"
         own: dict[str, Any] = {"type": "ddit", "scale_by_sigma": c.scale_by_sigma}
         if family == "radd":
@@ -463,8 +507,6 @@ def _hub_config(
             "model": {"hidden_size": c.hidden_size, **sizes, **own},
             **ours,
         }
-    if schedule.name != "loglinear":
-        raise UserError(f"family {family!r} can't hold a {schedule.name} schedule: its hub config names none")
     if c.scale_by_sigma:
         ours["parameterization"] = "sedd"
     if family == "bd3lm":

@@ -17,7 +17,7 @@ from align.drafters.checkpoint import load_drafter, mask_token, shared_layers
 from align.drafters.ddit import DDiT, DDiTConfig
 from align.drafters.diffusion import DiffusionConfig, DiffusionDrafter
 from align.drafters.masked_lm import MaskedLM, adapt, load_masked_lm, merge_lora, save_masked_lm, with_lora
-from align.drafters.published import FAMILIES, ScheduleSpec, load_published, save_published
+from align.drafters.published import FAMILIES, OWN, ScheduleSpec, family_for, load_published, save_published
 from align.errors import UserError
 from align.files import write_atomically
 from align.hub import model_folder
@@ -36,7 +36,10 @@ def make(target: Target, options: DrafterConfig, seed: int = 0) -> DiffusionDraf
         UserError: an option that does not fit the target.
     """
     if options.init is not None:
-        drafter = load_standalone(options.init, target)
+        try:
+            drafter = load_standalone(options.init, target, attention_backend=options.attention_backend)
+        except UserError as error:
+            raise UserError(f"drafter.init: {error}") from None
         if type(drafter.network) is not {"ddit": DDiT, "masked_lm": MaskedLM}[options.kind]:
             raise UserError(f"drafter.init={options.init!r} is not of drafter.kind={options.kind}")
         config = replace(drafter.config, block_size=options.block_size, window=options.window)
@@ -113,21 +116,25 @@ def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = 
         merge_lora(network)
         save_masked_lm(network, folder)
     else:
-        family = "sedd" if config.prediction == "log_score" else "mdlm"
-        if network.config.time_input == "none":
-            family = "radd"
         known = {k: v for k, v in config.schedule.items() if k in {f.name for f in fields(ScheduleSpec)}}
-        save_published(network, folder, family, graph=config.graph, schedule=ScheduleSpec(**known))
+        mask_id = None if drafter.mask_id < 0 else drafter.mask_id
+        schedule = ScheduleSpec(**known)
+        family = family_for(network, config.prediction, config.graph, schedule, mask_id)
+        save_published(network, folder, family, graph=config.graph, schedule=schedule, mask_id=mask_id)
     text = json.dumps(config.to_dict(), indent=2) + "\n"
     write_atomically(folder / RECORD, lambda part: part.write_text(text))
     if card is not None:
         write_atomically(folder / "README.md", lambda part: part.write_text(card))
 
 
-def load_standalone(spec: str | Path, target: Target, vocab_size: int | None = None) -> DiffusionDrafter:
+def load_standalone(
+    spec: str | Path, target: Target, vocab_size: int | None = None, attention_backend: str = "sdpa"
+) -> DiffusionDrafter:
     """A saved drafter, or a published checkpoint of any family that is known, in fp32, beside `target`.
 
-    `vocab_size`: of the drafter's own tokenizer, where it is not the target's.
+    Args:
+        vocab_size: of the drafter's own tokenizer, where it is not the target's. The network may have more rows.
+        attention_backend: of a DDiT, a name of `align.attention.BACKENDS`.
 
     Raises:
         UserError: what can't be found or read, or a vocabulary that is not the target's.
@@ -136,7 +143,7 @@ def load_standalone(spec: str | Path, target: Target, vocab_size: int | None = N
     record: dict[str, Any] = {}
     if (path / RECORD).is_file():
         record = _read_record(path / RECORD)
-    network, found = _load_network(str(spec), target)
+    network, found = _load_network(str(spec), target, attention_backend)
     base = {
         "block_size": 8,
         "vocab_size": target.vocab_size if vocab_size is None else vocab_size,
@@ -147,14 +154,19 @@ def load_standalone(spec: str | Path, target: Target, vocab_size: int | None = N
     }
     try:
         config = DiffusionConfig(**{**base, **record})
-    except TypeError as error:
+        if vocab_size is not None:
+            config = replace(config, vocab_size=vocab_size)
+    except (TypeError, UserError) as error:
         raise UserError(f"{path / RECORD}: {error}") from None
     if vocab_size is None and config.vocab_size != target.vocab_size:
         raise UserError(
             f"drafter {spec}: made for a vocabulary of {config.vocab_size}, target {target.spec!r} has {target.vocab_size}: "
             "it needs its own tokenizer (--drafter-tokenizer)"
         )
-    return DiffusionDrafter(network, config, target).to(target.device)
+    try:
+        return DiffusionDrafter(network, config, target, padded=vocab_size is not None).to(target.device)
+    except UserError as error:
+        raise UserError(f"drafter {spec}: {error}") from None
 
 
 def _read_record(path: Path) -> dict[str, Any]:
@@ -167,24 +179,28 @@ def _read_record(path: Path) -> dict[str, Any]:
     return values
 
 
-def _load_network(spec: str, target: Target) -> tuple[DDiT | MaskedLM, dict[str, Any]]:
+def _load_network(
+    spec: str, target: Target, attention_backend: str
+) -> tuple[DDiT | MaskedLM, dict[str, Any]]:
     """The network and what its layout says of the process: DDiT families by their tensors' names, others by config.json."""
     path = Path(spec).expanduser()
     if path.is_file() or (path / ".hydra").is_dir() or _is_ddit(spec):
-        loaded = load_published(spec)
+        loaded = load_published(spec, attention_backend=attention_backend)
         name = loaded.schedule.name
         options = {"sigma_min": loaded.schedule.sigma_min, "sigma_max": loaded.schedule.sigma_max}
         return loaded.network, {
             "graph": loaded.graph,
             "schedule": {"name": name, **(options if name == "geometric" else {})},
             "prediction": loaded.prediction,
+            "mask_id": loaded.mask_id,
         }
     return load_masked_lm(spec, target=target), {"prediction": "logits"}
 
 
 def _is_ddit(spec: str) -> bool:
     values = read_config(model_folder(spec, "drafter", ["config.json"]))
-    return values.get("model_type") in FAMILIES or ("model" in values and "graph" in values)
+    # SEDD's and RADD's configs have no model_type, RADD's own not even a graph
+    return values.get("model_type") in (*FAMILIES, OWN) or ("model" in values and "tokens" in values)
 
 
 def open_drafter(spec: str | Path, target: Target) -> BlockDrafter | DiffusionDrafter:

@@ -4,9 +4,17 @@ T = 1 draws every position from its own q, law `independent`. More steps draw so
 from left to right that is a draw given the tokens left of each one, law `causal`, exact under every verifier that
 tests drafts; in another order (`random`, or `confidence`: where q is most peaked, settled before the step draws) the law
 is `unmasked`, for point mass or the hybrid rule. At temperature 0 the argmax, law `point`.
+
+Hot start: what the last draft's steps said of positions beyond the rejected token was said of a text that did not come
+about, but it is there: the first step draws from it instead of running the network. Only the distributions are kept, no
+token that was drawn from them, so each position has again a q that was settled before its token was drawn.
+
+Trees (T = 1): the paths that the marginals hold most probable, chosen, law `point`; or drawn, for verifiers that test siblings.
 """
 
 from __future__ import annotations
+
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -15,12 +23,13 @@ from align.drafters.diffusion import DiffusionContext, DiffusionDrafter
 from align.errors import UserError, nearest
 from align.target import TargetOutput
 from decode.drafters.base import Request
-from decode.proposal import DenseQ, Law, Proposal
-from decode.sampling import Sampling, best, couple, draw, probs
+from decode.grow import draw_tree, from_marginals, shape
+from decode.proposal import DenseQ, Law, Proposal, Siblings
+from decode.sampling import Before, Sampling, best, couple, draw, penalised, probs
 
 ORDERS = ("left_to_right", "random", "confidence")
 LONGEST_CONTEXT = 4096
-"""Tokens of its own that a drafter with another vocabulary may be shown."""
+"""Tokens of its own that a drafter with another vocabulary is shown; of a longer text the later half of them."""
 
 
 class DiffusionProposer:
@@ -31,9 +40,12 @@ class DiffusionProposer:
         draft_tokens: K, default its training's block.
         steps: T; more than K are K.
         order: a name of `ORDERS`.
+        hot_start: the first of at least two steps draws from what the last draft knew already.
+        tree_nodes: verify so many tokens of a tree over one step's marginals; 0 = a chain.
+        siblings: above temperature 0, draw the tree's tokens instead of choosing them, and its siblings so.
 
     Raises:
-        UserError: an unknown order.
+        UserError: an unknown order, options that exclude each other.
     """
 
     name = "diffusion"
@@ -44,14 +56,27 @@ class DiffusionProposer:
         draft_tokens: int | None = None,
         steps: int = 1,
         order: str = "left_to_right",
+        hot_start: bool = False,
+        tree_nodes: int = 0,
+        siblings: Siblings | None = None,
     ) -> None:
         if order not in ORDERS:
             raise UserError(f"order={order!r} is unknown{nearest(order, ORDERS)}")
-        self.drafter, self.steps, self.order = drafter.eval(), steps, order
-        self.draft_tokens = self.draft_nodes = draft_tokens or drafter.config.block_size
+        if hot_start and steps < 2:
+            raise UserError(
+                f"hot_start takes the place of one of several steps: steps={steps} must be at least 2"
+            )
+        if tree_nodes and steps > 1:
+            raise UserError(
+                f"tree_nodes={tree_nodes}: trees are made of one step's marginals, not of steps={steps}"
+            )
+        self.drafter, self.steps, self.order, self.hot_start = drafter.eval(), steps, order, hot_start
+        self.draft_tokens = draft_tokens or drafter.config.block_size
+        self.tree_nodes, self.siblings = tree_nodes, siblings
+        self.draft_nodes = max(self.draft_tokens, tree_nodes)
 
     def law(self, sampling: Sampling) -> Law:
-        if sampling.greedy:
+        if sampling.greedy or (self.tree_nodes and self.siblings is None):
             return "point"
         if min(self.steps, self.draft_tokens) == 1:
             return "independent"
@@ -59,6 +84,121 @@ class DiffusionProposer:
 
     def start(self, request: Request) -> DiffusionDrafts:
         return DiffusionDrafts(self, request)
+
+
+class DiffusionSession:
+    """One request's clean text in front of a standalone drafter, and its rows as q: what several systems are made of."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, drafter: DiffusionDrafter, request: Request, draft_tokens: int) -> None:
+        self.drafter, self.request = drafter, request
+        self.context = DiffusionContext(drafter, request.cache.capacity + draft_tokens)
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        """The text itself is all that it needs."""
+
+    def masks(self, k: int) -> Tensor:
+        """k masks, (K,), after everything that was committed."""
+        self.context.extend(self.request.tokens[len(self.context.tokens) :])
+        return torch.full((k,), self.drafter.mask_id, device=self.context.device)
+
+    def masked(self, block_K: Tensor) -> Tensor:
+        return block_K == self.drafter.mask_id
+
+    def before(self, at: Tensor) -> Before:
+        """What the processors take into account at positions ahead: the text, not the drafts left of them."""
+        first, last = int(at[0]), int(at[-1])
+        return self.request.history.ahead(first, last - first + 1).rows(at - first)
+
+
+class DiffusionDrafts(DiffusionSession):
+    """One request's drafts."""
+
+    def __init__(self, proposer: DiffusionProposer, request: Request) -> None:
+        super().__init__(proposer.drafter, request, proposer.draft_tokens)
+        self.proposer = proposer
+        self.law: Law = proposer.law(request.sampling) if request.noise is None else "point"
+        self.known_RV: Tensor | None = None  # logits of the last draft, and how long the text was then
+        self.known_at = 0
+
+    def propose(self, k: int) -> Proposal:
+        block_K = self.masks(k)
+        if self.proposer.tree_nodes:
+            return self._tree(self.context.denoise(block_K))
+        steps_K = torch.zeros_like(block_K)
+        logits: list[Tensor] = [torch.empty(0)] * k
+        q: list[Tensor] = [torch.empty(0)] * k
+        count, rank_K = min(self.proposer.steps, k), self._ranks(k)
+        hot_RV = self._still_known(k) if count > 1 else None
+        for step in range(count):
+            logits_RV = hot_RV if step == 0 and hot_RV is not None else self.context.denoise(block_K)
+            left = int(self.masked(block_K).sum())
+            at = self._next(logits_RV, block_K, rank_K, ceil(left / (count - step)))
+            tokens, q_RV = self._choose(logits_RV[at], at)
+            block_K[at], steps_K[at] = tokens, step
+            for i, place in enumerate(at.tolist()):
+                logits[place] = logits_RV[place]
+                q[place] = logits_RV[place] if q_RV is None else q_RV[i]
+        if self.proposer.hot_start:
+            self.known_RV, self.known_at = torch.stack(logits), len(self.request.tokens)
+        if self.law == "point":
+            return Proposal(block_K, "point")
+        if self.law == "unmasked":
+            return Proposal(block_K, "unmasked", DenseQ(torch.stack(q)), steps_K, state_only=True)
+        return Proposal(block_K, self.law, DenseQ(torch.stack(q)))
+
+    def _still_known(self, k: int) -> Tensor | None:
+        """Logits of the last draft at the first of the k positions, those that it reached; None = none."""
+        if self.known_RV is None:
+            return None
+        gone = len(self.request.tokens) - self.known_at
+        left_RV = self.known_RV[gone : gone + k]
+        return left_RV if len(left_RV) else None
+
+    def _ranks(self, k: int) -> Tensor:
+        """In which order positions are unmasked, as far as that is settled before the network is run."""
+        device = self.context.device
+        if self.proposer.order == "random":
+            return torch.randperm(k, generator=self.request.generator, device=device)
+        return torch.arange(k, device=device)
+
+    def _next(self, logits_RV: Tensor, block_K: Tensor, rank_K: Tensor, count: int) -> Tensor:
+        """The next `count` masked positions, ascending, of those that there are logits for. By q, or by nothing that is
+        drawn; never by what is drawn from this q."""
+        rows = len(logits_RV)
+        masked_R = self.masked(block_K[:rows])
+        rank_R = rank_K[:rows].float()
+        if self.proposer.order == "confidence":
+            rank_R = -logits_RV.log_softmax(-1).amax(-1)
+        first = rank_R.masked_fill(~masked_R, torch.inf).argsort()
+        return first[: min(count, int(masked_R.sum()))].sort().values
+
+    def _choose(self, logits_RV: Tensor, at: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Tokens for the positions `at` ahead, and the q they were drawn from."""
+        request, sampling, before = self.request, self.request.sampling, self.before(at)
+        if request.noise is None and self.law == "point":
+            return best(logits_RV, sampling, before, overwrite=True), None
+        q_RV = probs(logits_RV, sampling, before, overwrite=True)
+        if request.noise is not None:
+            return couple(q_RV, request.noise, [len(request.tokens) + i for i in at.tolist()]), None
+        return draw(q_RV, request.generator), q_RV
+
+    def _tree(self, logits_KV: Tensor) -> Proposal:
+        sampling, nodes = self.request.sampling, self.proposer.tree_nodes
+        before = self.before(torch.arange(len(logits_KV), device=logits_KV.device))
+        if self.law == "point":
+            # at temperature 0 it is how sure q is that counts
+            scaled_KV = penalised(logits_KV, sampling, before) / (sampling.temperature or 1.0)
+            return from_marginals(scaled_KV.log_softmax(-1), nodes)
+        siblings, generator = self.proposer.siblings, self.request.generator
+        assert siblings is not None
+        q_KV, parents = probs(logits_KV, sampling, before), shape(nodes, len(logits_KV))
+        tokens_N, q_NV = draw_tree(
+            parents, lambda k, above: q_KV[k].expand(len(above), -1), siblings, generator, q_KV.device
+        )
+        kind = siblings if len(set(parents)) < len(parents) else None
+        return Proposal(tokens_N, self.law, DenseQ(q_NV), parents=parents, siblings=kind)
 
 
 class DiffusionWriter:
@@ -79,14 +219,23 @@ class WriterSession:
 
     def __init__(self, writer: DiffusionWriter, tokens: list[int]) -> None:
         self.writer = writer
-        self.context = DiffusionContext(writer.drafter, LONGEST_CONTEXT)
-        self.context.extend(tokens)
+        self.text = list[int]()
+        self.first = 0  # where in it the context begins
+        self._begin()
+        self.extend(0, tokens)
+
+    def _begin(self) -> None:
+        self.context = DiffusionContext(self.writer.drafter, LONGEST_CONTEXT + self.writer.draft_tokens)
 
     def extend(self, kept: int, new_tokens: list[int]) -> None:
         """The context becomes its first `kept` tokens and these after them."""
-        if kept < len(self.context.tokens):
-            self.context.keep(kept)
-        self.context.extend(new_tokens)
+        self.text[kept:] = new_tokens
+        if kept < self.first or len(self.text) - self.first > LONGEST_CONTEXT:
+            self.first = max(0, len(self.text) - LONGEST_CONTEXT // 2)
+            self._begin()
+        elif kept - self.first < len(self.context.tokens):
+            self.context.keep(kept - self.first)
+        self.context.extend(self.text[self.first + len(self.context.tokens) :])
 
     def propose(self, k: int, sampling: Sampling) -> list[int]:
         """At most k tokens after the context."""
@@ -94,65 +243,3 @@ class WriterSession:
             return []
         block_K = torch.full((k,), self.writer.drafter.mask_id, device=self.context.device)
         return self.context.denoise(block_K).argmax(-1).tolist()
-
-
-class DiffusionDrafts:
-    """One request's drafts."""
-
-    taps: tuple[int, ...] = ()
-
-    def __init__(self, proposer: DiffusionProposer, request: Request) -> None:
-        self.proposer, self.request = proposer, request
-        self.law: Law = proposer.law(request.sampling) if request.noise is None else "point"
-        self.context = DiffusionContext(proposer.drafter, request.cache.capacity + proposer.draft_tokens)
-
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        """The text itself is all that it needs."""
-
-    def propose(self, k: int) -> Proposal:
-        context, device = self.context, self.context.device
-        context.extend(self.request.tokens[len(context.tokens) :])
-        block_K = torch.full((k,), self.proposer.drafter.mask_id, device=device)
-        steps_K = torch.zeros(k, dtype=torch.int64, device=device)
-        rows: list[Tensor | None] = [None] * k
-        count = min(self.proposer.steps, k)
-        sizes = [len(part) for part in torch.arange(k).tensor_split(count)]
-        order = torch.randperm(k, generator=self.request.generator, device=device)
-        if self.proposer.order == "left_to_right":
-            order = torch.arange(k, device=device)
-        for step, size in enumerate(sizes):
-            logits_KV = context.denoise(block_K)
-            if self.proposer.order == "confidence":
-                order = self._surest(logits_KV, block_K)
-                at = order[:size].sort().values
-            else:
-                at, order = order[:size].sort().values, order[size:]
-            tokens, q = self._choose(logits_KV[at], at)
-            block_K[at], steps_K[at] = tokens, step
-            for i, place in enumerate(at.tolist()):
-                rows[place] = None if q is None else q[i]
-        if self.law == "point":
-            return Proposal(block_K, "point")
-        q_KV = DenseQ(torch.stack([row for row in rows if row is not None]))
-        if self.law == "unmasked":
-            return Proposal(block_K, "unmasked", q_KV, steps_K, state_only=True)
-        return Proposal(block_K, self.law, q_KV)
-
-    def _surest(self, logits_KV: Tensor, block_K: Tensor) -> Tensor:
-        """Masked positions, the one whose q is most peaked first. Of q, not of what is drawn from it."""
-        peak_K = logits_KV.log_softmax(-1).amax(-1)
-        return peak_K.masked_fill(block_K != self.proposer.drafter.mask_id, -torch.inf).argsort(
-            descending=True
-        )
-
-    def _choose(self, logits_RV: Tensor, at: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Tokens for the positions `at` ahead, and the q they were drawn from."""
-        request, sampling = self.request, self.request.sampling
-        first, last = int(at[0]), int(at[-1])
-        before = request.history.ahead(first, last - first + 1).rows(at - first)
-        if request.noise is None and self.law == "point":
-            return best(logits_RV, sampling, before, overwrite=True), None
-        q = probs(logits_RV, sampling, before, overwrite=True)
-        if request.noise is not None:
-            return couple(q, request.noise, [len(request.tokens) + i for i in at.tolist()]), None
-        return draw(q, request.generator), q

@@ -18,7 +18,6 @@ from align.diffusion_losses import (
     masked_cross_entropy,
     masked_nll,
     predictor_log_score,
-    predictor_sigma,
     score_entropy,
     sedd_log_score,
     subs_log_probs,
@@ -429,11 +428,3 @@ def test_a_predictor_as_log_score_is_sedd_with_z_1(mask_id: int) -> None:
     # and its last step is the predictor itself
     last = case.graph.denoise(case.tokens_t, log_score.exp(), sigma)
     torch.testing.assert_close(last, log_p.exp(), rtol=1e-8, atol=1e-10)
-
-
-def test_the_noise_of_a_partly_masked_input() -> None:
-    tokens = torch.tensor([[7, 1, 2, 7], [1, 2, 3, 4], [7, 7, 7, 7]])
-    sigma = predictor_sigma(tokens, mask_id=7)
-    share = torch.tensor([[0.5], [0.0], [1.0]])
-    torch.testing.assert_close(LogLinear().time(sigma), share, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(predictor_sigma(tokens, 7, eps=0.2), LogLinear(0.2).total(share))

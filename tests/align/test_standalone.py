@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from align.corruption import Anchors, corrupt_blocks, corrupt_suffix
 from align.data import Batch
 from align.diffusion_losses import masked_cross_entropy
-from align.drafters.ddit import DDiT
+from align.drafters.ddit import DDiT, DDiTConfig
 from align.drafters.diffusion import DiffusionConfig, DiffusionContext, DiffusionDrafter
+from align.drafters.published import ScheduleSpec, save_published
 from align.drafters.standalone import load_standalone, make, open_drafter, save_standalone
 from align.errors import UserError
 from align.pretrain import Pretrain
@@ -37,8 +38,23 @@ KINDS = {
         "attention": "full",
         "window": 6,
     },
-    "radd": {"kind": "ddit", "hidden_size": 32, "layers": 2, "heads": 2, "time_input": "none"},
-    "ddit, blocks": {"kind": "ddit", "hidden_size": 32, "layers": 2, "heads": 2, "window": 9},
+    "radd": {
+        "kind": "ddit",
+        "hidden_size": 32,
+        "layers": 2,
+        "heads": 2,
+        "time_input": "none",
+        "prediction": "logits",
+    },
+    "ddit, blocks": {
+        "kind": "ddit",
+        "hidden_size": 32,
+        "layers": 2,
+        "heads": 2,
+        "window": 24,
+        "time_input": "zero",
+    },
+    "ddit, blocks told σ": {"kind": "ddit", "hidden_size": 32, "layers": 2, "heads": 2, "window": 9},
     "masked_lm": {"kind": "masked_lm", "layers": 2},
     "masked_lm, full": {"kind": "masked_lm", "layers": 2, "attention": "full", "window": 6},
     "masked_lm, own head": {"kind": "masked_lm", "layers": 2, "share_embedding": False},
@@ -53,7 +69,7 @@ def target() -> Target:
 def drafter(target: Target, kind: str, seed: int = 0) -> DiffusionDrafter:
     """With weights that are nowhere zero, so that every path counts."""
     made = make(target, DrafterConfig(block_size=3, **KINDS[kind]), seed)  # type: ignore[arg-type]
-    if kind == "ddit, blocks":  # BD3-LM's attention
+    if kind.startswith("ddit, blocks"):  # BD3-LM's attention
         assert isinstance(made.network, DDiT)
         config = replace(made.network.config, attention="block_causal", block_size=4, scale_by_sigma=False)
         made = DiffusionDrafter(DDiT(config), replace(made.config, prediction="logits"), target)
@@ -81,8 +97,7 @@ def test_training_computes_what_decoding_computes(target: Target, kind: str) -> 
     made, rows = drafter(target, kind), batch(target)
     generator = torch.Generator().manual_seed(1)
     noisy = corrupt_blocks(rows, ANCHORS, made.graph, made.schedule, [0, 0, 1], generator)
-    full = not made.cached
-    if not full:  # decoding tells σ from the share of masks
+    if made.cached:  # decoding tells σ from the share of masks
         share = (noisy.tokens_t == made.mask_id).double().mean(-1).float()
         noisy = replace(noisy, times=share)
     with torch.no_grad():
@@ -113,6 +128,30 @@ def test_a_context_goes_back(target: Target, kind: str) -> None:
     fresh.extend([*tokens[:4], 20, 21])
     assert context.tokens == fresh.tokens
     torch.testing.assert_close(context.denoise(block), fresh.denoise(block), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["masked_lm", "masked_lm, full", "ddit", "ddit, blocks"])
+def test_a_context_that_goes_back_to_nothing_has_forgotten(target: Target, kind: str) -> None:
+    made = drafter(target, kind)
+    block = torch.full((3,), made.mask_id)
+    context, fresh = DiffusionContext(made, 40), DiffusionContext(made, 40)
+    context.extend([5, 6, 7, 8, 9])
+    context.keep(0)
+    torch.testing.assert_close(context.denoise(block), fresh.denoise(block), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 4, 7, 8, 13])
+def test_whole_blocks_are_cached_exactly(target: Target, length: int) -> None:
+    """A block-causal network: the cache holds whole blocks, and says what a pass over everything says."""
+    made = drafter(target, "ddit, blocks")
+    text = torch.randint(4, 200, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+    block = torch.tensor([made.mask_id, 11, made.mask_id, made.mask_id, made.mask_id])
+    context = DiffusionContext(made, 40)
+    for token in text:
+        context.extend([token])
+    assert context.cache is not None and context.cache.length == length // 4 * 4
+    found = context.denoise(block)
+    torch.testing.assert_close(found, made.target_logits(context._whole(block[None])), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["ddit", "masked_lm"])
@@ -315,6 +354,134 @@ def test_saved_drafters_come_back(target: Target, kind: str, tmp_path: Path) -> 
         context.extend([5, 6, 7])
         rows.append(context.denoise(block))
     assert torch.equal(rows[0], rows[1])
+
+
+FRESH = {"hidden_size": 32, "layers": 2, "heads": 2, "cond_dim": 16}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "cosine"},
+        {"schedule": "geometric", "prediction": "logits"},
+        {"schedule": "cosine", "prediction": "logits"},
+        {"time_input": "zero"},
+        {"graph": "uniform", "prediction": "logits"},
+        {"graph": "uniform", "time_input": "none", "prediction": "logits"},
+        {"attention": "full"},
+    ],
+    ids=str,
+)
+def test_whatever_can_be_trained_can_be_saved(
+    target: Target, tmp_path: Path, options: dict[str, str]
+) -> None:
+    made = make(target, DrafterConfig(kind="ddit", block_size=3, **FRESH, **options))  # type: ignore[arg-type]
+    save_standalone(made, tmp_path)
+    again = load_standalone(tmp_path, target)
+    assert again.config == made.config and again.schedule == made.schedule and again.mask_id == made.mask_id
+    assert isinstance(again.network, DDiT) and isinstance(made.network, DDiT)
+    assert again.network.config == made.network.config
+    for name, weight in made.network.state_dict().items():
+        assert torch.equal(weight, again.network.state_dict()[name])
+
+
+def test_block_networks_of_every_kind_can_be_saved(target: Target, tmp_path: Path) -> None:
+    for time_input in ("zero", "none", "sigma"):
+        config = DDiTConfig(
+            target.vocab_size + 1, 32, 2, 2, 16, attention="block_causal", block_size=4, time_input=time_input
+        )
+        save_published(DDiT(config), tmp_path / time_input, "bd3lm")
+        loaded = load_standalone(tmp_path / time_input, target)
+        save_standalone(loaded, tmp_path / f"{time_input} again")
+        again = load_standalone(tmp_path / f"{time_input} again", target).network
+        assert isinstance(again, DDiT) and again.config == config
+        values = json.loads((tmp_path / f"{time_input} again" / "config.json").read_text())
+        assert values["model_type"] == "bd3lm"
+
+
+def test_a_mask_inside_the_vocabulary_stays_where_it_is(target: Target, tmp_path: Path) -> None:
+    """MDLM on LM1B: BERT's [MASK], id 103."""
+    network = DDiT(DDiTConfig(target.vocab_size, 32, 2, 2, 16, time_input="zero"))
+    save_published(network, tmp_path / "one", "mdlm", mask_id=103)
+    loaded = load_standalone(tmp_path / "one", target)
+    save_standalone(loaded, tmp_path / "two")
+    for made in (loaded, load_standalone(tmp_path / "two", target)):
+        assert made.mask_id == 103
+        assert float(made.target_logits(torch.zeros(target.vocab_size))[103]) <= -1e4
+
+
+def test_radd_from_the_hub(target: Target, tmp_path: Path) -> None:
+    """RADD's own config.json has no graph."""
+    config = DDiTConfig(target.vocab_size + 1, 32, 2, 2, 16, time_input="none", norm_bias=True)
+    save_published(DDiT(config), tmp_path, "radd")
+    values = json.loads((tmp_path / "config.json").read_text())
+    del values["graph"]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    loaded = load_standalone(tmp_path, target)
+    assert isinstance(loaded.network, DDiT) and loaded.network.config == config
+    assert loaded.config.prediction == "logits"
+
+
+def test_the_attention_that_was_asked_for_is_kept_with_a_start(target: Target, tmp_path: Path) -> None:
+    save_standalone(make(target, DrafterConfig(kind="ddit", attention="full", **FRESH)), tmp_path)  # type: ignore[arg-type]
+    options = DrafterConfig(kind="ddit", attention="full", init=str(tmp_path), attention_backend="flash_attn")
+    made = make(target, options)
+    with pytest.raises(UserError, match="'flash_attn'"):  # not here: and not silently another
+        DiffusionContext(made, 20).denoise(torch.full((3,), made.mask_id))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"graph": "foo"}, "graph='foo' is unknown"),
+        ({"prediction": "score"}, "prediction='score' is unknown"),
+        ({"block_size": 0}, "block_size=0 must be"),
+        ({"window": "a"}, "window='a' must be"),
+        ({"schedule": {}}, "schedule={} must be an object with a name"),
+        ({"schedule": None}, "schedule=None must be"),
+        ({"schedule": {"name": "linear"}}, "schedule 'linear' is unknown"),
+        ({"mask_id": 9999}, "mask_id=9999 is not within"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+def test_a_broken_record_is_one_line(
+    target: Target, tmp_path: Path, change: dict[str, object], says: str
+) -> None:
+    save_standalone(make(target, DrafterConfig(kind="ddit", **FRESH)), tmp_path)  # type: ignore[arg-type]
+    record = tmp_path / "drafter.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), **change}))
+    with pytest.raises(UserError, match=says):
+        load_standalone(tmp_path, target)
+
+
+def test_more_rows_than_tokens_with_a_tokenizer_of_its_own(target: Target, tmp_path: Path) -> None:
+    """Published embeddings are padded: Dream has 152064 rows and 151667 tokens."""
+    save_published(DDiT(DDiTConfig(320, 32, 2, 2, 16, time_input="zero")), tmp_path, "mdlm", mask_id=270)
+    with pytest.raises(UserError, match="needs its tokenizer"):
+        load_standalone(tmp_path, target)
+    loaded = load_standalone(tmp_path, target, 272)
+    assert loaded.target_logits(torch.zeros(2, 320)).shape == (2, 272) and loaded.mask_id == 270
+
+
+def test_what_a_start_lacks_is_said_before_the_target_writes(tmp_path: Path) -> None:
+    words = ("recipe=debug_sedd", "drafter.init=no/such/drafter")
+    with pytest.raises(UserError, match="drafter.init: .*no/such/drafter"):
+        train(load_recipe([*words, f"output={tmp_path}"]), quiet=True)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_published_checkpoint_through_its_recipe(tmp_path: Path) -> None:
+    """SEDD's hub layout → stage=finetune → a folder that is SEDD's hub layout again."""
+    gpt2 = load_target("debug-gpt2", dtype="float32", device="cpu")
+    config = DDiTConfig(gpt2.vocab_size + 1, 32, 2, 2, 16, scale_by_sigma=True, attention="full")
+    save_published(DDiT(config), tmp_path / "sedd", "sedd", schedule=ScheduleSpec("geometric", 1e-3, 7.0))
+    words = (f"drafter.init={tmp_path / 'sedd'}", f"output={tmp_path / 'run'}", "drafter.window=16")
+    train(load_recipe(["recipe=debug_gpt2xl_calib", *words]), quiet=True)
+    values = json.loads((tmp_path / "run/drafter/config.json").read_text())
+    assert values["noise"] == {"type": "geometric", "sigma_min": 1e-3, "sigma_max": 7.0}
+    again = load_standalone(tmp_path / "run/drafter", gpt2)
+    assert isinstance(again.network, DDiT) and again.network.config == config
+    assert again.config.schedule["sigma_max"] == 7.0
 
 
 def test_a_vocabulary_of_its_own_is_refused_for_training(target: Target, tmp_path: Path) -> None:

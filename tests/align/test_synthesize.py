@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,22 @@ def test_a_folder_older_than_openings_goes_on(tmp_path: Path, target: Target) ->
     data.write_manifest(tmp_path / "data", manifest)
     more = load_recipe(["recipe=debug_block", "data.samples=12"])
     assert synthesize(more, target, tmp_path / "data", quiet=True)["samples"] == 12
+
+
+def test_a_data_set_of_several_configurations(tmp_path: Path) -> None:
+    """As cnn_dailymail has them on the hub: without a name the line says which there are, and the key."""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": f"Tell me {name}."}) + "\n")
+    configs = "".join(f"- config_name: {n}\n  data_files: {n}.jsonl\n" for n in ("one", "two"))
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    with pytest.raises(UserError, match=r"one.*two.*\(data.prompts_config\)"):
+        read_prompts(str(tmp_path), "train", "text")
+    assert read_prompts(str(tmp_path), "train", "text", "two") == ["Tell me two."]
+
+
+def test_a_data_set_that_is_a_script(tmp_path: Path) -> None:
+    folder = tmp_path / "lm1b"
+    folder.mkdir()
+    (folder / "lm1b.py").write_text("raise SystemExit('never run')\n")
+    with pytest.raises(UserError, match="prompts_revision=refs/convert/parquet"):
+        read_prompts(str(folder), "train", "text")

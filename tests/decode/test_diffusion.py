@@ -95,6 +95,142 @@ def test_q_is_what_each_token_was_drawn_from(target: Target, order: str) -> None
             torch.testing.assert_close(proposal.q.dense(target.vocab_size)[k], q[k], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_hot_start_keeps_the_output(target: Target, kind: str, order: str) -> None:
+    proposer = DiffusionProposer(drafter(target, kind), 5, 3, order, hot_start=True)
+    for sampling in (Sampling(), VARIED):
+        expected = Decoder(target).generate(PROMPT, max_new_tokens=30, sampling=sampling)
+        assert (
+            Decoder(target, proposer).generate(PROMPT, max_new_tokens=30, sampling=sampling).tokens
+            == expected.tokens
+        )
+
+
+@pytest.mark.parametrize(
+    ("order", "verifier"),
+    [("left_to_right", "token"), ("left_to_right", "block"), ("random", "hybrid"), ("confidence", "hybrid")],
+)
+def test_a_hot_start_keeps_the_targets_joint_law(target: Target, order: str, verifier: str) -> None:
+    runs, sampling = 300, Sampling(1.0, top_k=2)
+    proposer = DiffusionProposer(drafter(target, "ddit"), 3, 2, order, hot_start=True)
+    decoder = Decoder(target, proposer, verifier)
+    found: Counter[tuple[int, ...]] = Counter()
+    for seed in range(runs):
+        out = decoder.generate(PROMPT, max_new_tokens=5, sampling=replace(sampling, seed=seed))
+        found[tuple(out.tokens)] += 1
+    assert plausible(found, exact_law(target, PROMPT, 5, sampling), runs)
+
+
+def sessions(target: Target, proposer: DiffusionProposer, sampling: Sampling):  # type: ignore[no-untyped-def]
+    """An engine's session after the prompt's first token, and the engine."""
+    from decode.engine import _NOTHING, Engine
+
+    engine = Engine(target, PROMPT, 40, sampling, proposer, "point_mass")
+    with torch.no_grad():
+        engine._commit(engine._judge(engine._prefill(), _NOTHING))
+    assert engine.session is not None
+    return engine, engine.session
+
+
+def test_a_hot_start_draws_from_the_last_drafts_distributions_in_their_new_places(target: Target) -> None:
+    made, sampling = drafter(target, "ddit"), Sampling(0.9, seed=4)
+    engine, session = sessions(target, DiffusionProposer(made, 6, 3, hot_start=True), sampling)
+    passes: list[int] = []
+    denoise = session.context.denoise
+
+    def counted(block_K):  # type: ignore[no-untyped-def]
+        passes.append(int((block_K == made.mask_id).sum()))
+        return denoise(block_K)
+
+    session.context.denoise = counted
+    with torch.no_grad():
+        first = session.propose(6)
+        assert passes == [6, 4, 2]
+        engine.request.tokens.extend([5, 9])  # one draft kept, then the target's own token
+        engine.request.history.extend([5, 9])
+        second = session.propose(6)
+    assert passes[3:] == [4, 2]  # two positions were drawn before the network ran
+    old, new = (x.q.dense(target.vocab_size) for x in (first, second))
+    torch.testing.assert_close(new[:2], old[2:4])
+    block = torch.tensor([*second.tokens_K[:2].tolist(), *[made.mask_id] * 4])
+    torch.testing.assert_close(new[2:4], (denoise(block) / 0.9).softmax(-1)[2:4], atol=1e-5, rtol=1e-4)
+    with torch.no_grad():
+        engine.request.tokens.extend([1] * 7)  # everything was kept: nothing is left to begin with
+        engine.request.history.extend([1] * 7)
+        session.propose(6)
+    assert passes[5:] == [6, 4, 2]
+
+
+@pytest.mark.parametrize("kind", ["ddit", "masked_lm"])
+def test_trees_over_one_steps_marginals(target: Target, kind: str) -> None:
+    made = drafter(target, kind)
+    _, session = sessions(target, DiffusionProposer(made, 4, tree_nodes=7), Sampling())
+    tree = session.propose(4)
+    assert tree.law == "point" and len(tree) == 7 and tree.parents is not None
+    expected = Decoder(target).generate(PROMPT, max_new_tokens=30)
+    out = Decoder(target, DiffusionProposer(made, 4, tree_nodes=7)).generate(PROMPT, max_new_tokens=30)
+    assert out.tokens == expected.tokens and max(out.nodes) == 7
+
+
+@pytest.mark.parametrize(
+    ("siblings", "verifier"),
+    [
+        (None, "point_mass"),
+        (None, "self_selection"),
+        ("iid", "recursive"),
+        ("without_replacement", "traversal"),
+    ],
+)
+def test_trees_keep_the_targets_joint_law(target: Target, siblings, verifier: str) -> None:  # type: ignore[no-untyped-def]
+    runs, sampling = 300, Sampling(1.0, top_k=2)
+    proposer = DiffusionProposer(drafter(target, "ddit"), 3, tree_nodes=5, siblings=siblings)
+    decoder = Decoder(target, proposer, verifier)
+    found: Counter[tuple[int, ...]] = Counter()
+    for seed in range(runs):
+        out = decoder.generate(PROMPT, max_new_tokens=4, sampling=replace(sampling, seed=seed))
+        found[tuple(out.tokens)] += 1
+    assert plausible(found, exact_law(target, PROMPT, 4, sampling), runs)
+
+
+def test_uniform_noise_has_no_masks_to_draft_from(target: Target, tmp_path: Path) -> None:
+    from align.drafters.standalone import make
+    from align.recipe import DrafterConfig
+
+    save_standalone(
+        make(target, DrafterConfig(kind="ddit", hidden_size=32, heads=2, graph="uniform")), tmp_path
+    )
+    with pytest.raises(UserError, match="undoes uniform noise and has no masks"):
+        decode.load(target, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["ddit", "ddit, full", "masked_lm"])
+def test_a_long_text_in_the_drafters_own_tokens(target: Target, kind: str, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Beyond `LONGEST_CONTEXT` the later half is what it is shown; going back there works too."""
+    from decode.drafters import diffusion
+
+    monkeypatch.setattr(diffusion, "LONGEST_CONTEXT", 24)
+    made = drafter(target, kind)
+    text = torch.randint(4, 200, (60,), generator=torch.Generator().manual_seed(0)).tolist()
+    session = diffusion.DiffusionWriter(made, 3).start(text[:20])
+    for end in range(21, 60):
+        session.extend(end - 1, text[end - 1 : end])
+        assert session.context.tokens == text[session.first : end] and len(session.context.tokens) <= 24
+    found = session.propose(3, Sampling())
+    session.extend(5, text[5:60])
+    assert session.context.tokens == text[session.first : 60]
+    fresh = diffusion.DiffusionWriter(made, 3).start(text)
+    assert session.propose(3, Sampling()) == fresh.propose(3, Sampling()) and len(found) == 3
+
+
+def test_options_that_exclude_each_other(target: Target) -> None:
+    made = drafter(target, "ddit")
+    with pytest.raises(UserError, match="hot_start takes the place of one of several steps"):
+        DiffusionProposer(made, hot_start=True)
+    with pytest.raises(UserError, match="tree_nodes=4: trees are made of one step"):
+        DiffusionProposer(made, steps=2, tree_nodes=4)
+
+
 def test_the_context_follows_the_text(target: Target) -> None:
     """Nothing is run twice but what a shift needs, and the context is the committed text at every round."""
     proposer = DiffusionProposer(drafter(target, "ddit"), 4)

@@ -349,7 +349,7 @@ def without(config: dict[str, Any], key: str) -> dict[str, Any]:
         (without(SEDD, "model.scale_by_sigma"), "missing key 'model.scale_by_sigma'"),
         ({**SEDD, "tokens": "many"}, "tokens must be a whole number, not 'many'"),
         ({**SEDD, "graph": {"type": "absorbing"}}, "graph.type='absorbing' is unknown.*'absorb'"),
-        ({**SEDD, "noise": {"type": "cosine"}}, "noise.type='cosine' is unknown"),
+        ({**SEDD, "noise": {"type": "cosines"}}, "noise.type='cosines' is unknown.*'cosine'"),
         (
             {**SEDD, "noise": {"type": "geometric", "sigma_min": 2, "sigma_max": 1}},
             "noise.sigma_min=2 and sigma_max=1 must be numbers",

@@ -1,0 +1,81 @@
+"""Drafts that are looked at again (Tolerator, arXiv 2510.05090): filled in as ever, then for some rounds a part is masked once
+more and decoded anew given the rest, so that tokens which were chosen without each other come to agree.
+
+What comes out is the end of a search and no draw from a q that anybody knows: law `point`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from align.drafters.diffusion import DiffusionDrafter
+from align.errors import UserError
+from decode.drafters.base import Request
+from decode.drafters.diffusion import DiffusionSession
+from decode.proposal import Law, Proposal
+from decode.sampling import Sampling, best
+
+
+class ToleratorDrafter:
+    """A standalone drafter that fills K masks in T steps, surest first, and then refines them.
+
+    Args:
+        drafter: over the target's vocabulary.
+        draft_tokens: K, default its training's block.
+        steps: T, of the filling.
+        rounds: R, of the refining; 0 = none. Round r masks the least sure part cos(π/2·r/R) of
+            the positions, at least one and never all (the paper's annealed rate).
+
+    Raises:
+        UserError: a number out of range.
+    """
+
+    name = "tolerator"
+
+    def __init__(
+        self, drafter: DiffusionDrafter, draft_tokens: int | None = None, steps: int = 1, rounds: int = 2
+    ) -> None:
+        for name, value, least in (("steps", steps, 1), ("rounds", rounds, 0)):
+            if value < least:
+                raise UserError(f"{name}={value}: must be at least {least}")
+        self.drafter, self.steps, self.rounds = drafter.eval(), steps, rounds
+        self.draft_tokens = self.draft_nodes = draft_tokens or drafter.config.block_size
+
+    def law(self, sampling: Sampling) -> Law:
+        return "point"
+
+    def start(self, request: Request) -> Refined:
+        return Refined(self, request)
+
+
+class Refined(DiffusionSession):
+    """One request's drafts."""
+
+    def __init__(self, proposer: ToleratorDrafter, request: Request) -> None:
+        super().__init__(proposer.drafter, request, proposer.draft_tokens)
+        self.proposer = proposer
+
+    def propose(self, k: int) -> Proposal:
+        rounds = self.proposer.rounds
+        block_K = self.masks(k)
+        count = min(self.proposer.steps, k)
+        sure_K = torch.zeros(k, device=block_K.device)
+        for step in range(count):
+            left = int(self.masked(block_K).sum())
+            self._decode(block_K, sure_K, math.ceil(left / (count - step)))
+        for r in range(1, rounds + 1) if k > 1 else ():
+            part = max(1, min(k - 1, round(k * math.cos(math.pi / 2 * r / rounds))))
+            block_K[sure_K.topk(part, largest=False).indices] = self.drafter.mask_id
+            self._decode(block_K, sure_K, part)
+        return Proposal(block_K, "point")
+
+    def _decode(self, block_K: Tensor, sure_K: Tensor, count: int) -> None:
+        """The argmax at the `count` masked positions where q is most peaked, in place, and how peaked it is."""
+        logits_KV = self.context.denoise(block_K)
+        peak_K = logits_KV.softmax(-1).amax(-1)
+        at = peak_K.masked_fill(~self.masked(block_K), -1.0).topk(count).indices.sort().values
+        sure_K[at] = peak_K[at]
+        block_K[at] = best(logits_KV[at], self.request.sampling, self.before(at), overwrite=True)

@@ -1,0 +1,281 @@
+"""Every system by name: which trained drafters it is made of, its options, the verifier that goes with it.
+
+    specdiff:gamma=16:steps=4        a method: a name, and options after colons
+    --sweep gamma=4,8 steps=1,2      every combination of them, for the methods that have these options
+
+The options are the keyword arguments of the functions below, which is where their names, defaults and kinds come from.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from align.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from align.drafters.block import BlockDrafter
+    from align.drafters.diffusion import DiffusionDrafter
+    from align.target import Target
+    from decode.drafters.base import Drafter
+
+ROLES = ("block", "variable_prefix", "diffusion", "autoregressive")
+"""What a trained drafter may be in a system: a block drafter, D²SD's second one, a standalone diffusion drafter, a causal
+language model."""
+
+
+@dataclass
+class Parts:
+    """The target, and the trained drafters at hand, by role."""
+
+    target: Target
+    drafters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def block(self) -> BlockDrafter:
+        return self.drafters["block"]
+
+    @property
+    def variable_prefix(self) -> BlockDrafter:
+        return self.drafters["variable_prefix"]
+
+    @property
+    def diffusion(self) -> DiffusionDrafter:
+        return self.drafters["diffusion"]
+
+    @property
+    def autoregressive(self) -> Target:
+        return self.drafters["autoregressive"]
+
+
+# ---- the systems; gamma is the number of tokens drafted ahead ----
+
+
+def _lookup(parts: Parts, gamma: int = 8, longest: int = 3) -> Drafter:
+    """prompt lookup: copies what followed the text's ending before"""
+    from decode.drafters.lookup import LookupDrafter
+
+    return LookupDrafter(gamma, longest)
+
+
+def _block(parts: Parts, gamma: int | None = None) -> Drafter:
+    """the block drafter, a chain"""
+    from decode.drafters.block import BlockProposer
+
+    return BlockProposer(parts.block, gamma, 0)
+
+
+def _block_tree(parts: Parts, gamma: int | None = None, nodes: int = 5) -> Drafter:
+    """the block drafter, a tree of its likeliest paths"""
+    from decode.drafters.block import BlockProposer
+
+    return BlockProposer(parts.block, gamma, nodes)
+
+
+def _specdiff(
+    parts: Parts,
+    gamma: int | None = None,
+    steps: int = 1,
+    order: str = "left_to_right",
+    hot_start: bool = False,
+    nodes: int = 0,
+) -> Drafter:
+    """SpecDiff: masks after the text, unmasked in some steps"""
+    from decode.drafters.diffusion import DiffusionProposer
+
+    return DiffusionProposer(parts.diffusion, gamma, steps, order, hot_start, nodes)
+
+
+def _specdiff2(
+    parts: Parts,
+    gamma: int | None = None,
+    candidates: int = 8,
+    draft_temperature: float | None = None,
+    keep_q: bool = False,
+) -> Drafter:
+    """SpecDiff-2: several drafts of one step, the target's p picks one"""
+    from decode.drafters.candidates import CandidatesDrafter
+
+    return CandidatesDrafter(parts.diffusion, gamma, candidates, draft_temperature, keep_q)
+
+
+def _tolerator(parts: Parts, gamma: int | None = None, steps: int = 1, rounds: int = 2) -> Drafter:
+    """Tolerator: drafts filled in, masked again in part and refined"""
+    from decode.drafters.tolerator import ToleratorDrafter
+
+    return ToleratorDrafter(parts.diffusion, gamma, steps, rounds)
+
+
+Make = Callable[..., "Drafter | None"]
+
+
+@dataclass(frozen=True)
+class System:
+    """One of them. `needs`: roles; `verifier`: at temperatures above 0, where it is not `auto`."""
+
+    name: str
+    make: Make
+    needs: tuple[str, ...] = ()
+    verifier: str = "auto"
+
+    @property
+    def options(self) -> dict[str, inspect.Parameter]:
+        return {k: v for k, v in inspect.signature(self.make).parameters.items() if k != "parts"}
+
+    @property
+    def says(self) -> str:
+        return inspect.getdoc(self.make) or ""
+
+
+SYSTEMS: dict[str, System] = {
+    s.name: s
+    for s in (
+        System("lookup", _lookup),
+        System("block", _block, ("block",)),
+        System("block_tree", _block_tree, ("block",)),
+        System("specdiff", _specdiff, ("diffusion",)),
+        System("specdiff2", _specdiff2, ("diffusion",), "self_selection"),
+        System("tolerator", _tolerator, ("diffusion",)),
+    )
+}
+
+COMMON = {"verifier": "auto", "controller": "fixed"}
+"""Options of every system: the verifier, and who chooses how many tokens are drafted."""
+CONTROLLERS = ("fixed", "cost")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A system with options: `name` as it is written and reported."""
+
+    name: str
+    system: System
+    options: Mapping[str, Any]
+
+
+def read_method(text: str) -> Method:
+    """`name:key=value:…`.
+
+    Raises:
+        UserError: an unknown name or key, or a value of another kind.
+    """
+    name, *words = text.split(":")
+    if name not in SYSTEMS:
+        raise UserError(f"--methods: unknown method {name!r}{nearest(name, SYSTEMS)}")
+    system, options = SYSTEMS[name], dict[str, Any]()
+    for word in words:
+        key, equals, value = word.partition("=")
+        known = [*system.options, *COMMON]
+        if not equals or key not in known:
+            what = f"option {key!r}" if equals else f"{word!r} is not key=value"
+            raise UserError(f"--methods {text}: unknown {what}{nearest(key, known)}")
+        if key in options:
+            raise UserError(f"--methods {text}: {key} is given twice")
+        options[key] = _value(text, system, key, value)
+    return Method(text, system, options)
+
+
+def _value(text: str, system: System, key: str, value: str) -> Any:
+    """A word as the option's kind, which its annotation says."""
+    kind = "str" if key in COMMON else str(system.options[key].annotation)
+    if value == "none" and "None" in kind:
+        return None
+    if key == "controller" and value not in CONTROLLERS:
+        raise UserError(f"--methods {text}: controller={value!r} is unknown{nearest(value, CONTROLLERS)}")
+    try:
+        if kind.startswith("bool"):
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
+                value.lower()
+            ]
+        if kind.startswith("int"):
+            return int(value)
+        return float(value) if kind.startswith("float") else value
+    except (KeyError, ValueError):
+        what = {"bool": "true or false", "int": "a whole number", "floa": "a number"}[kind[:4].strip(" |")]
+        raise UserError(f"--methods {text}: {key}={value!r} must be {what}") from None
+
+
+def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
+    """Each method once for every combination of the `key=v1,v2,…` that its system has options for.
+
+    Raises:
+        UserError: a malformed word, or a key that no method has.
+    """
+    values: dict[str, list[str]] = {}
+    for word in sweep:
+        key, equals, text = word.partition("=")
+        if not equals or not text:
+            raise UserError(f"--sweep: {word!r} is not key=value,value,…")
+        values[key] = [v for v in text.split(",") if v]
+    known = {key for m in methods for key in (*m.system.options, *COMMON)}
+    for key in values:
+        if key not in known:
+            raise UserError(f"--sweep: no method here has the option {key!r}{nearest(key, sorted(known))}")
+    found: dict[str, Method] = {}
+    for method in methods:
+        own = [k for k in values if k in (*method.system.options, *COMMON) and k not in method.options]
+        for combination in itertools.product(*(values[k] for k in own)):
+            words = [f"{k}={v}" for k, v in zip(own, combination, strict=True)]
+            made = read_method(":".join([method.name, *words]))
+            found[made.name] = made
+    return list(found.values())
+
+
+def build(method: Method, parts: Parts, gamma: int | None = None) -> Drafter | None:
+    """The drafter. `gamma`: of a method that says none itself.
+
+    Raises:
+        UserError: a part that is not there, a value out of range.
+    """
+    for role in method.system.needs:
+        if role not in parts.drafters:
+            raise UserError(
+                f"method {method.name!r} needs a drafter of the kind {role}: --drafter {role}=FOLDER"
+            )
+    options = {k: v for k, v in method.options.items() if k not in COMMON}
+    if gamma is not None and "gamma" in method.system.options:
+        options = {"gamma": gamma, **options}
+    try:
+        drafter = method.system.make(parts, **options)
+    except UserError as error:
+        raise UserError(f"method {method.name!r}: {error}") from None
+    if drafter is not None and method.options.get("controller") == "cost":
+        from decode.drafters.adaptive import AdaptiveDrafter
+
+        return AdaptiveDrafter(drafter)
+    return drafter
+
+
+def read_drafters(text: str | None, default: str | None = None) -> list[tuple[str | None, str]]:
+    """`FOLDER` or `role=FOLDER`, in a comma list, as (role or None, folder)."""
+    found: list[tuple[str | None, str]] = []
+    for word in (text or default or "").split(","):
+        role, equals, folder = word.strip().partition("=")
+        if not word.strip():
+            continue
+        if equals and role not in ROLES:
+            raise UserError(f"--drafter: unknown kind {role!r}{nearest(role, ROLES)}")
+        found.append((role, folder) if equals else (None, role))
+    return found
+
+
+def role_of(folder: str) -> str:
+    """What a drafter in a folder is, by its config.json: a block drafter, a causal language model, or a standalone diffusion
+    drafter, which anything else is taken for."""
+    from align.drafters.families import FAMILIES
+    from align.target import read_config
+
+    path = Path(folder).expanduser()
+    if (path / "drafter.json").is_file() or not (path / "config.json").is_file():
+        return "diffusion"
+    values = read_config(path)
+    if values.get("model_type") == "block_drafter":
+        return "block"
+    architecture = str((values.get("architectures") or [""])[0])
+    masked = {name for family in FAMILIES.values() for name in family.architectures}
+    causal = architecture.endswith(("ForCausalLM", "LMHeadModel")) and architecture not in masked
+    return "autoregressive" if causal else "diffusion"

@@ -1,0 +1,83 @@
+"""Controllers: the length of the most tokens a second, and that a drafter under one keeps the target's law."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from align.target import Target, load_target
+from decode import Decoder, Sampling
+from decode.controllers import CostAware, Line
+from decode.drafters.adaptive import AdaptiveDrafter
+from decode.drafters.diffusion import DiffusionProposer
+from decode.drafters.lookup import LookupDrafter
+from decode.frequencies import exact_law
+from tests.align.test_standalone import drafter
+from tests.decode.test_block import PROMPT
+from tests.decode.test_engine_law import plausible
+
+
+def test_a_line_through_points() -> None:
+    line = Line(0.9)
+    assert line.at(3) == 0.0
+    for x in (1, 2, 5):
+        line.add(x, 2.0 + 0.5 * x)
+    assert line.at(9) == pytest.approx(6.5) and line.at(0) == pytest.approx(2.0)
+    flat = Line(0.9)
+    flat.add(4, 3.0)
+    flat.add(4, 5.0)
+    assert flat.at(1) == flat.at(9) == pytest.approx((0.9 * 3 + 5) / 1.9)
+    falling = Line(1.0)
+    falling.add(1, 3.0)
+    falling.add(2, 1.0)
+    assert falling.at(10) == falling.at(1) == pytest.approx(2.0)  # noise: more work is never less
+
+
+@pytest.mark.parametrize(
+    ("alpha", "draft", "verify"), [(0.9, 0.0, 0.01), (0.9, 0.01, 0.2), (0.2, 0.2, 0.02), (0.8, 0.1, 0.1)]
+)
+def test_the_cost_aware_length_is_the_best_one(alpha: float, draft: float, verify: float) -> None:
+    """A token accepted with α whatever its place; drafting takes 0.05 + n·draft, a call 1 + n·verify."""
+    most, rng, controller = 12, random.Random(0), CostAware(keep=0.999)
+
+    def rate(n: int) -> float:
+        tau = sum(alpha**m for m in range(n + 1))
+        return tau / (1.05 + n * (draft + verify))
+
+    best = max(range(1, most + 1), key=rate)
+    lengths = []
+    for _ in range(400):
+        n = controller.length(most)
+        accepted = next((m for m in range(n) if rng.random() > alpha), n)
+        controller.observe(n, accepted, 0.05 + n * draft, 1 + n * verify)
+        lengths.append(n)
+    assert lengths[:3] == [12, 6, 1] or lengths[:3] == [12, 7, 1]
+    settled = lengths[-100:]
+    assert all(rate(n) > 0.95 * rate(best) for n in settled), (best, Counter(settled))
+    assert abs(max(set(settled), key=settled.count) - best) <= 2
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return load_target("debug", dtype="float32", device="cpu")
+
+
+def test_greedy_output_is_plain_decodings(target: Target) -> None:
+    expected = Decoder(target).generate(PROMPT, max_new_tokens=40)
+    for inner in (LookupDrafter(6), DiffusionProposer(drafter(target, "ddit"), 6)):
+        out = Decoder(target, AdaptiveDrafter(inner)).generate(PROMPT, max_new_tokens=40)
+        assert out.tokens == expected.tokens
+        assert 6 in out.drafted and 1 in out.drafted  # it tried
+
+
+def test_sampled_output_has_the_targets_joint_law(target: Target) -> None:
+    runs, sampling = 300, Sampling(1.0, top_k=2)
+    decoder = Decoder(target, AdaptiveDrafter(DiffusionProposer(drafter(target, "ddit"), 3)), "block")
+    found: Counter[tuple[int, ...]] = Counter()
+    for seed in range(runs):
+        out = decoder.generate(PROMPT, max_new_tokens=5, sampling=replace(sampling, seed=seed))
+        found[tuple(out.tokens)] += 1
+    assert plausible(found, exact_law(target, PROMPT, 5, sampling), runs)
