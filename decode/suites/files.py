@@ -40,7 +40,8 @@ def kind_of(path: Path) -> str | None:
     return suffix.lower() if suffix.lower() in READERS else None
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A whole file. Raises UserError where it is no UTF-8 text or can't be read."""
     try:
         raw = path.read_bytes()
         return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
@@ -52,7 +53,7 @@ def _read_text(path: Path) -> str:
 
 def _jsonl(path: Path) -> list[Any]:
     rows = []
-    for number, line in enumerate(_read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -68,7 +69,7 @@ def _jsonl(path: Path) -> list[Any]:
 
 def _json(path: Path) -> list[Any]:
     try:
-        data = json.loads(_read_text(path))
+        data = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
     except (ValueError, RecursionError) as error:
@@ -85,13 +86,13 @@ def _json(path: Path) -> list[Any]:
 
 def _csv(path: Path) -> list[Any]:
     try:
-        return list(csv.DictReader(io.StringIO(_read_text(path), newline=""), strict=True))
+        return list(csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True))
     except csv.Error as error:
         raise UserError(f"{path}: not CSV that can be read ({error})") from None
 
 
 def _txt(path: Path) -> list[Any]:
-    return [line.strip() for line in _read_text(path).splitlines() if line.strip()]
+    return [line.strip() for line in read_text(path).splitlines() if line.strip()]
 
 
 def _parquet(path: Path) -> list[Any]:

@@ -1,0 +1,131 @@
+"""Retrieval: what most often followed the longest ending of the text that occurred before, in the text itself or in a
+datastore (SAM Decoding, arXiv 2411.10666; REST, arXiv 2311.08252). No model, no training.
+
+Of the two places the one with the longer match drafts, the text itself where they are equal. Whatever is chosen is chosen
+by counts: law `point`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from align.errors import UserError
+from align.target import TargetOutput
+from decode.drafters.base import Request
+from decode.grow import best_first
+from decode.proposal import Law, Proposal
+from decode.sampling import Sampling
+from decode.suffixes import ROOT, Continuation, Datastore, SuffixAutomaton, TextAutomaton
+
+
+class RetrievalDrafter:
+    """Proposes what followed in prompt and output, or in other texts.
+
+    Args:
+        draft_tokens: K, how many tokens to draft ahead, of a tree its levels.
+        shortest: nothing is proposed after a match of fewer tokens.
+        tree_nodes: how many tokens to draft as a tree of the most frequent continuations; 0 = a chain of the most
+            frequent one at each step.
+        datastore: other texts, as the target's tokens (`decode.corpus.read_corpus`).
+
+    Raises:
+        UserError: a number out of its range.
+    """
+
+    name = "retrieval"
+
+    def __init__(
+        self,
+        draft_tokens: int = 8,
+        shortest: int = 2,
+        tree_nodes: int = 0,
+        datastore: Datastore | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("draft_tokens", draft_tokens, 1),
+            ("shortest", shortest, 1),
+            ("tree_nodes", tree_nodes, 0),
+        ):
+            if value < least:
+                raise UserError(f"{name}={value!r}: must be at least {least}")
+        self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
+        self.draft_nodes = max(draft_tokens, tree_nodes)
+        self.datastore = datastore
+
+    def law(self, sampling: Sampling) -> Law:
+        return "point"
+
+    def start(self, request: Request) -> RetrievalSession:
+        return RetrievalSession(self, request)
+
+
+class RetrievalSession:
+    """One request's drafts. `text`: the automaton of all its tokens; `match`: state and length of their longest ending in
+    the datastore."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, drafter: RetrievalDrafter, request: Request) -> None:
+        self.drafter, self.request = drafter, request
+        self.ends = frozenset(request.target.eos_ids)
+        self.text = TextAutomaton()
+        self.match = (ROOT, 0)
+        self.indexed = 0
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        """The text itself is all that it needs."""
+
+    def propose(self, k: int) -> Proposal | None:
+        drafter, datastore = self.drafter, self.drafter.datastore
+        for token in self.request.tokens[self.indexed :]:
+            self.text.extend(token)
+            if datastore is not None:
+                self.match = datastore.match(*self.match, token)
+        self.indexed = len(self.request.tokens)
+        source: SuffixAutomaton = self.text
+        state, length = self.text.repeated
+        if datastore is not None and self.match[1] > length:
+            source, (state, length) = datastore, self.match
+        if length < drafter.shortest:
+            return None
+        draft = self._tree if drafter.tree_nodes else self._chain
+        tokens, parents = draft(source, state, k)
+        if not tokens:
+            return None
+        tokens_K = torch.tensor(tokens, dtype=torch.int64, device=self.request.target.device)
+        return Proposal(tokens_K, "point", parents=parents)
+
+    def _after(self, source: SuffixAutomaton, state: int) -> list[Continuation]:
+        return source.continuations(state, self.drafter.shortest)
+
+    def _chain(self, source: SuffixAutomaton, state: int, k: int) -> tuple[list[int], tuple[int, ...] | None]:
+        """The most frequent continuation of each step's; past the end of the text it goes on as what was drafted does."""
+        tokens: list[int] = []
+        while len(tokens) < k and (found := self._after(source, state)):
+            tokens.append(found[0].token)
+            if tokens[-1] in self.ends:
+                break
+            state = found[0].state
+        return tokens, None
+
+    def _tree(self, source: SuffixAutomaton, state: int, k: int) -> tuple[list[int], tuple[int, ...] | None]:
+        """The nodes whose paths were the most frequent, by the product of shares."""
+        most = self.drafter.tree_nodes
+        # (token, state): to `best_first` a node is an index into this, so that equal tokens are told apart
+        places: list[tuple[int, int]] = []
+
+        def children(level: int, above: Sequence[int | None]) -> list[tuple[list[float], list[int]]]:
+            rows = []
+            for node in above:
+                token, at = (None, state) if node is None else places[node]
+                found = [] if token in self.ends else self._after(source, at)[:most]
+                rows.append(
+                    ([x.log_share for x in found], list(range(len(places), len(places) + len(found))))
+                )
+                places.extend((x.token, x.state) for x in found)
+            return rows
+
+        nodes, parents = best_first(k, most, children, most)
+        return [places[node][0] for node in nodes], parents

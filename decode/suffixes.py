@@ -1,0 +1,183 @@
+"""Suffix automata over tokens: the longest ending of a text that occurred before, and how often each token followed it.
+
+A state stands for all strings that end at the same places (Blumer et al., 1985); built online, amortised O(1) a token. Two
+of them: of one text that grows, and of many texts that stay as they are (SAM Decoding, arXiv 2411.10666).
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+ROOT = 0
+NOWHERE = -1
+"""No state: the root's suffix link, a missing transition."""
+END = -1
+"""Stands behind each text of a datastore: no token, so that no match goes on into the next text."""
+_UNSET = -2
+
+
+class Continuation(NamedTuple):
+    """A token that followed a string: its share of what did, ln, and the state of the string with it."""
+
+    log_share: float
+    token: int
+    state: int
+
+
+class SuffixAutomaton:
+    """All substrings of the tokens so far.
+
+    length: of a state's longest string. link: to the state of the longest ending that occurs at more places.
+    """
+
+    def __init__(self) -> None:
+        self.length, self.link, self.clone = array("i", [0]), array("i", [NOWHERE]), bytearray([1])
+        # most states have one transition: a dict for each of them would be ten times the memory
+        self._token, self._to = array("i", [_UNSET]), array("i", [NOWHERE])
+        self._more: dict[int, dict[int, int]] = {}
+        self.last = ROOT
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    def step(self, state: int, token: int) -> int:
+        """Where a token leads to; `NOWHERE`: it never followed."""
+        if self._token[state] == token:
+            return self._to[state]
+        more = self._more.get(state)
+        return NOWHERE if more is None else more.get(token, NOWHERE)
+
+    def successors(self, state: int) -> Iterator[tuple[int, int]]:
+        """All (token, state) that follow, in the order in which they first did."""
+        if self._token[state] != _UNSET:
+            yield self._token[state], self._to[state]
+            yield from self._more.get(state, {}).items()
+
+    def extend(self, token: int) -> None:
+        """Append a token."""
+        new, at = self._add(self.length[self.last] + 1), self.last
+        while at != NOWHERE and (old := self.step(at, token)) == NOWHERE:
+            self._connect(at, token, new)
+            at = self.link[at]
+        if at == NOWHERE:
+            self._hang(new, ROOT)
+        elif self.length[old] == self.length[at] + 1:
+            self._hang(new, old)
+        else:  # the shorter strings of `old` end at a place more now
+            part = self._split(old, self.length[at] + 1)
+            while at != NOWHERE and self.step(at, token) == old:
+                self._connect(at, token, part)
+                at = self.link[at]
+            self._hang(new, part)
+        self.last = new
+
+    def count(self, state: int) -> int:
+        """At how many places the state's strings end."""
+        raise NotImplementedError
+
+    def continuations(self, state: int, shortest: int) -> list[Continuation]:
+        """What followed the state's strings, the most frequent first, among equals what is new. Where nothing did, what
+        followed their longest ending after which something stands, of at least `shortest` tokens."""
+        while state != NOWHERE and self.length[state] >= shortest:
+            found = [x for x in self.successors(state) if x[0] != END]
+            if len(found) == 1:  # its share needs no count
+                return [Continuation(0.0, *found[0])]
+            if found:
+                found.reverse()
+                counts = [self.count(to) for _, to in found]
+                total = math.log(sum(counts))
+                every = [Continuation(math.log(n) - total, *x) for n, x in zip(counts, found, strict=True)]
+                return sorted(every, key=lambda x: -x.log_share)
+            state = self.link[state]
+        return []
+
+    def _add(self, length: int) -> int:
+        self.length.append(length)
+        self.link.append(NOWHERE)
+        self.clone.append(0)
+        self._token.append(_UNSET)
+        self._to.append(NOWHERE)
+        return len(self.length) - 1
+
+    def _split(self, old: int, length: int) -> int:
+        """A state for the strings of `old` up to that length, above it."""
+        part = self._add(length)
+        self.clone[part] = 1
+        self._token[part], self._to[part] = self._token[old], self._to[old]
+        if old in self._more:
+            self._more[part] = dict(self._more[old])
+        self._hang(part, self.link[old])
+        self._hang(old, part)
+        return part
+
+    def _connect(self, state: int, token: int, to: int) -> None:
+        if self._token[state] in (_UNSET, token):
+            self._token[state], self._to[state] = token, to
+        else:
+            self._more.setdefault(state, {})[token] = to
+
+    def _hang(self, state: int, above: int) -> None:
+        self.link[state] = above
+
+
+class TextAutomaton(SuffixAutomaton):
+    """Of one text that grows. Counting takes a walk over the places counted; most matches have one continuation and ask
+    for none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._below: dict[int, set[int]] = {}
+
+    @property
+    def repeated(self) -> tuple[int, int]:
+        """The longest ending of the text that occurred before: its state and its length, the root and 0 for none."""
+        state = max(self.link[self.last], ROOT)  # what ends at one place alone is all above this
+        return state, self.length[state]
+
+    def count(self, state: int) -> int:
+        found, pending = 0, [state]
+        while pending:
+            at = pending.pop()
+            found += not self.clone[at]
+            pending.extend(self._below.get(at, ()))
+        return found
+
+    def _hang(self, state: int, above: int) -> None:
+        if (before := self.link[state]) != NOWHERE:
+            self._below[before].remove(state)
+        self._below.setdefault(above, set()).add(state)
+        super()._hang(state, above)
+
+
+class Datastore(SuffixAutomaton):
+    """Of texts that stay as they are, built once and shared by all requests.
+
+    Args:
+        texts: each a sequence of token ids, none below 0.
+    """
+
+    def __init__(self, texts: Iterable[Sequence[int]]) -> None:
+        super().__init__()
+        for text in texts:
+            for token in text:
+                self.extend(token)
+            self.extend(END)
+        self._counts = array("i", (0 if clone else 1 for clone in self.clone))
+        for state in sorted(range(1, len(self)), key=self.length.__getitem__, reverse=True):
+            self._counts[self.link[state]] += self._counts[state]
+
+    def count(self, state: int) -> int:
+        return self._counts[state]
+
+    def match(self, state: int, length: int, token: int) -> tuple[int, int]:
+        """The longest ending of a text that occurs here, after one more token: from its state and its length before
+        (the root and 0 to begin with) to those after."""
+        while (to := self.step(state, token)) == NOWHERE:
+            if state == ROOT:
+                return ROOT, 0
+            state = self.link[state]
+            length = self.length[state]
+        return to, length + 1
