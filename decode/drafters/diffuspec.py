@@ -1,0 +1,178 @@
+"""DiffuSpec (arXiv 2510.02358): a standalone diffusion drafter's one-pass distributions searched for the path that reads best
+from left to right, and as many positions as lately paid. No training.
+
+Path search (CPS): decode/lattice.py, with an n-gram model of prompt, output and perhaps a corpus as the reader from left to
+right. Adaptive draft length (ADL): `DraftLength`. Either can be switched off. What comes out was searched for, not drawn:
+law `point`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+import torch
+from torch import Tensor
+
+from align.drafters.diffusion import DiffusionContext, DiffusionDrafter
+from align.errors import UserError
+from align.target import TargetOutput
+from decode.drafters.base import Request
+from decode.lattice import best_path, columns
+from decode.ngrams import NgramModel
+from decode.proposal import Law, Proposal
+from decode.sampling import Sampling, penalised, probs
+
+
+@dataclass
+class DraftLength:
+    """How many tokens to draft: L̃ ← (1 − ρ)·L̃ + ρ·L of generated and of accepted lengths, both from 0, then
+    k ← clip(L̃_generated + δ·1{L̃_accepted ≥ L̃_generated}, shortest, longest), rounded (section 4.3). The first k is `longest`.
+
+    shortest, longest: of k. growth: δ. smoothing: ρ.
+    """
+
+    shortest: int
+    longest: int
+    growth: float
+    smoothing: float
+    generated: float = 0.0
+    accepted: float = 0.0
+    tokens: int = field(init=False)
+    """k."""
+
+    def __post_init__(self) -> None:
+        self.tokens = self.longest
+
+    def update(self, generated: int, accepted: int) -> None:
+        """After a round: tokens of its draft before an end of sequence, and how many of it were accepted."""
+        self.generated += self.smoothing * (generated - self.generated)
+        self.accepted += self.smoothing * (accepted - self.accepted)
+        wanted = self.generated + (self.growth if self.accepted >= self.generated else 0.0)
+        self.tokens = min(max(round(wanted), self.shortest), self.longest)
+
+
+class DiffuSpecDrafter:
+    """A trained standalone drafter as DiffuSpec drafts with it.
+
+    Args:
+        drafter: over the target's vocabulary.
+        draft_tokens: the most that its network drafts usefully; default its training's block. `shortest` and `longest` are
+            cut down to it: a network of short blocks needs a smaller `shortest` for the length to adapt at all.
+        path_search: CPS; without it each position's most probable token.
+        adaptive_length: ADL; without it always `longest`.
+        mass, candidates: a position's candidates are the most probable tokens with so much of q, at most so many.
+        beam: paths kept at each position.
+        weight: λ, of ln q against the n-gram model's ln p.
+        corpus: texts that the n-gram model has read before any request, as the target's tokens
+            (`decode.corpus.read_corpus`).
+        shortest, longest, growth, smoothing: of `DraftLength`.
+
+    Raises:
+        UserError: a number out of its range.
+    """
+
+    name = "diffuspec"
+
+    def __init__(
+        self,
+        drafter: DiffusionDrafter,
+        draft_tokens: int | None = None,
+        *,
+        path_search: bool = True,
+        adaptive_length: bool = True,
+        mass: float = 0.8,
+        candidates: int = 15,
+        beam: int = 3,
+        weight: float = 0.5,
+        corpus: Iterable[Sequence[int]] = (),
+        shortest: int = 20,
+        longest: int = 30,
+        growth: float = 10,
+        smoothing: float = 0.5,
+    ) -> None:
+        most = drafter.config.block_size if draft_tokens is None else draft_tokens
+        for name, value in (
+            ("draft_tokens", most),
+            ("candidates", candidates),
+            ("beam", beam),
+            ("shortest", shortest),
+        ):
+            if value < 1:
+                raise UserError(f"{name}={value!r}: must be at least 1")
+        for name, share in (("mass", mass), ("smoothing", smoothing)):
+            if not 0 < share <= 1:
+                raise UserError(f"{name}={share!r}: must be above 0 and at most 1")
+        if not 0 <= weight <= 1:
+            raise UserError(f"weight={weight!r}: must be from 0 (n-grams alone) to 1 (q alone)")
+        if not growth >= 0:
+            raise UserError(f"growth={growth!r}: must be 0 or more")
+        if longest < shortest:
+            raise UserError(f"longest={longest!r}: must be at least shortest={shortest!r}")
+        self.drafter = drafter.eval()
+        self.path_search, self.adaptive_length = path_search, adaptive_length
+        self.mass, self.candidates, self.beam, self.weight = mass, candidates, beam, weight
+        self.shortest, self.longest = min(shortest, most), min(longest, most)
+        self.growth, self.smoothing = growth, smoothing
+        self.draft_tokens = self.draft_nodes = self.longest
+        self.ngrams = NgramModel(drafter.config.vocab_size)
+        self.ngrams.read(corpus)
+
+    def law(self, sampling: Sampling) -> Law:
+        return "point"
+
+    def start(self, request: Request) -> DiffuSpecSession:
+        return DiffuSpecSession(self, request)
+
+
+class DiffuSpecSession:
+    """One request's drafts."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, drafter: DiffuSpecDrafter, request: Request) -> None:
+        self.drafter, self.request = drafter, request
+        self.context = DiffusionContext(drafter.drafter, request.cache.capacity + drafter.draft_tokens)
+        self.ngrams = drafter.ngrams.continued()
+        self.length = DraftLength(drafter.shortest, drafter.longest, drafter.growth, drafter.smoothing)
+        self.generated: int | None = None  # of a draft that was not verified yet
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        """Of a draft's verification: `kept` − 1 of its tokens were accepted."""
+        if self.generated is not None and self.drafter.adaptive_length:
+            self.length.update(self.generated, kept - 1)
+        self.generated = None
+
+    def propose(self, k: int) -> Proposal | None:
+        new = self.request.tokens[len(self.context.tokens) :]
+        self.context.extend(new)
+        if self.drafter.path_search:
+            self.ngrams.extend(new)
+        q_KV = self._q(min(k, self.length.tokens))
+        path = self._search(q_KV) if self.drafter.path_search else q_KV.argmax(-1).tolist()
+        ends = self.request.target.eos_ids
+        before_end = list(takewhile(lambda token: token not in ends, path))
+        self.generated = len(before_end)
+        tokens = path[: len(before_end) + 1]  # nothing follows an end of sequence
+        return Proposal(torch.tensor(tokens, device=self.context.device), "point") if tokens else None
+
+    def _q(self, k: int) -> Tensor:
+        """The network's distributions of the next k positions, processed as the target's: (k, V). At temperature 0 as they
+        are at 1, without what cuts tokens off: how sure they are is what counts."""
+        sampling, before = self.request.sampling, self.request.history.ahead(0, k)
+        block_K = torch.full((k,), self.drafter.drafter.mask_id, device=self.context.device)
+        logits_KV = self.context.denoise(block_K)
+        if sampling.greedy:
+            return penalised(logits_KV, sampling, before, overwrite=True).softmax(-1)
+        return probs(logits_KV, sampling, before, overwrite=True)
+
+    def _search(self, q_KV: Tensor) -> list[int]:
+        drafter, ends = self.drafter, self.request.target.eos_ids
+        lattice = columns(q_KV, drafter.mass, drafter.candidates, ends)
+        last = self.request.tokens[-self.ngrams.order :]
+
+        def reader(path: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
+            return self.ngrams.log_probs([*last, *path], tokens)
+
+        return best_path(lattice, reader, drafter.weight, drafter.beam, ends)
