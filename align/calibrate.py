@@ -15,13 +15,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from align.acceptance import accepted_greedy, expected_accepted_token
+from align.corruption import clean_prefixes
 from align.datamodule import Step
 from align.drafters.block import BlockConfig, BlockDrafter
 from align.drafters.diffusion import DiffusionDrafter
 from align.ema import EMA
 from align.kept import KeptViews, View, look
-from align.losses import DraftRows, Objective, RowStatistics, row_statistics
-from align.random_state import random_state, set_random_state
+from align.losses import DraftRows, Objective, RowStatistics, after_prefix, row_statistics
+from align.random_state import keyed_generator, random_state, set_random_state
 from align.recipe import Recipe, TrainerConfig
 from align.validation import Tallies
 
@@ -80,12 +81,25 @@ class Calibrate(lightning.LightningModule):
 
     # ---- the one step ----
 
+    def prefixes(self, step: Step) -> Tensor | None:
+        """How many tokens after its anchor each block shows in training, (B, A); None = none ever. Drawn from every row's
+        place in the stream alone: a resumed run and any number of processes draw the same."""
+        decay = self.recipe.objective.prefix_decay
+        if decay == 0:
+            return None
+        generators = [keyed_generator(self.recipe.seed, 5, place) for place in step.places]
+        return clean_prefixes(step.anchors, decay, step.batch.tokens_BL.shape[1], generators)
+
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
-        """Statistics (B, A, K) of one micro-batch: target, then drafter, then head; p at `temperature`."""
+        """Statistics (B, A, K) of one micro-batch, of drafts from nothing: what is validated; p at `temperature`."""
+        return self.block_statistics(step, temperature, None)
+
+    def block_statistics(self, step: Step, temperature: float, clean_BA: Tensor | None) -> RowStatistics:
+        """The same after `prefixes`: target, then drafter, then head."""
         drafter, batch, anchors = self.drafter, step.batch, step.anchors
         assert isinstance(drafter, BlockDrafter)
         view = self.view(step, temperature)
-        hidden = drafter(batch, view.features, anchors)
+        hidden = drafter(batch, view.features, anchors, clean_BA)
         factors = drafter.markov_factors(batch, anchors, hidden)
         drafted = DraftRows(
             hidden.flatten(0, 2),
@@ -147,9 +161,13 @@ class Calibrate(lightning.LightningModule):
             group["lr"] = self.rate
 
     def training_step(self, step: Step, index: int) -> Tensor:
-        statistics = self.model_step(step, self.recipe.objective.temperature)
-        loss = self.objective.per_position(statistics, step.anchors.valid_BAK).sum() * step.scale
-        valid, whole, s = step.anchors.valid_BAK, self.complete(step), statistics
+        clean_BA = self.prefixes(step)
+        s = self.block_statistics(step, self.recipe.objective.temperature, clean_BA)
+        valid, whole = step.anchors.valid_BAK, self.complete(step)
+        if clean_BA is not None:
+            s, valid = after_prefix(s, valid, clean_BA)
+            whole = whole & (clean_BA == 0)  # τ is that of whole drafts
+        loss = self.objective.per_position(s, valid).sum() * step.scale
         accepted = expected_accepted_token(s.log_q_label, s.p_label, s.acceptance, valid)
         self._count(step, loss.detach(), valid.sum(), (accepted * whole).sum(), whole.sum())
         return loss

@@ -2,8 +2,9 @@
 
 Block drafters: a clean anchor, then K−1 absorbed positions, at random places of a row. Every anchor sees the clean
 text before it; its own block holds the anchor token and masks (DFlash, arXiv 2602.06036: anchor clean, rest masked,
-context strictly before the anchor, blocks invisible to each other). Standalone drafters: K positions after the anchor,
-or all of a document after its prefix, hit by the noise of a time that was drawn for them.
+context strictly before the anchor, blocks invisible to each other); a variable-prefix drafter's holds some of the
+tokens after the anchor too (D²SD). Standalone drafters: K positions after the anchor, or all of a document after its
+prefix, hit by the noise of a time that was drawn for them.
 """
 
 from __future__ import annotations
@@ -73,6 +74,29 @@ def sample_anchors(batch: Batch, count: int, block_size: int, generator: torch.G
     own = torch.gather(batch.document_BL, 1, index)[..., None]
     valid = (inside & answer & (document == own) & real[..., None]).long().cumprod(-1).bool()
     return Anchors(index, valid)
+
+
+def clean_prefixes(
+    anchors: Anchors, decay: float, length: int, generators: Sequence[torch.Generator]
+) -> Tensor:
+    """How many tokens after its anchor every block keeps, (B, A): j with a chance ∝ decay^j, 0 < decay ≤ 1, over the j
+    that leave something valid to predict: 0..n−1 of a block with n valid positions (D²SD, arXiv 2606.04446, which trains
+    its variable-prefix drafter with decay 0.9).
+
+    Args:
+        length: L. The draw belongs to the anchor's place in its row, not to its number among the anchors, which depends
+            on the rows beside it.
+        generators: one a row.
+    """
+    u_BL = torch.stack(
+        [torch.rand(length, generator=g, dtype=torch.float64, device=g.device) for g in generators]
+    )
+    u_BA = u_BL.to(anchors.index_BA.device).gather(1, anchors.index_BA)
+    most_BA = (anchors.valid_BAK.sum(-1) - 1).clamp_min(0)
+    steps = torch.arange(anchors.block_size, device=u_BA.device, dtype=torch.float64)
+    running_K = (decay**steps).cumsum(0)
+    drawn_BA = torch.searchsorted(running_K, u_BA * running_K[most_BA], right=True)
+    return torch.minimum(drawn_BA, most_BA)
 
 
 @dataclass

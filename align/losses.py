@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ __all__ = [
     "Objective",
     "RowStatistics",
     "TargetPlaces",
+    "after_prefix",
     "cross_entropy",
     "d_pace_weights",
     "exponential_weights",
@@ -65,6 +67,16 @@ def d_pace_weights(log_q_label: Tensor, alpha: float, valid: Tensor | None = Non
     if valid is not None:
         smooth = smooth * valid
     return smooth.cumprod(-1).flip(-1).cumsum(-1).flip(-1)
+
+
+def after_prefix(statistics: RowStatistics, valid: Tensor, clean: Tensor) -> tuple[RowStatistics, Tensor]:
+    """Statistics and `valid` (…, K) as the losses of a block are taken whose first `clean` (…) tokens it shows: moved to
+    the left, so that position 1 of every weight and product is the first masked one, and not valid at the end."""
+    steps = torch.arange(valid.shape[-1], device=valid.device) + clean[..., None]
+    inside, steps = steps < valid.shape[-1], steps.clamp_max(valid.shape[-1] - 1)
+    moved = {f.name: getattr(statistics, f.name) for f in fields(RowStatistics)}
+    moved = {name: value if value is None else value.gather(-1, steps) for name, value in moved.items()}
+    return RowStatistics(**moved), valid.gather(-1, steps) & inside
 
 
 # ---- terms, (…, K), zero where not valid ----

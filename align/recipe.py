@@ -175,6 +175,12 @@ class ObjectiveConfig(Group):
     decay: float = option(4.0, "decay of the exponential weights, in positions", above=0)
     d_pace_alpha: float = option(0.5, "alpha of the D-PACE weights", low=0, high=1)
     temperature: float = option(1.0, "temperature of p in the divergences", above=0)
+    prefix_decay: float = option(
+        0.0,
+        "block: beta; a block shows its first j tokens with a chance ~ beta^j, the loss counts those after them; 0 = never",
+        low=0,
+        high=1,
+    )
     chunk_rows: int = option(2048, "rows of the head computed at a time", low=1)
     diffusion: Literal["score_entropy", "masked_nll"] = option(
         "score_entropy", "standalone: SEDD's denoising score entropy, or MDLM's bound (absorbing only)"
@@ -313,6 +319,10 @@ class Recipe(Group):
             (
                 d.kind == "block" and self.stage != "calibrate",
                 f"stage={self.stage}: drafter.kind=block is calibrated (stage=calibrate)",
+            ),
+            (
+                d.kind != "block" and o.prefix_decay > 0,
+                f"objective.prefix_decay={o.prefix_decay} needs drafter.kind=block; standalone: objective.block_lengths",
             ),
             (
                 d.kind != "block" and d.graph == "uniform" and o.diffusion == "masked_nll",

@@ -9,6 +9,9 @@ It is conditioned on the target, in one of two ways:
 
 The block attends to itself both ways. Embedding and head are the target's, frozen and not stored. Row k predicts the
 token k+1 places after the last token (`sample_from_anchor`).
+
+A variable-prefix drafter (D²SD, arXiv 2606.04446) is the same network trained over [last token, x_1..x_j, MASK …] as
+well: given the first j drafts it predicts those after them, from row j on.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from align.attention import grouped_attention, rotate
+from align.attention import block_mask, grouped_attention, rotate
 from align.cache import KVCache
 from align.corruption import Anchors
 from align.data import Batch
@@ -229,12 +232,15 @@ class BlockAttention(nn.Module):
         out = out.view(batch, self.kv_heads, anchors, groups, size, width).permute(0, 2, 4, 1, 3, 5)
         return self.o_proj(out.reshape(batch, anchors, size, -1))
 
-    def draft(self, x_BKD: Tensor, cos: Tensor, sin: Tensor, ctx_k: Tensor, ctx_v: Tensor) -> Tensor:
-        """Decoding: one block a row over the whole context given, (B, Hkv, n, d), and over itself."""
+    def draft(
+        self, x_BKD: Tensor, cos: Tensor, sin: Tensor, ctx_k: Tensor, ctx_v: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Decoding: one block a row over the whole context given, (B, Hkv, n, d), and over itself; several blocks in a
+        row, one after the other, with a `mask` that keeps them apart."""
         q = self.queries(x_BKD, cos, sin)
         k, v = self.keys_values(x_BKD, cos, sin)
         out = grouped_attention(
-            q, torch.cat((ctx_k, k), dim=2), torch.cat((ctx_v, v), dim=2), None, self.scale
+            q, torch.cat((ctx_k, k), dim=2), torch.cat((ctx_v, v), dim=2), mask, self.scale
         )
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
@@ -269,8 +275,10 @@ class BlockLayer(nn.Module):
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, context, see)
         return x + self.mlp(self.post_attention_layernorm(x))
 
-    def draft(self, x: Tensor, cos: Tensor, sin: Tensor, ctx_k: Tensor, ctx_v: Tensor) -> Tensor:
-        x = x + self.self_attn.draft(self.input_layernorm(x), cos, sin, ctx_k, ctx_v)
+    def draft(
+        self, x: Tensor, cos: Tensor, sin: Tensor, ctx_k: Tensor, ctx_v: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        x = x + self.self_attn.draft(self.input_layernorm(x), cos, sin, ctx_k, ctx_v, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -353,23 +361,31 @@ class BlockDrafter(nn.Module):
         cos, sin = self.target.body.rotary_emb(x, positions)
         return cos, sin
 
-    def _inputs(self, anchor_tokens: Tensor, hidden_before: Tensor) -> Tensor:
-        """[anchor, MASK × (K−1)] as input rows, (…, K, D)."""
-        c = self.config
-        masks = torch.full(
-            (*anchor_tokens.shape, c.block_size - 1), c.mask_token_id, device=anchor_tokens.device
-        )
-        x = self.target.embed(torch.cat((anchor_tokens[..., None], masks), dim=-1)).detach()
-        if c.context == "shared_kv":
+    def _inputs(self, tokens: Tensor, hidden_before: Tensor) -> Tensor:
+        """Blocks' tokens (…, K) and the target's state before each block (…, D) as input rows, (…, K, D)."""
+        x = self.target.embed(tokens).detach()
+        if self.config.context == "shared_kv":
             x = x + self.fc(self.hidden_norm(hidden_before))[..., None, :]
         return x
 
-    def forward(self, batch: Batch, features: TargetFeatures, anchors: Anchors) -> Tensor:
-        """Hidden states of all blocks, (B, A, K, D), ready for the head."""
+    def masked(self, tokens: Tensor, clean: Tensor | int = 0) -> Tensor:
+        """Blocks (…, K), the anchor first, with MASK in place of all but the anchor and the `clean` (…) tokens after it."""
+        steps = torch.arange(tokens.shape[-1], device=tokens.device)
+        kept = steps <= (clean[..., None] if isinstance(clean, Tensor) else clean)
+        return torch.where(kept, tokens, self.config.mask_token_id)
+
+    def forward(
+        self, batch: Batch, features: TargetFeatures, anchors: Anchors, clean_BA: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states of all blocks, (B, A, K, D), ready for the head.
+
+        `clean_BA`: how many tokens after its anchor each block shows; None = none of them.
+        """
         index, size = anchors.index_BA, self.config.block_size
         rows = torch.arange(index.shape[0], device=index.device)[:, None]
         before = features.hidden_BLD[rows, (index - 1).clamp_min(0)]
-        x = self._inputs(batch.tokens_BL[rows, index], before)
+        tokens = batch.tokens_BL[rows[..., None], anchors.places_BAK(batch.tokens_BL.shape[1])]
+        x = self._inputs(self.masked(tokens, 0 if clean_BA is None else clean_BA), before)
         positions = batch.positions_BL[rows, index][..., None] + torch.arange(size, device=index.device)
         cos, sin = (t.unflatten(0, index.shape) for t in self._tables(x, positions.flatten(0, 1)))
         places = torch.arange(batch.tokens_BL.shape[1], device=index.device)
@@ -470,13 +486,30 @@ class BlockSession:
     @torch.no_grad()
     def hidden(self, last_token: int) -> Tensor:
         """Hidden states of the block that starts at `last_token`, which follows the cached context: (K, D)."""
+        assert self.before is not None
+        tokens = torch.full((1, self.drafter.config.block_size), last_token, device=self.before.device)
+        return self.hidden_abreast(self.drafter.masked(tokens))[0]
+
+    @torch.no_grad()
+    def hidden_abreast(self, tokens_NK: Tensor) -> Tensor:
+        """Hidden states of N blocks that all follow the cached context, in one pass: (N, K, D).
+
+        They do not see one another; the keys of the context are there once, for all of them. `tokens_NK`: what
+        `BlockDrafter.masked` leaves of them.
+        """
         drafter, config = self.drafter, self.drafter.config
         assert self.before is not None
-        device = self.before.device
-        x = drafter._inputs(torch.tensor([last_token], device=device), self.before)
+        count, size = tokens_NK.shape
+        x = drafter._inputs(tokens_NK, self.before).flatten(0, 1)[None]
         start = self.cache.length if self.own is None else self.own.length
-        positions = torch.arange(start, start + config.block_size, device=device)[None]
+        positions = torch.arange(start, start + size, device=x.device).repeat(count)[None]
         cos, sin = drafter._tables(x, positions)
+        mask = None
+        if count > 1:
+            block = torch.arange(count, device=x.device).repeat_interleave(size)
+            groups = config.num_attention_heads // config.num_key_value_heads
+            dtype = drafter.norm.weight.dtype
+            mask = block_mask(block[:, None] == block, count * size, start, groups, dtype, x.device)
         for i, layer in enumerate(drafter.blocks):
             if self.own is None:
                 ctx_k, ctx_v = (
@@ -485,8 +518,8 @@ class BlockSession:
                 )
             else:
                 ctx_k, ctx_v = self.own.k(i), self.own.v(i)
-            x = layer.draft(x, cos, sin, ctx_k, ctx_v)
-        return drafter.norm(x)[0]
+            x = layer.draft(x, cos, sin, ctx_k, ctx_v, mask)
+        return drafter.norm(x)[0].view(count, size, -1)
 
     @torch.no_grad()
     def bias_inputs(self, hidden_KD: Tensor) -> Tensor | None:
@@ -497,7 +530,7 @@ class BlockSession:
     @torch.no_grad()
     def bias(self, input_r: Tensor, previous: Tensor) -> Tensor:
         """The Markov bias on one row's logits after each of the tokens `previous` (…): (…, Vd). `input_r`: the row's
-        line of `bias_inputs`."""
+        line of `bias_inputs`, or one line for each token (…, r)."""
         markov = self.drafter.markov
         assert markov is not None and self.basis_Vr is not None
         z = markov.mixed(input_r, self.drafter.target.embed(previous).to(input_r.dtype))
