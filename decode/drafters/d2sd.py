@@ -1,0 +1,160 @@
+"""D²SD (arXiv 2606.04446): two block drafters, the second of which goes on from where the first may have gone wrong.
+
+The first drafts a block. Boundary i supposes that its first i tokens are right and the next one is not: by its
+confidences c_k = max_v q_k(v) that has the chance r(i) = (Π_{k≤i} c_k)·(1 − c_{i+1}). Behind the likeliest boundaries the
+second drafts anew, given the tokens that stand before them: all in one pass, over one copy of the context. It is a
+variable-prefix drafter, trained with `objective.prefix_decay` (align/corruption.py: `clean_prefixes`).
+
+All drafts together, merged where they begin alike, are one tree. Tokens, boundaries and thereby the tree are chosen and
+not drawn: law `point` at every temperature.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from align.drafters.block import BlockDrafter, BlockSession
+from align.errors import UserError
+from align.target import TargetOutput
+from decode.drafters.base import Request
+from decode.engine import MOST_NODES
+from decode.grow import prefix_tree
+from decode.proposal import Law, Proposal
+from decode.sampling import Sampling, best, couple, penalised, probs
+
+
+class D2SDDrafter:
+    """Two trained block drafters of one target as the engine sees them.
+
+    Args:
+        first: drafts the block.
+        second: drafts it again behind the boundaries; may be `first` itself, where that was trained with prefixes: then
+            not behind boundary 0, where it would say the same again.
+        boundaries: how many of them; more than there are are all.
+        draft_tokens: K, default the shorter one's block.
+
+    Raises:
+        UserError: drafters of two targets, an option out of its range, or more nodes than a tree may have.
+    """
+
+    name = "d2sd"
+
+    def __init__(
+        self,
+        first: BlockDrafter,
+        second: BlockDrafter,
+        boundaries: int = 4,
+        draft_tokens: int | None = None,
+    ) -> None:
+        if first.target is not second.target:
+            raise UserError(
+                f"the second drafter is of target {second.target.spec!r}, the first of {first.target.spec!r}: both must be "
+                "loaded for one"
+            )
+        block = min(first.config.block_size, second.config.block_size)
+        if draft_tokens is not None and not 1 <= draft_tokens <= block:
+            raise UserError(f"draft_tokens={draft_tokens!r}: must be 1 to {block}, the shorter block")
+        if boundaries < 1:
+            raise UserError(f"boundaries={boundaries!r}: must be at least 1 (without any: the block drafter)")
+        self.first, self.second = first.eval(), second.eval()
+        self.draft_tokens = draft_tokens or block
+        self.boundaries, self.lowest = boundaries, int(first is second)
+        # the branch behind boundary i has its first i tokens in common with the first draft
+        fresh = [self.draft_tokens - i for i in range(self.lowest, self.draft_tokens)]
+        self.draft_nodes = self.draft_tokens + sum(fresh[:boundaries])
+        if self.draft_nodes > MOST_NODES:
+            raise UserError(
+                f"boundaries={boundaries} behind {self.draft_tokens} tokens: a tree of {self.draft_nodes} nodes, at most "
+                f"{MOST_NODES}; give fewer boundaries or draft_tokens"
+            )
+
+    def law(self, sampling: Sampling) -> Law:
+        return "point"
+
+    def start(self, request: Request) -> D2SDDrafts:
+        return D2SDDrafts(self, request)
+
+
+class D2SDDrafts:
+    """One request's drafts. What both networks see of the target is there once: the cache, and its tapped layers."""
+
+    def __init__(self, drafter: D2SDDrafter, request: Request) -> None:
+        self.drafter, self.request = drafter, request
+        self.first = BlockSession(drafter.first, request.cache, request.cache.capacity)
+        self.second = self.first
+        if drafter.second is not drafter.first:
+            self.second = BlockSession(drafter.second, request.cache, request.cache.capacity)
+        self.sessions = [self.first] if self.second is self.first else [self.first, self.second]
+        self.taps = tuple(sorted({i for session in self.sessions for i in session.taps}))
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        for session in self.sessions:
+            own, taps_BLFD = [self.taps.index(i) for i in session.taps], output.taps_BLFD
+            if taps_BLFD is not None and own != list(range(len(self.taps))):
+                taps_BLFD = taps_BLFD[:, :, own]
+            session.observe(output.hidden_BLD, taps_BLFD, kept)
+
+    def propose(self, k: int) -> Proposal:
+        k = min(k, self.drafter.draft_tokens)
+        draft_1J = torch.tensor([[self.request.tokens[-1]] + [0] * k], device=self.request.target.device)
+        logits_KV = self._write(self.first, draft_1J, [0])
+        # at temperature 0 it is how sure q is that counts
+        confidence_K = (logits_KV / (self.request.sampling.temperature or 1.0)).softmax(-1).amax(-1)
+        kept = likeliest(boundary_scores(confidence_K), self.drafter.boundaries, self.drafter.lowest)
+        if not kept:
+            return Proposal(draft_1J[0, 1:], "point")
+        branches_NJ = draft_1J.repeat(len(kept), 1)
+        self._write(self.second, branches_NJ, kept)
+        drafts = torch.cat((draft_1J, branches_NJ))[:, 1:].tolist()
+        return prefix_tree(drafts, draft_1J.device)
+
+    def _write(self, session: BlockSession, blocks_NJ: Tensor, kept: list[int]) -> Tensor:
+        """Fill blocks of the last token and J−1 drafts, in place, from behind their first `kept` drafts: (R, Vd), the
+        logits of every token filled in, penalties applied, one position after the other."""
+        network, sampling, ids = session.drafter, self.request.sampling, session.drafter.draft_vocab
+        shown_N = torch.tensor(kept, device=blocks_NJ.device)
+        size, count = network.config.block_size, blocks_NJ.shape[1] - 1
+        # the last draft is nobody's input
+        blocks_NK = F.pad(blocks_NJ, (0, size))[:, :size]
+        hidden_NKD = session.hidden_abreast(network.masked(blocks_NK, shown_N))
+        open_ = {k: [n for n, i in enumerate(kept) if i <= k] for k in range(min(kept), count)}
+        hidden_RD = torch.cat([hidden_NKD[own, k] for k, own in open_.items()])
+        widths = [len(own) for own in open_.values()]
+        logits_RV, inputs_Rr = network.logits(hidden_RD), session.bias_inputs(hidden_RD)
+        inputs = [None] * len(widths) if inputs_Rr is None else inputs_Rr.split(widths)
+        written = []
+        for (k, own), logits, line in zip(open_.items(), logits_RV.split(widths), inputs, strict=True):
+            if line is not None:
+                logits = logits + session.bias(line, blocks_NJ[own, k])
+            logits = penalised(logits, sampling, self.request.history.ahead(k, 1).columns(ids))
+            columns = self._choose(logits, k, ids)
+            blocks_NJ[own, k + 1] = columns if ids is None else ids[columns]
+            written.append(logits)
+        return torch.cat(written)
+
+    def _choose(self, logits_RV: Tensor, k: int, ids: Tensor | None) -> Tensor:
+        """Columns of the draft vocabulary for position k of some blocks: the most probable ones, or with the noise that the
+        target will add there, those that it will say if q is p."""
+        noise = self.request.noise
+        if noise is None:
+            return best(logits_RV, self.request.sampling)
+        columns: Any = slice(None) if ids is None else ids
+        q_RV, position = probs(logits_RV, self.request.sampling), len(self.request.tokens) + k
+        return couple(q_RV, lambda at: noise(at)[columns], [position] * len(q_RV))
+
+
+def boundary_scores(confidence_K: Tensor) -> Tensor:
+    """r(i) = (Π_{k≤i} c_k)·(1 − c_{i+1}), i = 0..K−1: the chance, by the drafter's own confidences c_1..c_K, that its first
+    mistake stands behind i right tokens (D²SD, arXiv 2606.04446), (K,)."""
+    reached_K = torch.cat((torch.ones_like(confidence_K[:1]), confidence_K[:-1].cumprod(0)))
+    return reached_K * (1 - confidence_K)
+
+
+def likeliest(scores_K: Tensor, count: int, lowest: int = 0) -> list[int]:
+    """The `count` boundaries from `lowest` on that have the highest scores, ascending; of equal ones the earlier."""
+    order = scores_K[lowest:].argsort(descending=True, stable=True)[:count] + lowest
+    return sorted(order.tolist())
