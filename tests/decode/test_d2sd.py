@@ -217,6 +217,13 @@ def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, name: s
     assert set(paths(drafts.propose(4))) == by_definition(drafts, 4)[0]
 
 
+def test_what_may_not_come_is_not_drafted(target: Target) -> None:
+    drafter = pair(target, "shared, shared markov")
+    told = set(begun(target, drafter, Sampling()).propose(4).tokens_K.tolist())
+    other = begun(target, drafter, Sampling(banned=tuple(told))).propose(4)
+    assert not told & set(other.tokens_K.tolist()) and len(other) > 4
+
+
 def test_nodes_are_as_many_as_may_be_at_most(target: Target) -> None:
     drafter = pair(target, "one network", boundaries=2)
     assert (drafter.draft_tokens, drafter.draft_nodes) == (4, 4 + 3 + 2)
