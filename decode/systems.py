@@ -62,6 +62,18 @@ def _lookup(parts: Parts, gamma: int = 8, longest: int = 3) -> Drafter:
     return LookupDrafter(gamma, longest)
 
 
+def _retrieval(
+    parts: Parts, gamma: int = 8, shortest: int = 2, nodes: int = 0, corpus: str | None = None
+) -> Drafter:
+    """what most often followed the longest ending that occurred before, in the text or in a corpus file"""
+    from decode.corpus import read_corpus
+    from decode.drafters.retrieval import RetrievalDrafter
+    from decode.suffixes import Datastore
+
+    store = None if corpus is None else Datastore(read_corpus(corpus, parts.target))
+    return RetrievalDrafter(gamma, shortest, nodes, store)
+
+
 def _block(parts: Parts, gamma: int | None = None) -> Drafter:
     """the block drafter, a chain"""
     from decode.drafters.block import BlockProposer
@@ -103,6 +115,30 @@ def _specdiff2(
     return CandidatesDrafter(parts.diffusion, gamma, candidates, draft_temperature, keep_q)
 
 
+def _diffuspec(
+    parts: Parts,
+    gamma: int | None = None,
+    path_search: bool = True,
+    adaptive_length: bool = True,
+    corpus: str | None = None,
+) -> Drafter:
+    """DiffuSpec: a path through one step's candidates that an n-gram model finds plausible, as long as it pays"""
+    from decode.corpus import read_corpus
+    from decode.drafters.diffuspec import DiffuSpecDrafter
+
+    texts = () if corpus is None else read_corpus(corpus, parts.target)
+    return DiffuSpecDrafter(
+        parts.diffusion, gamma, path_search=path_search, adaptive_length=adaptive_length, corpus=texts
+    )
+
+
+def _d2sd(parts: Parts, gamma: int | None = None, boundaries: int = 4) -> Drafter:
+    """D²SD: a second block drafter behind the first's likeliest mistakes, one tree"""
+    from decode.drafters.d2sd import D2SDDrafter
+
+    return D2SDDrafter(parts.block, parts.variable_prefix, boundaries, gamma)
+
+
 def _tolerator(parts: Parts, gamma: int | None = None, steps: int = 1, rounds: int = 2) -> Drafter:
     """Tolerator: drafts filled in, masked again in part and refined"""
     from decode.drafters.tolerator import ToleratorDrafter
@@ -135,10 +171,13 @@ SYSTEMS: dict[str, System] = {
     s.name: s
     for s in (
         System("lookup", _lookup),
+        System("retrieval", _retrieval),
         System("block", _block, ("block",)),
         System("block_tree", _block_tree, ("block",)),
         System("specdiff", _specdiff, ("diffusion",)),
         System("specdiff2", _specdiff2, ("diffusion",), "self_selection"),
+        System("diffuspec", _diffuspec, ("diffusion",)),
+        System("d2sd", _d2sd, ("block", "variable_prefix")),
         System("tolerator", _tolerator, ("diffusion",)),
     )
 }

@@ -90,6 +90,8 @@ class DiffusionSession:
     """One request's clean text in front of a standalone drafter, and its rows as q: what several systems are made of."""
 
     taps: tuple[int, ...] = ()
+    rewinds = True
+    """The text may be another one, or shorter, than at the last call."""
 
     def __init__(self, drafter: DiffusionDrafter, request: Request, draft_tokens: int) -> None:
         self.drafter, self.request = drafter, request
@@ -100,7 +102,11 @@ class DiffusionSession:
 
     def masks(self, k: int) -> Tensor:
         """k masks, (K,), after everything that was committed."""
-        self.context.extend(self.request.tokens[len(self.context.tokens) :])
+        read, text = self.context.tokens, self.request.tokens
+        if text[: len(read)] != read:
+            same = next((i for i, (a, b) in enumerate(zip(read, text, strict=False)) if a != b), len(text))
+            self.context.keep(same)
+        self.context.extend(text[len(self.context.tokens) :])
         return torch.full((k,), self.drafter.mask_id, device=self.context.device)
 
     def masked(self, block_K: Tensor) -> Tensor:
