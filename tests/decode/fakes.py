@@ -21,7 +21,7 @@ class TableCache:
     """Holds the tokens themselves in place of keys and values."""
 
     def __init__(self, capacity: int) -> None:
-        self.slots, self._length = [-1] * capacity, 0
+        self.slots, self._length, self.capacity = [-1] * capacity, 0, capacity
 
     @property
     def length(self) -> int:

@@ -1,0 +1,196 @@
+"""A smaller causal language model as the drafter: standard speculative decoding (Leviathan et al., arXiv 2211.17192; Chen
+et al., arXiv 2302.01318).
+
+One token after the other, each from the model's distribution given the text and the drafts before it: law `causal` with
+that very q, or the argmax, law `point`, at temperature 0. The processors are the target's and look at the drafts too: a
+drafter that equals the target has q = p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from align.errors import UserError
+from align.target import Target, TargetOutput
+from decode.drafters.base import Request
+from decode.proposal import DenseQ, Law, Proposal
+from decode.sampling import Sampling, best, couple, draw, probs
+from decode.tree import ancestors, chain
+
+DRAFT_TOKENS = 4
+LONGEST_CONTEXT = 4096
+"""Tokens of its own that a drafter with another vocabulary may be shown."""
+_READ_AT_ONCE = 2048
+
+
+def check_vocabulary(model: Target, target: Target) -> None:
+    """Raises UserError unless both have as many tokens."""
+    if model.vocab_size != target.vocab_size:
+        raise UserError(
+            f"drafter {model.spec!r} has a vocabulary of {model.vocab_size}, target {target.spec!r} has "
+            f"{target.vocab_size}: it needs its own tokenizer (--drafter-tokenizer)"
+        )
+
+
+class CausalContext:
+    """What a causal language model has read of one text that grows and goes back.
+
+    Args:
+        capacity: the longest text, with every draft that is read beside it.
+    """
+
+    def __init__(self, model: Target, capacity: int) -> None:
+        self.model, self.cache = model, model.new_cache(1, capacity)
+        self.tokens: list[int] = []
+        """What the cache holds."""
+
+    def follow(self, text: Sequence[int]) -> list[int]:
+        """Forget what `text` does not begin with → the tokens of it that are not read yet, the last one always among them."""
+        count = min(len(self.tokens), len(text) - 1)
+        if self.tokens[:count] != list(text[:count]):
+            count = next(i for i in range(count) if self.tokens[i] != text[i])
+        self.cache.length = count
+        del self.tokens[count:]
+        return list(text[count:])
+
+    @torch.no_grad()
+    def read(
+        self, tokens: Sequence[int], drafts: Sequence[int] = (), parents: tuple[int, ...] | None = None
+    ) -> Tensor:
+        """Read at least one token, and N drafts after them: logits (1 + N, V) in fp32 after the last token and after each
+        draft.
+
+        `parents`: of drafts that branch (decode/tree.py).
+        """
+        rest, size = list(tokens), len(drafts)
+        while len(rest) > _READ_AT_ONCE:
+            self._forward(rest[:_READ_AT_ONCE], None)
+            rest = rest[_READ_AT_ONCE:]
+        see_LL = None
+        if parents is not None:
+            see_LL = torch.ones(len(rest) + size, len(rest) + size, dtype=torch.bool).tril_()
+            see_LL[-size - 1 :, -size - 1 :] = ancestors(parents)
+            see_LL = see_LL.to(self.model.device)
+        output = self._forward([*rest, *drafts], see_LL)
+        return self.model.head(output.hidden_BLD[:, -size - 1 :])[0]
+
+    def keep(self, drafted: int, path: Sequence[int]) -> None:
+        """Of the `drafted` drafts read last keep those at the ascending `path`."""
+        first = len(self.tokens) - drafted
+        self.cache.keep(first, path)
+        self.tokens[first:] = [self.tokens[first + i] for i in path]
+
+    def _forward(self, tokens: list[int], see_LL: Tensor | None) -> TargetOutput:
+        row_1L = torch.tensor([tokens], device=self.model.device)
+        self.tokens += tokens
+        if see_LL is None:
+            return self.model.forward(row_1L, cache=self.cache, logits=False)
+        return self.model.forward(row_1L, cache=self.cache, see_LL=see_LL, logits=False)
+
+
+class AutoregressiveDrafter:
+    """A causal language model over the target's vocabulary as the engine sees it.
+
+    Args:
+        model: `align.target.load_target` opens one; it may be on another device than the target.
+        draft_tokens: K.
+
+    Raises:
+        UserError: fewer than one draft; when a request begins, a vocabulary that is not the target's.
+    """
+
+    name = "autoregressive"
+
+    def __init__(self, model: Target, draft_tokens: int = DRAFT_TOKENS) -> None:
+        if draft_tokens < 1:
+            raise UserError(f"draft_tokens={draft_tokens!r}: must be at least 1")
+        self.model = model
+        self.draft_tokens = self.draft_nodes = draft_tokens
+
+    def law(self, sampling: Sampling) -> Law:
+        return "point" if sampling.greedy else "causal"
+
+    def start(self, request: Request) -> AutoregressiveDrafts:
+        check_vocabulary(self.model, request.target)
+        return AutoregressiveDrafts(self, request)
+
+
+class AutoregressiveDrafts:
+    """One request's drafts."""
+
+    taps: tuple[int, ...] = ()
+    rewinds = True
+    """The text may be another one, or shorter, than at the last call."""
+
+    def __init__(self, drafter: AutoregressiveDrafter, request: Request) -> None:
+        self.request, self.model = request, drafter.model
+        # coupled drafts are made with the noise that the target will use
+        self.law: Law = drafter.law(request.sampling) if request.noise is None else "point"
+        self.context = CausalContext(drafter.model, request.cache.capacity)
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        """The text itself is all that it needs."""
+
+    def propose(self, k: int) -> Proposal | None:
+        request, device = self.request, self.request.target.device
+        # the last draft is not read
+        k = min(k, self.model.context_limit + 1 - len(request.tokens))
+        if k < 1:
+            return None
+        fresh = self.context.follow(request.tokens)
+        tokens_K = torch.zeros(k, dtype=torch.int64, device=device)
+        rows: list[Tensor] = []
+        for i in range(k):
+            logits_1V = self.context.read(fresh).to(device)
+            tokens_K[i], q = self._choose(logits_1V, tokens_K[:i])
+            rows += [] if q is None else [q]
+            fresh = [int(tokens_K[i])]
+        return Proposal(tokens_K, self.law, DenseQ(torch.cat(rows)) if rows else None)
+
+    def _choose(self, logits_1V: Tensor, drafts_K: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The token after some drafts, and the q (1, V) that it was drawn from."""
+        request, at = self.request, len(drafts_K)
+        before = request.history.rows(drafts_K, chain(at)).rows(slice(at, at + 1))
+        if request.noise is None and self.law == "point":
+            return best(logits_1V, request.sampling, before, overwrite=True)[0], None
+        q_1V = probs(logits_1V, request.sampling, before, overwrite=True)
+        if request.noise is not None:
+            return couple(q_1V, request.noise, [len(request.tokens) + at])[0], None
+        return draw(q_1V, request.generator)[0], q_1V
+
+
+class AutoregressiveWriter:
+    """A causal language model with a vocabulary of its own, behind `decode.drafters.translated`: argmax drafts."""
+
+    name = "autoregressive"
+
+    def __init__(self, model: Target, draft_tokens: int = DRAFT_TOKENS) -> None:
+        self.model, self.draft_tokens = model, draft_tokens
+
+    def start(self, tokens: list[int]) -> WriterSession:
+        return WriterSession(self.model, tokens)
+
+
+class WriterSession:
+    """One text, in the drafter's tokens."""
+
+    def __init__(self, model: Target, tokens: list[int]) -> None:
+        self.text, self.limit = list(tokens), min(model.context_limit, LONGEST_CONTEXT)
+        self.context = CausalContext(model, self.limit)
+
+    def extend(self, kept: int, new_tokens: list[int]) -> None:
+        """The context becomes its first `kept` tokens and these after them."""
+        self.text[kept:] = new_tokens
+
+    def propose(self, k: int, sampling: Sampling) -> list[int]:
+        """At most k tokens after the context."""
+        k = min(k, self.limit + 1 - len(self.text)) if self.text else 0
+        drafts: list[int] = []
+        fresh = self.context.follow(self.text) if k > 0 else []
+        for _ in range(k):
+            fresh = self.context.read(fresh).argmax(-1).tolist()
+            drafts += fresh
+        return drafts
