@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import lru_cache
 
 import torch
@@ -45,6 +46,13 @@ class History:
         for held_V in (self.seen_V, self.written_V):
             if held_V is not None:
                 held_V[torch.tensor(tokens, device=held_V.device)] = True
+
+    def fork(self) -> History:
+        """The same text, to go on by itself."""
+        twin = copy(self)
+        twin.seen_V = None if self.seen_V is None else self.seen_V.clone()
+        twin.written_V = None if self.written_V is None else self.written_V.clone()
+        return twin
 
     def rows(self, tokens_K: Tensor, parents: tuple[int, ...]) -> Before:
         """What each of the K + 1 nodes of a call has before it: the text, and the drafts on its own path."""

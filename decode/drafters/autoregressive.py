@@ -35,6 +35,14 @@ def check_vocabulary(model: Target, target: Target) -> None:
         )
 
 
+def shared(one: list[int], other: list[int]) -> int:
+    """How many tokens both begin with."""
+    count = min(len(one), len(other))
+    if one[:count] == other[:count]:
+        return count
+    return next(i for i in range(count) if one[i] != other[i])
+
+
 class CausalContext:
     """What a causal language model has read of one text that grows and goes back.
 
@@ -47,14 +55,12 @@ class CausalContext:
         self.tokens: list[int] = []
         """What the cache holds."""
 
-    def follow(self, text: Sequence[int]) -> list[int]:
+    def follow(self, text: list[int]) -> list[int]:
         """Forget what `text` does not begin with → the tokens of it that are not read yet, the last one always among them."""
-        count = min(len(self.tokens), len(text) - 1)
-        if self.tokens[:count] != list(text[:count]):
-            count = next(i for i in range(count) if self.tokens[i] != text[i])
+        count = min(shared(self.tokens, text), len(text) - 1)
         self.cache.length = count
         del self.tokens[count:]
-        return list(text[count:])
+        return text[count:]
 
     @torch.no_grad()
     def read(
