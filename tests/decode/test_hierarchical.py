@@ -50,8 +50,8 @@ def request(target: Any, text: list[int], sampling: Sampling) -> Request:
 @pytest.mark.parametrize("kind", INNER)
 def test_drafts_have_the_middle_models_joint_law(kind: str) -> None:
     """k tokens every time, distributed as the middle model says them by itself; every row of q is its own."""
-    middle, setting = TableTarget(3, seed=9), "penalty" if kind in ("lookup", "autoregressive") else "plain"
-    sampling = SETTINGS[setting]
+    middle, penalties = TableTarget(3, seed=9), kind in ("lookup", "autoregressive", "hierarchical")
+    sampling = Sampling(1.1, presence_penalty=1.2) if penalties else SETTINGS["plain"]
     session = tables(kind).start(request(TableTarget(3), list(LETTERS), sampling))
     law = middle.law(LETTERS, 4, sampling)
     found: Counter[tuple[int, ...]] = Counter()
