@@ -17,6 +17,7 @@ from torch import Tensor
 from align.acceptance import accepted_greedy, expected_accepted_token
 from align.corruption import clean_prefixes
 from align.datamodule import Step
+from align.drafters.autoregressive import CausalDrafter
 from align.drafters.block import BlockConfig, BlockDrafter
 from align.drafters.diffusion import DiffusionDrafter
 from align.ema import EMA
@@ -53,7 +54,7 @@ class Calibrate(lightning.LightningModule):
         recipe: objective, trainer and output are read.
     """
 
-    def __init__(self, drafter: BlockDrafter | DiffusionDrafter, recipe: Recipe) -> None:
+    def __init__(self, drafter: BlockDrafter | DiffusionDrafter | CausalDrafter, recipe: Recipe) -> None:
         super().__init__()
         o = recipe.objective
         self.drafter, self.recipe = drafter, recipe

@@ -7,15 +7,22 @@ from typing import Any
 
 import yaml
 
+from align.drafters.autoregressive import CausalConfig
 from align.drafters.block import BlockConfig
 from align.drafters.diffusion import DiffusionConfig
 from align.recipe import Recipe, resolve
 from align.run_record import versions
 
+_LIBRARIES = {
+    BlockConfig: "block-drafter",
+    DiffusionConfig: "diffusion-drafter",
+    CausalConfig: "transformers",
+}
+
 
 def write_card(
     recipe: Recipe,
-    config: BlockConfig | DiffusionConfig,
+    config: BlockConfig | DiffusionConfig | CausalConfig,
     manifest: dict[str, Any],
     run: dict[str, Any],
     validation: dict[str, float],
@@ -25,10 +32,10 @@ def write_card(
     acceptance = [v for k, v in validation.items() if k.startswith("acceptance_")]
     lines = [
         "---",
-        f"library_name: {'block' if isinstance(config, BlockConfig) else 'diffusion'}-drafter",
+        f"library_name: {_LIBRARIES[type(config)]}",
         f"base_model: {config.target}",
         "license: apache-2.0",
-        "tags: [speculative-decoding, discrete-diffusion, drafter]",
+        f"tags: [speculative-decoding, {'' if isinstance(config, CausalConfig) else 'discrete-diffusion, '}drafter]",
         "---",
         "",
         *_about(recipe, config, run),
@@ -66,7 +73,9 @@ def write_card(
     return "\n".join(lines)
 
 
-def _about(recipe: Recipe, config: BlockConfig | DiffusionConfig, run: dict[str, Any]) -> list[str]:
+def _about(
+    recipe: Recipe, config: BlockConfig | DiffusionConfig | CausalConfig, run: dict[str, Any]
+) -> list[str]:
     """What it is, up to the first rows of the table."""
     name, use = Path(recipe.output).name, '    python -m decode.generate --drafter FOLDER "your prompt"'
     parameters = ["", use, "", "| | |", "|---|---|", f"| trainable parameters | {run['parameters']:,} |"]
@@ -77,6 +86,16 @@ def _about(recipe: Recipe, config: BlockConfig | DiffusionConfig, run: dict[str,
             "",
             f"A {kind} ({recipe.drafter.attention} attention, {config.graph} graph) that reads tokens alone; trained in blocks of "
             f"{config.block_size}, stage {recipe.stage}. Its vocabulary is that target's.",
+            *parameters,
+        ]
+    if isinstance(config, CausalConfig):
+        made = ", ".join(str(i) for i in config.layers)
+        start = f"layers {made} of that target" if made else str(recipe.drafter.init)
+        return [
+            f"# {name}: a small causal language model that drafts for {config.target}",
+            "",
+            f"It started from {start}; its embedding and head were not trained. transformers opens this folder as it is. "
+            f"τ below is for drafts of {config.block_size} tokens.",
             *parameters,
         ]
     layers = ", ".join(str(i) for i in config.target_layer_ids)

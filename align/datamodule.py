@@ -228,7 +228,8 @@ class RowsModule(lightning.LightningDataModule):
             _, place, index = places[0]
             kind, row = self.held_out[index]
             d, t = self.recipe.data, self.recipe.trainer
-            most = d.length if self.recipe.drafter.kind == "block" else min(d.length, t.anchors)
+            cheap = self.recipe.drafter.kind in ("block", "autoregressive")
+            most = d.length if cheap else min(d.length, t.anchors)
             batch, anchors = make_batch([row], [index], most, self.block_size, _VALIDATION_SEED)
             return Step(batch, anchors, 1.0 if place < count else 0.0, kind, (-1 - index,), (index,))
 

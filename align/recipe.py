@@ -108,10 +108,10 @@ class DataConfig(Group):
 class DrafterConfig(Group):
     """The network that drafts."""
 
-    kind: Literal["block", "ddit", "masked_lm"] = option(
+    kind: Literal["block", "ddit", "masked_lm", "autoregressive"] = option(
         "block",
         "block = target-conditioned block diffusion; standalone: ddit = SEDD's and MDLM's network, masked_lm = a decoder "
-        "LM under another mask",
+        "LM under another mask; autoregressive = some of the target's layers as a small causal LM",
     )
     context: Literal["shared_kv", "taps"] = option("shared_kv", "how the block drafter sees the context")
     init: str | None = option(
@@ -121,7 +121,7 @@ class DrafterConfig(Group):
     layers: int = option(2, "drafter layers", low=1)
     target_layers: list[int] | None = option(
         None,
-        "target layers shared (one for each drafter layer), tapped (taps) or started from (masked_lm); null = chosen",
+        "target layers shared (one for each drafter layer), tapped (taps) or started from (masked_lm, autoregressive); null = chosen",
         low=0,
     )
     taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1)
@@ -268,7 +268,7 @@ class Recipe(Group):
     stage: Literal["pretrain", "finetune", "calibrate"] = option(
         "calibrate",
         "pretrain = whole rows, finetune = blocks behind clean prefixes, both by the diffusion loss; calibrate = blocks, with "
-        "the distillation terms (a block drafter is calibrated)",
+        "the distillation terms (block and autoregressive drafters are calibrated)",
     )
     seed: int = option(0, "seed of data, initialisation and order", low=0, high=2**32 - 1)
     output: str = option("", "output folder; default: runs/NAME")
@@ -302,6 +302,7 @@ class Recipe(Group):
             for name in t.logger
             if name not in LOGGERS
         ]
+        standalone = d.kind in ("ddit", "masked_lm")
         layers = d.target_layers if d.context == "shared_kv" and d.kind == "block" else None
         place = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.target.device)
         rules = [
@@ -317,19 +318,19 @@ class Recipe(Group):
                 f"drafter.block_size={d.block_size} must be less than data.length={self.data.length}",
             ),
             (
-                d.kind == "block" and self.stage != "calibrate",
-                f"stage={self.stage}: drafter.kind=block is calibrated (stage=calibrate)",
+                not standalone and self.stage != "calibrate",
+                f"stage={self.stage}: drafter.kind={d.kind} is calibrated (stage=calibrate)",
             ),
             (
                 d.kind != "block" and o.prefix_decay > 0,
                 f"objective.prefix_decay={o.prefix_decay} needs drafter.kind=block; standalone: objective.block_lengths",
             ),
             (
-                d.kind != "block" and d.graph == "uniform" and o.diffusion == "masked_nll",
+                standalone and d.graph == "uniform" and o.diffusion == "masked_nll",
                 "objective.diffusion=masked_nll needs drafter.graph=absorbing",
             ),
             (
-                d.kind != "block" and d.graph == "uniform" and o.times == "count",
+                standalone and d.graph == "uniform" and o.times == "count",
                 "objective.times=count counts masks: it needs drafter.graph=absorbing",
             ),
             (

@@ -14,11 +14,14 @@ from align import checkpoints, data
 from align.calibrate import Calibrate, NonFiniteLoss
 from align.card import write_card
 from align.datamodule import RowsModule
-from align.drafters import standalone
+from align.drafters import autoregressive, standalone
+from align.drafters.autoregressive import CausalDrafter, save_causal
 from align.drafters.block import BlockDrafter
 from align.drafters.checkpoint import coverage, frequent_tokens, from_target, load_drafter, save_drafter
+from align.drafters.diffusion import DiffusionDrafter
 from align.drafters.standalone import save_standalone
 from align.errors import UserError, cli
+from align.imitate import Imitate
 from align.keeper import Interrupted
 from align.launch import fit
 from align.machine import accelerator, main_process, target_device
@@ -57,7 +60,11 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         t.name, t.dtype, target_device(recipe), revision=t.revision, trust_remote_code=t.trust_remote_code
     )
     # what can't be opened is said before the target writes for hours
-    alone = standalone.make(target, recipe.drafter, recipe.seed) if recipe.drafter.kind != "block" else None
+    alone: DiffusionDrafter | CausalDrafter | None = None
+    if recipe.drafter.kind == "autoregressive":
+        alone = autoregressive.make(target, recipe.drafter)
+    elif recipe.drafter.kind != "block":
+        alone = standalone.make(target, recipe.drafter, recipe.seed)
     folder = ensure(recipe, target)
     manifest = data.read_manifest(folder)
     if manifest.get("target_sha256") != target.hash:
@@ -72,7 +79,7 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     drafter = alone or build_drafter(recipe, target, training, vocabulary)
     exact = manifest.get("top_p", 1.0) == 1.0 and not manifest.get("top_k", 0)
     rows = RowsModule(recipe, training, validation, drafter.config.block_size, exact)
-    module = Calibrate(drafter, recipe) if isinstance(drafter, BlockDrafter) else Pretrain(drafter, recipe)
+    module = _module(drafter, recipe)
     if main_process():
         save_run_record(recipe, output, argv)
     if resume is not None and not quiet:
@@ -89,6 +96,12 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     return module
 
 
+def _module(drafter: BlockDrafter | DiffusionDrafter | CausalDrafter, recipe: Recipe) -> Calibrate:
+    if isinstance(drafter, BlockDrafter):
+        return Calibrate(drafter, recipe)
+    return Imitate(drafter, recipe) if isinstance(drafter, CausalDrafter) else Pretrain(drafter, recipe)
+
+
 def _save(recipe: Recipe, module: Calibrate, manifest: dict[str, Any], run: dict[str, Any]) -> None:
     """<output>/drafter, with a card written from the run."""
     run |= {
@@ -101,6 +114,9 @@ def _save(recipe: Recipe, module: Calibrate, manifest: dict[str, Any], run: dict
     if isinstance(module.drafter, BlockDrafter):
         trained = _with_weights(module.drafter, module.final_weights)
         save_drafter(trained, folder, write_card(recipe, trained.config, manifest, run, numbers))
+    elif isinstance(module.drafter, CausalDrafter):
+        card = write_card(recipe, module.drafter.config, manifest, run, numbers)
+        save_causal(module.drafter, folder, module.final_weights, card)
     else:
         fresh = standalone.make(module.drafter.target, recipe.drafter, recipe.seed)
         alone = standalone.with_weights(fresh, module.final_weights)

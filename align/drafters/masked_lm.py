@@ -267,6 +267,34 @@ def annealed_see(
 # ---- making ----
 
 
+def own_layers(
+    target: Target, layers: Sequence[int], dtype: torch.dtype = torch.float32
+) -> tuple[Any, dict[str, Tensor]]:
+    """Config and weights, copied, of a model that has these layers of the target's alone, in this order, and all else of it.
+
+    Raises:
+        UserError: a layer that the target lacks.
+    """
+    if not layers or not all(0 <= i < target.num_layers for i in layers):
+        raise UserError(
+            f"layers={list(layers)}: target {target.spec!r} has layers 0 to {target.num_layers - 1}"
+        )
+    config = copy.deepcopy(target.model.config)
+    config.num_hidden_layers = len(layers)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[i] for i in layers]
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in target.model.state_dict().items():
+        if layer := re.search(r"\.(?:layers|h)\.(\d+)\.", name):
+            for new, old in enumerate(layers):
+                if old == int(layer[1]):
+                    mine = f"{name[: layer.start(1)]}{new}{name[layer.end(1) :]}"
+                    tensors[mine] = tensor.detach().to(dtype, copy=True)
+        else:
+            tensors[name] = tensor.detach().to(dtype, copy=True)
+    return config, tensors
+
+
 def adapt(
     target: Target,
     layers: Sequence[int],
@@ -285,14 +313,7 @@ def adapt(
     Raises:
         UserError: a layer, mask, attention or architecture that does not fit.
     """
-    if not layers or not all(0 <= i < target.num_layers for i in layers):
-        raise UserError(
-            f"layers={list(layers)}: target {target.spec!r} has layers 0 to {target.num_layers - 1}"
-        )
-    config = copy.deepcopy(target.model.config)
-    config.num_hidden_layers = len(layers)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[i] for i in layers]
+    config, tensors = own_layers(target, layers, dtype)
     source = {
         "architectures": list(ADAPTED.architectures),
         "model_type": ADAPTED.model_type,
@@ -306,17 +327,8 @@ def adapt(
         "target": target.spec,
         "target_sha256": target.hash,
     }
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in target.model.state_dict().items():
-        if layer := re.search(r"\.(?:layers|h)\.(\d+)\.", name):
-            for new, old in enumerate(layers):
-                if old == int(layer[1]):
-                    mine = f"{name[: layer.start(1)]}{new}{name[layer.end(1) :]}"
-                    tensors[mine] = tensor.detach().to(dtype, copy=True)
-        else:
-            tensors[name] = tensor.detach().to(dtype, copy=True)
     if share_embedding:
-        for name in _embedding_names(target.model):
+        for name in embedding_names(target.model):
             tensors.pop(name, None)
     return _adapted(source, f"target {target.spec!r}", tensors, target, dtype).to(target.device)
 
@@ -354,7 +366,7 @@ def _adapted(
                     f"{where}: {key} is {getattr(config, key)}, target {target.spec!r} has {value}; "
                     f"it was made for {source.get('target')!r}"
                 )
-        names = _embedding_names(_skeleton(base, config, where))
+        names = embedding_names(_skeleton(base, config, where))
         tensors |= dict(zip(names, (target.embedding_VD, target.head_weight_VD), strict=True))
     model = _filled(family, config, tensors, where, dtype)
     return MaskedLM(model, _with_ids(family, source, None, config.vocab_size, where), source, shared)
@@ -395,7 +407,7 @@ def _skeleton(base: str, config: Any, where: str) -> Any:
         return getattr(transformers, base)(config)
 
 
-def _embedding_names(model: Any) -> tuple[str, str]:
+def embedding_names(model: Any) -> tuple[str, str]:
     """Names of the embedding and of the head among the parameters."""
     embedding = next(n for n, m in model.named_modules() if m is model.get_input_embeddings())
     return f"{embedding}.weight", "lm_head.weight"
@@ -439,7 +451,7 @@ def _filled(family: Family, config: Any, tensors: dict[str, Tensor], where: str,
     """The transformers model that holds these tensors, named as transformers names them, and no other."""
     skeleton = _skeleton(family.base, config, where)
     expected = {name: tensor.shape for name, tensor in skeleton.state_dict().items()}
-    embedding, head = _embedding_names(skeleton)
+    embedding, head = embedding_names(skeleton)
     if config.tie_word_embeddings:
         del expected[head]
         own = tensors.pop(head, None)
@@ -511,7 +523,7 @@ def load_masked_lm(
         return _adapted(values, str(folder), tensors, target, dtype).to(device)
     config = _config(family.base, _renamed(family, values), str(folder))
     if family.resized:
-        embedding, _ = _embedding_names(_skeleton(family.base, config, str(folder)))
+        embedding, _ = embedding_names(_skeleton(family.base, config, str(folder)))
         config.vocab_size = len(tensors.get(embedding, range(config.vocab_size)))
     model = _filled(family, config, tensors, str(folder), dtype)
     return MaskedLM(model, _with_ids(family, values, folder, config.vocab_size, str(folder)), values).to(
@@ -568,6 +580,12 @@ def save_masked_lm(network: MaskedLM, folder: Path, max_shard_size: str = "5GB")
         for name, tensor in network.model.state_dict().items()
         if not (tied and name == "lm_head.weight")
     }
+    write_weights(tensors, folder, max_shard_size)
+    _write_json(folder / "config.json", network.source)
+
+
+def write_weights(tensors: dict[str, Tensor], folder: Path, max_shard_size: str = "5GB") -> None:
+    """model.safetensors, or shards with their index."""
     split = split_torch_state_dict_into_shards(
         tensors, filename_pattern="model{suffix}.safetensors", max_shard_size=max_shard_size
     )
@@ -579,7 +597,6 @@ def save_masked_lm(network: MaskedLM, folder: Path, max_shard_size: str = "5GB")
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         _write_json(folder / f"{_SAFE}.index.json", index)
-    _write_json(folder / "config.json", network.source)
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -21,10 +21,10 @@ from align.drafters.block import BlockDrafter, BlockSession
 from align.errors import UserError
 from align.target import TargetOutput
 from decode.drafters.base import Request
-from decode.engine import MOST_NODES
 from decode.grow import prefix_tree
 from decode.proposal import Law, Proposal
 from decode.sampling import Sampling, best, couple, penalised, probs
+from decode.tree import MOST_NODES
 
 
 class D2SDDrafter:

@@ -40,7 +40,9 @@ class OverlappedDrafter:
 
     def __init__(self, inner: Drafter) -> None:
         if inner.draft_tokens < 2:
-            raise UserError(f"drafter {inner.name!r}: one draft at a time leaves none to guess by: at least 2")
+            raise UserError(
+                f"drafter {inner.name!r}: one draft at a time leaves none to guess by: at least 2"
+            )
         self.inner = inner
         self.name = f"{inner.name}+overlap"
         self.draft_tokens = self.draft_nodes = inner.draft_tokens - 1

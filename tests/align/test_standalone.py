@@ -498,10 +498,11 @@ def test_a_vocabulary_of_its_own_is_refused_for_training(target: Target, tmp_pat
         DiffusionDrafter(made.network, DiffusionConfig(3, 90), target)
 
 
+WIRING = ("debug_block", "debug_sedd", "debug_mdlm", "debug_autoregressive")
 TWINS = sorted(p.stem for p in (Path(__file__).parents[2] / "recipes").glob("debug_*.yaml"))
 
 
-@pytest.mark.parametrize("twin", [t for t in TWINS if t not in ("debug_block", "debug_sedd", "debug_mdlm")])
+@pytest.mark.parametrize("twin", [t for t in TWINS if t not in WIRING])
 def test_the_published_recipes_run_with_tiny_models(twin: str, tmp_path: Path) -> None:
     recipe = load_recipe([f"recipe={twin}", f"output={tmp_path}"])
     if recipe.drafter.lora_rank:
