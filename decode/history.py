@@ -45,7 +45,7 @@ class History:
         self.count += len(tokens)
         for held_V in (self.seen_V, self.written_V):
             if held_V is not None:
-                held_V[torch.tensor(tokens, device=held_V.device)] = True
+                held_V[torch.tensor(tokens, dtype=torch.int64, device=held_V.device)] = True
 
     def fork(self) -> History:
         """The same text, to go on by itself."""

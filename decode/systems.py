@@ -146,6 +146,58 @@ def _tolerator(parts: Parts, gamma: int | None = None, steps: int = 1, rounds: i
     return ToleratorDrafter(parts.diffusion, gamma, steps, rounds)
 
 
+def _specdec(parts: Parts, gamma: int | None = None) -> Drafter:
+    """SpecDec's relaxed verification over a diffusion draft: LOSSY"""
+    from decode.drafters.diffusion import DiffusionProposer
+
+    return DiffusionProposer(parts.diffusion, gamma)
+
+
+def _autoregressive(parts: Parts, gamma: int = 4) -> Drafter:
+    """standard speculative decoding with a smaller causal language model"""
+    from decode.drafters.autoregressive import AutoregressiveDrafter
+
+    return AutoregressiveDrafter(parts.autoregressive, gamma)
+
+
+def _hierarchical(parts: Parts, gamma: int = 4, inner: str = "retrieval") -> Drafter:
+    """hierarchical: the smaller model's own drafts are sped up by a cheaper drafter, verified in between"""
+    from decode.drafters.hierarchical import HierarchicalDrafter
+
+    if inner not in ("lookup", "retrieval", "diffusion"):
+        raise UserError(f"inner={inner!r} is unknown{nearest(inner, ('lookup', 'retrieval', 'diffusion'))}")
+    if inner == "diffusion":
+        if "diffusion" not in parts.drafters:
+            raise UserError("inner=diffusion needs a drafter of that kind: --drafter diffusion=FOLDER")
+        cheap = _specdiff(parts)
+    else:
+        cheap = _lookup(parts) if inner == "lookup" else _retrieval(parts)
+    return HierarchicalDrafter(parts.autoregressive, cheap, gamma)
+
+
+def _double(parts: Parts, gamma: int = 4, corpus: str | None = None) -> Drafter:
+    """Double: retrieval for drafter and target, the next draft made while the target verifies"""
+    from decode.drafters.beside import BesideDrafter
+    from decode.drafters.overlapped import OverlappedDrafter
+
+    return BesideDrafter(
+        OverlappedDrafter(_hierarchical(parts, gamma + 1)), _retrieval(parts, gamma, corpus=corpus)
+    )
+
+
+def _duo(parts: Parts, gamma: int = 8, device: str | None = None) -> Drafter:
+    """DuoDecoding: the smaller model on a device of its own, ahead of the target, as long a draft as pays"""
+    from align.target import load_target
+    from decode.drafters.adaptive import AdaptiveDrafter
+    from decode.drafters.autoregressive import AutoregressiveDrafter
+    from decode.drafters.overlapped import OverlappedDrafter
+
+    model = parts.autoregressive
+    if device is not None and device != str(model.device):
+        model = load_target(model.spec, dtype=str(model.dtype).removeprefix("torch."), device=device)
+    return AdaptiveDrafter(OverlappedDrafter(AutoregressiveDrafter(model, gamma + 1)))
+
+
 Make = Callable[..., "Drafter | None"]
 
 
@@ -172,13 +224,18 @@ SYSTEMS: dict[str, System] = {
     for s in (
         System("lookup", _lookup),
         System("retrieval", _retrieval),
+        System("autoregressive", _autoregressive, ("autoregressive",)),
         System("block", _block, ("block",)),
         System("block_tree", _block_tree, ("block",)),
         System("specdiff", _specdiff, ("diffusion",)),
         System("specdiff2", _specdiff2, ("diffusion",), "self_selection"),
         System("diffuspec", _diffuspec, ("diffusion",)),
         System("d2sd", _d2sd, ("block", "variable_prefix")),
+        System("hierarchical", _hierarchical, ("autoregressive",)),
+        System("double", _double, ("autoregressive",)),
+        System("duo", _duo, ("autoregressive",)),
         System("tolerator", _tolerator, ("diffusion",)),
+        System("specdec_lossy", _specdec, ("diffusion",), "lossy_top_beta"),
     )
 }
 

@@ -1,0 +1,178 @@
+"""Systems by name: how they are written, swept and built; each in one table with plain decoding, and each lossless."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from align.errors import UserError
+from align.target import Target, load_target
+from decode import Decoder, Sampling, eval
+from decode.frequencies import exact_law
+from decode.records import read_records
+from decode.systems import ROLES, SYSTEMS, Parts, build, read_drafters, read_method, swept
+from decode.verifiers import find
+from tests.align.test_standalone import drafter
+from tests.decode.test_block import PROMPT, VARIED
+from tests.decode.test_d2sd import network
+from tests.decode.test_engine_law import plausible
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return load_target("debug", dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def parts(target: Target) -> Parts:
+    return Parts(
+        target,
+        {
+            "block": network(target, 0, "shared_kv"),
+            "variable_prefix": network(target, 1, "shared_kv"),
+            "diffusion": drafter(target, "ddit"),
+            "autoregressive": load_target("debug", dtype="float32", device="cpu"),
+        },
+    )
+
+
+METHODS = [
+    *SYSTEMS,
+    "specdiff:gamma=5:steps=3:hot_start=true",
+    "specdiff:gamma=4:nodes=6",
+    "specdiff2:candidates=3:keep_q=true:verifier=traversal",
+    "diffuspec:path_search=false",
+    "tolerator:rounds=3:controller=cost",
+    "hierarchical:inner=diffusion",
+    "retrieval:nodes=6",
+]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_greedy_output_is_plain_decodings(parts: Parts, name: str) -> None:
+    method = read_method(name)
+    verifier = method.options.get("verifier", method.system.verifier)
+    decoder = Decoder(parts.target, build(method, parts), verifier if "lossy" not in verifier else "auto")
+    for sampling in (Sampling(), VARIED):
+        if verifier == "traversal":
+            decoder.verifier = "auto"
+        expected = Decoder(parts.target).generate(PROMPT, max_new_tokens=25, sampling=sampling)
+        assert decoder.generate(PROMPT, max_new_tokens=25, sampling=sampling).tokens == expected.tokens
+
+
+@pytest.mark.parametrize("name", ["double", "duo", "hierarchical:gamma=2", "autoregressive:gamma=2"])
+def test_sampled_output_has_the_targets_joint_law(parts: Parts, name: str) -> None:
+    runs, sampling = 300, Sampling(1.0, top_k=2)
+    decoder = Decoder(parts.target, build(read_method(name), parts, 2))
+    found: Counter[tuple[int, ...]] = Counter()
+    for seed in range(runs):
+        out = decoder.generate(PROMPT, max_new_tokens=4, sampling=replace(sampling, seed=seed))
+        found[tuple(out.tokens)] += 1
+    assert plausible(found, exact_law(parts.target, PROMPT, 4, sampling), runs)
+
+
+def test_drafting_ahead_is_used_and_is_what_would_have_been_drafted(parts: Parts) -> None:
+    """The drafter is the target itself: every guess holds, and each call commits all of it."""
+    method = read_method("duo:gamma=3")
+    found = build(method, parts)
+    assert found is not None
+    sessions: list[Any] = []
+    start = found.inner.start  # type: ignore[attr-defined]
+
+    def watched(request: Any) -> Any:
+        sessions.append(start(request))
+        return sessions[-1]
+
+    found.inner.start = watched  # type: ignore[attr-defined]
+    out = Decoder(parts.target, found).generate(PROMPT, max_new_tokens=30)
+    assert out.accepted[:-1] == out.drafted[:-1]
+    assert sessions[0].hits >= sessions[0].rounds - 4 > 0
+
+
+def test_every_system_has_its_parts_and_says_what_it_is() -> None:
+    assert all(set(s.needs) <= set(ROLES) and s.says for s in SYSTEMS.values())
+    assert all(s.verifier == "auto" or find(s.verifier) for s in SYSTEMS.values())
+    assert all(("lossy" in s.name) == s.verifier.startswith("lossy") for s in SYSTEMS.values())
+
+
+def test_methods_as_they_are_written() -> None:
+    method = read_method("specdiff:gamma=16:steps=4:hot_start=true")
+    assert method.name == "specdiff:gamma=16:steps=4:hot_start=true"
+    assert method.options == {"gamma": 16, "steps": 4, "hot_start": True}
+    assert read_method("specdiff2:draft_temperature=1.5").options == {"draft_temperature": 1.5}
+    assert read_method("specdiff2:draft_temperature=none").options == {"draft_temperature": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("specdif", "unknown method 'specdif'.*'specdiff'"),
+        ("specdiff:stepps=2", "unknown option 'stepps'.*'steps'"),
+        ("specdiff:steps", "'steps' is not key=value"),
+        ("specdiff:steps=two", "steps='two' must be a whole number"),
+        ("specdiff:hot_start=maybe", "hot_start='maybe' must be true or false"),
+        ("specdiff2:draft_temperature=x", "draft_temperature='x' must be a number"),
+        ("specdiff:steps=1:steps=2", "steps is given twice"),
+        ("specdiff:controller=ema", "controller='ema' is unknown"),
+    ],
+)
+def test_methods_that_are_none(text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        read_method(text)
+
+
+def test_values_out_of_range_name_the_method(parts: Parts) -> None:
+    with pytest.raises(UserError, match="method 'specdiff2:candidates=0': candidates=0: must be 1 to"):
+        build(read_method("specdiff2:candidates=0"), parts)
+    with pytest.raises(UserError, match="needs a drafter of the kind diffusion: --drafter diffusion=FOLDER"):
+        build(read_method("tolerator"), Parts(parts.target))
+
+
+def test_a_sweep_is_every_combination() -> None:
+    methods = [read_method(x) for x in ("lookup", "specdiff:order=random", "tolerator:steps=1")]
+    names = [m.name for m in swept(methods, ["gamma=4,8", "steps=1,2"])]
+    assert names == [
+        "lookup:gamma=4",
+        "lookup:gamma=8",
+        *(f"specdiff:order=random:gamma={g}:steps={t}" for g in (4, 8) for t in (1, 2)),
+        "tolerator:steps=1:gamma=4",
+        "tolerator:steps=1:gamma=8",
+    ]
+    with pytest.raises(UserError, match="no method here has the option 'gama'.*'gamma'"):
+        swept(methods, ["gama=4"])
+    with pytest.raises(UserError, match="'gamma' is not key=value"):
+        swept(methods, ["gamma"])
+
+
+def test_drafters_by_kind() -> None:
+    assert read_drafters("a/b,diffusion=c") == [(None, "a/b"), ("diffusion", "c")]
+    assert read_drafters(None, "shipped") == [(None, "shipped")]
+    with pytest.raises(UserError, match="unknown kind 'difusion'.*'diffusion'"):
+        read_drafters("difusion=c")
+
+
+def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path) -> None:
+    """Every system whose drafter is there, and a line for the others."""
+    from align.drafters.standalone import save_standalone
+
+    save_standalone(parts.diffusion, tmp_path / "sedd")
+    (tmp_path / "mine.txt").write_text("Say one one one one.\n")
+    words = ["--target", "debug", "--prompts", tmp_path / "mine.txt", "--drafter", tmp_path / "sedd"]
+    words += ["--methods", "all", "--max-new-tokens", 12, "--no-hf-check", "--threads", 1]
+    options = eval.parser().parse_args(
+        list(map(str, [*words, "--dtype", "float32", "--out", tmp_path / "o"]))
+    )
+    summary, folder = eval.evaluate(options, Console(quiet=True), "command")
+    records = read_records(folder)
+    here = [n for n, s in SYSTEMS.items() if set(s.needs) <= {"diffusion"}]
+    assert {r.method for r in records} == {"plain", *here}
+    assert all(r.identical for r in records if not r.lossy) and summary["bugs"] == 0
+    assert {r.method for r in records if r.lossy} == {"specdec_lossy"}
+    assert any("d2sd: no drafter of the kind block" in line for line in summary["skipped"])
+    torch.set_num_threads(1)
