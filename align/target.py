@@ -483,3 +483,22 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path}: must hold an object, not {type(values).__name__}")
     return values
+
+
+def compiled(target: Target) -> Target:
+    """The same model, as transformers has it, through torch.compile: another way to make plain decoding fast.
+
+    Raises:
+        UserError: it does not work here (no C++ compiler, say).
+    """
+    name = str(target.dtype).removeprefix("torch.")
+    twin = load_target(target.spec, dtype=name, device=str(target.device), fast=False)
+    twin.body = torch.compile(twin.body, dynamic=True)
+    try:
+        cache = twin.new_cache(1, 8)
+        for length in (4, 1):  # a prompt and a token are two graphs
+            twin.forward(torch.zeros(1, length, dtype=torch.int64, device=twin.device), cache=cache)
+    except Exception as error:  # a compiler's failures have no common class
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"torch.compile does not work here: {first[:200]}") from None
+    return twin

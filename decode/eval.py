@@ -287,9 +287,7 @@ def _decoders(
         parts.drafters[role] = open_part(drafters[role], role, parts.target)
     for name, method in methods.items():
         if method is not None:
-            verifier = method.options.get("verifier", method.system.verifier)
-            made = build(method, parts, options.draft_tokens)
-            decoders[name] = decode.Decoder(parts.target, made, verifier)
+            decoders[name] = build(method, parts, options.draft_tokens)
     return {name: decoders[name] for name in methods}
 
 

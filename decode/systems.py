@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from align.drafters.block import BlockDrafter
     from align.drafters.diffusion import DiffusionDrafter
     from align.target import Target
+    from decode.decoder import Decoder
     from decode.drafters.base import Drafter
 
 ROLES = ("block", "variable_prefix", "diffusion", "autoregressive")
@@ -53,6 +54,10 @@ class Parts:
 
 
 # ---- the systems; gamma is the number of tokens drafted ahead ----
+
+
+def _compiled(parts: Parts) -> None:
+    """plain decoding through torch.compile"""
 
 
 def _lookup(parts: Parts, gamma: int = 8, longest: int = 3) -> Drafter:
@@ -203,12 +208,14 @@ Make = Callable[..., "Drafter | None"]
 
 @dataclass(frozen=True)
 class System:
-    """One of them. `needs`: roles; `verifier`: at temperatures above 0, where it is not `auto`."""
+    """One of them. `needs`: roles; `verifier`: at temperatures above 0, where it is not `auto`; `target`: what becomes of the
+    target before it decodes."""
 
     name: str
     make: Make
     needs: tuple[str, ...] = ()
     verifier: str = "auto"
+    target: Callable[[Target], Target] | None = None
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:
@@ -219,9 +226,16 @@ class System:
         return inspect.getdoc(self.make) or ""
 
 
+def _through_compile(target: Target) -> Target:
+    from align.target import compiled
+
+    return compiled(target)
+
+
 SYSTEMS: dict[str, System] = {
     s.name: s
     for s in (
+        System("compiled", _compiled, target=_through_compile),
         System("lookup", _lookup),
         System("retrieval", _retrieval),
         System("autoregressive", _autoregressive, ("autoregressive",)),
@@ -321,29 +335,32 @@ def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
     return list(found.values())
 
 
-def build(method: Method, parts: Parts, gamma: int | None = None) -> Drafter | None:
-    """The drafter. `gamma`: of a method that says none itself.
+def build(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
+    """The method's decoder. `gamma`: of a method that says none itself.
 
     Raises:
         UserError: a part that is not there, a value out of range.
     """
-    for role in method.system.needs:
+    from decode.decoder import Decoder
+    from decode.drafters.adaptive import AdaptiveDrafter
+
+    system = method.system
+    for role in system.needs:
         if role not in parts.drafters:
             raise UserError(
                 f"method {method.name!r} needs a drafter of the kind {role}: --drafter {role}=FOLDER"
             )
     options = {k: v for k, v in method.options.items() if k not in COMMON}
-    if gamma is not None and "gamma" in method.system.options:
+    if gamma is not None and "gamma" in system.options:
         options = {"gamma": gamma, **options}
     try:
-        drafter = method.system.make(parts, **options)
+        drafter = system.make(parts, **options)
+        target = parts.target if system.target is None else system.target(parts.target)
     except UserError as error:
         raise UserError(f"method {method.name!r}: {error}") from None
     if drafter is not None and method.options.get("controller") == "cost":
-        from decode.drafters.adaptive import AdaptiveDrafter
-
-        return AdaptiveDrafter(drafter)
-    return drafter
+        drafter = AdaptiveDrafter(drafter)
+    return Decoder(target, drafter, method.options.get("verifier", system.verifier))
 
 
 def read_drafters(text: str | None, default: str | None = None) -> list[tuple[str | None, str]]:

@@ -43,7 +43,7 @@ def parts(target: Target) -> Parts:
 
 
 METHODS = [
-    *SYSTEMS,
+    *(name for name in SYSTEMS if name != "compiled"),
     "specdiff:gamma=5:steps=3:hot_start=true",
     "specdiff:gamma=4:nodes=6",
     "specdiff2:candidates=3:keep_q=true:verifier=traversal",
@@ -56,12 +56,10 @@ METHODS = [
 
 @pytest.mark.parametrize("name", METHODS)
 def test_greedy_output_is_plain_decodings(parts: Parts, name: str) -> None:
-    method = read_method(name)
-    verifier = method.options.get("verifier", method.system.verifier)
-    decoder = Decoder(parts.target, build(method, parts), verifier if "lossy" not in verifier else "auto")
+    decoder = build(read_method(name), parts)
+    if decoder.verifier in ("traversal", "lossy_top_beta"):  # the drafts are looked at here
+        decoder.verifier = "auto"
     for sampling in (Sampling(), VARIED):
-        if verifier == "traversal":
-            decoder.verifier = "auto"
         expected = Decoder(parts.target).generate(PROMPT, max_new_tokens=25, sampling=sampling)
         assert decoder.generate(PROMPT, max_new_tokens=25, sampling=sampling).tokens == expected.tokens
 
@@ -69,7 +67,7 @@ def test_greedy_output_is_plain_decodings(parts: Parts, name: str) -> None:
 @pytest.mark.parametrize("name", ["double", "duo", "hierarchical:gamma=2", "autoregressive:gamma=2"])
 def test_sampled_output_has_the_targets_joint_law(parts: Parts, name: str) -> None:
     runs, sampling = 300, Sampling(1.0, top_k=2)
-    decoder = Decoder(parts.target, build(read_method(name), parts, 2))
+    decoder = build(read_method(name), parts, 2)
     found: Counter[tuple[int, ...]] = Counter()
     for seed in range(runs):
         out = decoder.generate(PROMPT, max_new_tokens=4, sampling=replace(sampling, seed=seed))
@@ -79,20 +77,33 @@ def test_sampled_output_has_the_targets_joint_law(parts: Parts, name: str) -> No
 
 def test_drafting_ahead_is_used_and_is_what_would_have_been_drafted(parts: Parts) -> None:
     """The drafter is the target itself: every guess holds, and each call commits all of it."""
-    method = read_method("duo:gamma=3")
-    found = build(method, parts)
-    assert found is not None
+    decoder = build(read_method("duo:gamma=3"), parts)
+    found: Any = decoder.drafter
     sessions: list[Any] = []
-    start = found.inner.start  # type: ignore[attr-defined]
+    start = found.inner.start
 
     def watched(request: Any) -> Any:
         sessions.append(start(request))
         return sessions[-1]
 
-    found.inner.start = watched  # type: ignore[attr-defined]
-    out = Decoder(parts.target, found).generate(PROMPT, max_new_tokens=30)
+    found.inner.start = watched
+    out = decoder.generate(PROMPT, max_new_tokens=30)
     assert out.accepted[:-1] == out.drafted[:-1]
     assert sessions[0].hits >= sessions[0].rounds - 4 > 0
+
+
+def test_a_compiler_that_is_not_there_is_one_line(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(body: Any, dynamic: bool) -> Any:
+        def fail(**_: Any) -> None:
+            raise RuntimeError("No working C++ compiler found\nlong story")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with pytest.raises(
+        UserError, match="method 'compiled': torch.compile does not work here: No working C.. compiler found$"
+    ):
+        build(read_method("compiled"), Parts(target))
 
 
 def test_every_system_has_its_parts_and_says_what_it_is() -> None:
@@ -157,13 +168,14 @@ def test_drafters_by_kind() -> None:
         read_drafters("difusion=c")
 
 
-def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path) -> None:
+def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every system whose drafter is there, and a line for the others."""
     from align.drafters.standalone import save_standalone
 
     save_standalone(parts.diffusion, tmp_path / "sedd")
     (tmp_path / "mine.txt").write_text("Say one one one one.\n")
     words = ["--target", "debug", "--prompts", tmp_path / "mine.txt", "--drafter", tmp_path / "sedd"]
+    monkeypatch.setattr("align.target.compiled", lambda target: target)  # two minutes of C++ elsewhere
     words += ["--methods", "all", "--max-new-tokens", 12, "--no-hf-check", "--threads", 1]
     options = eval.parser().parse_args(
         list(map(str, [*words, "--dtype", "float32", "--out", tmp_path / "o"]))
