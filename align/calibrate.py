@@ -163,7 +163,11 @@ class Calibrate(lightning.LightningModule):
 
     def training_step(self, step: Step, index: int) -> Tensor:
         clean_BA = self.prefixes(step)
-        s = self.block_statistics(step, self.recipe.objective.temperature, clean_BA)
+        temperature = self.recipe.objective.temperature
+        if clean_BA is None:
+            s = self.model_step(step, temperature)
+        else:
+            s = self.block_statistics(step, temperature, clean_BA)
         valid, whole = step.anchors.valid_BAK, self.complete(step)
         if clean_BA is not None:
             s, valid = after_prefix(s, valid, clean_BA)
