@@ -542,3 +542,11 @@ def test_lora_names_the_extra_where_it_is_missing(target: Target, monkeypatch: p
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(UserError, match=r"pip install 'specalign\[lora\]'"):
         with_lora(adapt(target, [0], 36), 4, 8.0, ["q_proj"])
+
+
+def test_the_published_masks() -> None:
+    """What is taken where neither config.json nor the tokenizer names one."""
+    masks = {"llada": 126336, "diffullama": 811, "diffugpt": 10541, "sdar": 151669}
+    masks |= dict.fromkeys(("dream", "dream-coder", "diffucoder"), 151666)
+    found = {name: family.mask_token_id for name, family in FAMILIES.items()}
+    assert {name: found[name] for name in masks} == masks
