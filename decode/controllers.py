@@ -6,6 +6,7 @@ anything of the next round is drawn: so whatever it answers, a proposal keeps it
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -17,6 +18,40 @@ class Controller(Protocol):
 
     def observe(self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float) -> None:
         """A round that is over: of `drafted` ≥ 1 tokens `accepted` were kept."""
+
+
+@dataclass
+class AdaptiveLength:
+    """DiffuSpec's adaptive draft length (arXiv 2510.02358): L̃ ← (1 − ρ)·L̃ + ρ·L of generated and of accepted lengths, both from 0, then
+    k ← clip(L̃_generated + δ·1{L̃_accepted ≥ L̃_generated}, shortest, longest), rounded (section 4.3). The first k is `longest`.
+
+    shortest, longest: of k. growth: δ. smoothing: ρ.
+    """
+
+    shortest: int
+    longest: int
+    growth: float
+    smoothing: float
+    generated: float = 0.0
+    accepted: float = 0.0
+    tokens: int = field(init=False)
+    """k."""
+
+    def __post_init__(self) -> None:
+        self.tokens = self.longest
+
+    def update(self, generated: int, accepted: int) -> None:
+        """After a round: tokens of its draft before an end of sequence, and how many of it were accepted."""
+        self.generated += self.smoothing * (generated - self.generated)
+        self.accepted += self.smoothing * (accepted - self.accepted)
+        wanted = self.generated + (self.growth if self.accepted >= self.generated else 0.0)
+        self.tokens = min(max(round(wanted), self.shortest), self.longest)
+
+    def length(self, most: int) -> int:
+        return min(self.tokens, most)
+
+    def observe(self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float) -> None:
+        self.update(drafted, accepted)
 
 
 class Line:

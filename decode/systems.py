@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from align.drafters.block import BlockDrafter
     from align.drafters.diffusion import DiffusionDrafter
     from align.target import Target
+    from decode.controllers import Controller
     from decode.decoder import Decoder
     from decode.drafters.base import Drafter
 
@@ -255,7 +256,8 @@ SYSTEMS: dict[str, System] = {
 
 COMMON = {"verifier": "auto", "controller": "fixed"}
 """Options of every system: the verifier, and who chooses how many tokens are drafted."""
-CONTROLLERS = ("fixed", "cost")
+CONTROLLERS = ("fixed", "adl", "cost")
+"""Always gamma; DiffuSpec's adaptive draft length; the length of the most tokens a second."""
 
 
 @dataclass(frozen=True)
@@ -358,9 +360,20 @@ def build(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
         target = parts.target if system.target is None else system.target(parts.target)
     except UserError as error:
         raise UserError(f"method {method.name!r}: {error}") from None
-    if drafter is not None and method.options.get("controller") == "cost":
-        drafter = AdaptiveDrafter(drafter)
+    if drafter is not None and (make := _controller(method, drafter.draft_tokens)):
+        drafter = AdaptiveDrafter(drafter, make)
     return Decoder(target, drafter, method.options.get("verifier", system.verifier))
+
+
+def _controller(method: Method, most: int) -> Callable[[], Controller] | None:
+    from decode.controllers import AdaptiveLength, CostAware
+
+    match method.options.get("controller"):
+        case "cost":
+            return CostAware
+        case "adl":  # as published, 20 to 30 by 10, for drafts of another length
+            return lambda: AdaptiveLength(-(-2 * most // 3), most, most / 3, 0.5)
+    return None
 
 
 def read_drafters(text: str | None, default: str | None = None) -> list[tuple[str | None, str]]:

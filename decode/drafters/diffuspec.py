@@ -2,14 +2,13 @@
 from left to right, and as many positions as lately paid. No training.
 
 Path search (CPS): decode/lattice.py, with an n-gram model of prompt, output and perhaps a corpus as the reader from left to
-right. Adaptive draft length (ADL): `DraftLength`. Either can be switched off. What comes out was searched for, not drawn:
+right. Adaptive draft length (ADL): `AdaptiveLength`. Either can be switched off. What comes out was searched for, not drawn:
 law `point`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import takewhile
 
 import torch
@@ -18,39 +17,12 @@ from torch import Tensor
 from align.drafters.diffusion import DiffusionContext, DiffusionDrafter
 from align.errors import UserError
 from align.target import TargetOutput
+from decode.controllers import AdaptiveLength
 from decode.drafters.base import Request
 from decode.lattice import best_path, columns
 from decode.ngrams import NgramModel
 from decode.proposal import Law, Proposal
 from decode.sampling import Sampling, penalised, probs
-
-
-@dataclass
-class DraftLength:
-    """How many tokens to draft: L̃ ← (1 − ρ)·L̃ + ρ·L of generated and of accepted lengths, both from 0, then
-    k ← clip(L̃_generated + δ·1{L̃_accepted ≥ L̃_generated}, shortest, longest), rounded (section 4.3). The first k is `longest`.
-
-    shortest, longest: of k. growth: δ. smoothing: ρ.
-    """
-
-    shortest: int
-    longest: int
-    growth: float
-    smoothing: float
-    generated: float = 0.0
-    accepted: float = 0.0
-    tokens: int = field(init=False)
-    """k."""
-
-    def __post_init__(self) -> None:
-        self.tokens = self.longest
-
-    def update(self, generated: int, accepted: int) -> None:
-        """After a round: tokens of its draft before an end of sequence, and how many of it were accepted."""
-        self.generated += self.smoothing * (generated - self.generated)
-        self.accepted += self.smoothing * (accepted - self.accepted)
-        wanted = self.generated + (self.growth if self.accepted >= self.generated else 0.0)
-        self.tokens = min(max(round(wanted), self.shortest), self.longest)
 
 
 class DiffuSpecDrafter:
@@ -67,7 +39,7 @@ class DiffuSpecDrafter:
         weight: λ, of ln q against the n-gram model's ln p.
         corpus: texts that the n-gram model has read before any request, as the target's tokens
             (`decode.corpus.read_corpus`).
-        shortest, longest, growth, smoothing: of `DraftLength`.
+        shortest, longest, growth, smoothing: of `AdaptiveLength`.
 
     Raises:
         UserError: a number out of its range.
@@ -135,7 +107,7 @@ class DiffuSpecSession:
         self.drafter, self.request = drafter, request
         self.context = DiffusionContext(drafter.drafter, request.cache.capacity + drafter.draft_tokens)
         self.ngrams = drafter.ngrams.continued()
-        self.length = DraftLength(drafter.shortest, drafter.longest, drafter.growth, drafter.smoothing)
+        self.length = AdaptiveLength(drafter.shortest, drafter.longest, drafter.growth, drafter.smoothing)
         self.generated: int | None = None  # of a draft that was not verified yet
 
     def observe(self, output: TargetOutput, kept: int) -> None:

@@ -14,9 +14,10 @@ from align.drafters.diffusion import DiffusionContext
 from align.errors import UserError
 from align.target import Target, load_target
 from decode import Decoder, Sampling
+from decode.controllers import AdaptiveLength
 from decode.drafters.copying import CopyingDrafter
 from decode.drafters.diffusion import DiffusionProposer
-from decode.drafters.diffuspec import DiffuSpecDrafter, DiffuSpecSession, DraftLength
+from decode.drafters.diffuspec import DiffuSpecDrafter, DiffuSpecSession
 from decode.engine import _NOTHING, Engine
 from decode.frequencies import exact_law
 from decode.lattice import best_path, columns
@@ -57,7 +58,7 @@ def begun(target: Target, proposer: DiffuSpecDrafter, sampling: Sampling) -> Dif
 
 
 def test_the_length_by_hand() -> None:
-    length = DraftLength(20, 30, 10, 0.5)
+    length = AdaptiveLength(20, 30, 10, 0.5)
     assert length.tokens == 30
     for generated, accepted, means, tokens in (
         (30, 30, (15, 15), 25),  # 15 + 10
@@ -69,7 +70,7 @@ def test_the_length_by_hand() -> None:
     ):
         length.update(generated, accepted)
         assert (length.generated, length.accepted) == means and length.tokens == tokens
-    length = DraftLength(2, 9, 3, 0.25)
+    length = AdaptiveLength(2, 9, 3, 0.25)
     for generated, accepted, means, tokens in (
         (9, 9, (2.25, 2.25), 5),  # 5.25
         (5, 5, (2.9375, 2.9375), 6),  # 5.9375
@@ -203,7 +204,7 @@ def test_the_length_follows_what_was_drafted_and_accepted(
     """Rounds against the recursion run over how the text grew; copies between them do not count."""
     prompt, ends = [1, 2, 3] * 3 + [1], target.eos_ids
     proposer = informed(target, prompt, 12, growth=3) if path_search else made(target, path_search=False)
-    expected, rounds = DraftLength(2, 6, proposer.growth, 0.5), 0
+    expected, rounds = AdaptiveLength(2, 6, proposer.growth, 0.5), 0
     start = proposer.start
 
     def watched(request):  # type: ignore[no-untyped-def]

@@ -49,6 +49,7 @@ METHODS = [
     "specdiff2:candidates=3:keep_q=true:verifier=traversal",
     "diffuspec:path_search=false",
     "tolerator:rounds=3:controller=cost",
+    "specdiff:gamma=6:controller=adl",
     "hierarchical:inner=diffusion",
     "retrieval:nodes=6",
 ]
