@@ -246,6 +246,7 @@ def load(
     steps: int = 1,
     order: str = "left_to_right",
     drafter_tokenizer: str | Path | None = None,
+    method: str | None = None,
 ) -> Decoder:
     """A decoder for a target.
 
@@ -263,10 +264,23 @@ def load(
             (`decode.drafters.diffusion`).
         drafter_tokenizer: hub id or folder of the tokenizer of a standalone drafter whose vocabulary is not the target's.
         copying: where the text repeats itself, copy instead of drafting (`decode.drafters.copying`).
+        method: a system by name with its options, `specdiff:steps=4` (`decode.systems`); `drafter` is then what it is made of,
+            FOLDER or KIND=FOLDER,…, and no other option of drafting goes with it.
 
     Raises:
         UserError: what can't be found, read or combined.
     """
+    if method is not None:
+        from decode.systems import open_method, read_method
+
+        others = (draft_tokens, tree_nodes, drafter_tokenizer, verifier, steps, order, copying)
+        if others != (None, None, None, "auto", 1, ORDERS[0], False):
+            raise UserError(
+                f"method={method!r} takes its options behind colons ({method.split(':')[0]}:gamma=4)"
+            )
+        read_method(method)
+        where = load_target(target, dtype=dtype, device=device) if isinstance(target, str) else target
+        return open_method(method, where, None if drafter is None else str(drafter))
     if draft_tokens is not None and draft_tokens < 1:
         raise UserError(f"draft_tokens={draft_tokens!r}: must be at least 1")
     if tree_nodes is not None and not 0 <= tree_nodes <= MOST_NODES:

@@ -27,7 +27,17 @@ from decode.settings import folder_name, open_folder, settings_of
 from decode.suites.registry import GROUPS, SUITES, resolve
 from decode.suites.sources import Loaded, choose, load_prompts_file, load_suite
 from decode.summary import plural
-from decode.systems import ROLES, SYSTEMS, Method, Parts, build, read_drafters, read_method, role_of, swept
+from decode.systems import (
+    ROLES,
+    SYSTEMS,
+    Method,
+    build,
+    check_parts,
+    drafters_by_role,
+    open_parts,
+    read_method,
+    swept,
+)
 
 if TYPE_CHECKING:
     from align.target import Target
@@ -162,16 +172,7 @@ def _target_and_drafters(options: Any, console: Console) -> tuple[str, dict[str,
     shipped = None
     if spec == DEFAULT_TARGET and (DEFAULT_DRAFTER / "config.json").is_file():
         shipped = str(DEFAULT_DRAFTER)
-    found: dict[str, str] = {}
-    for role, folder in read_drafters(options.drafter, shipped):
-        if folder in ("lookup", "none"):
-            raise UserError(f"--drafter={folder!r}: name a drafter's folder; lookup and plain are --methods")
-        role = role or role_of(folder)
-        if role in found:
-            raise UserError(
-                f"--drafter: {found[role]} and {folder} are both of the kind {role}: say which with KIND=FOLDER"
-            )
-        found[role] = folder
+    found = drafters_by_role(options.drafter, shipped)
     if not found and options.methods is None:
         note = f"note: no --drafter given and none is shipped for {spec}: lookup alone is measured"
         console.print(note, markup=False, highlight=False)
@@ -207,12 +208,7 @@ def _methods(
         if name in ("drafter", "combined") and not drafters:
             raise UserError(f"--methods={name} needs --drafter FOLDER: none is shipped for this target")
     systems = swept([read_method(name) for name in chosen if name not in ours], sweep)
-    for method in systems:
-        for role in method.system.needs:
-            if role not in drafters:
-                raise UserError(
-                    f"method {method.name!r} needs a drafter of the kind {role}: --drafter {role}=FOLDER"
-                )
+    check_parts(systems, drafters)
     found: dict[str, Method | None] = {PLAIN: None}
     found |= {m.name: m for m in systems if m.name == "lookup"}
     found |= {name: None for name in ("drafter", "combined") if name in chosen}
@@ -259,7 +255,6 @@ def _decoders(
     import torch
 
     import decode
-    from decode.decoder import open_part
 
     if options.threads is not None:
         most = 4 * (os.cpu_count() or 1)  # far beyond the cores OpenMP ends the process without a word
@@ -282,9 +277,7 @@ def _decoders(
                 **special,
             )
             target = decoders[name].target
-    parts = Parts(decoders[PLAIN].target)
-    for role in dict.fromkeys(role for m in methods.values() if m for role in m.system.needs):
-        parts.drafters[role] = open_part(drafters[role], role, parts.target)
+    parts = open_parts([m for m in methods.values() if m], drafters, decoders[PLAIN].target)
     for name, method in methods.items():
         if method is not None:
             decoders[name] = build(method, parts, options.draft_tokens)

@@ -37,6 +37,7 @@ def parser() -> Parser:
     p.add_argument("prompt", nargs="?", help="the user's message; - reads standard input")
     p.add_argument("--target", help="hub id, folder, FILE.gguf or debug; default: SmolLM2-135M-Instruct")
     p.add_argument("--drafter", help="folder, hub id, lookup or none; default: the shipped one, else lookup")
+    p.add_argument("--method", help="a system by name, specdiff:steps=4 (decode.eval --help lists them)")
     p.add_argument("--verifier", default="auto", help=VERIFIER_HELP)
     p.add_argument("--draft-tokens", type=whole(1), help="draft at most this many tokens ahead")
     p.add_argument(
@@ -113,6 +114,14 @@ def _load(args: argparse.Namespace) -> Decoder:
     from decode.decoder import load
 
     drafter, note = args.drafter, ""
+    if args.method is not None:
+        target = args.target or DEFAULT_TARGET
+        if drafter is None and target == DEFAULT_TARGET:
+            drafter = f"block={DEFAULT_DRAFTER}"
+        own = {
+            name: getattr(args, name) for name in ("verifier", "draft_tokens", "tree_nodes", "steps", "order")
+        }
+        return load(target, drafter, dtype=args.dtype, device=args.device, method=args.method, **own)
     if drafter is None:
         if args.target not in (None, DEFAULT_TARGET):
             drafter, note = "lookup", f"no drafter is shipped for {args.target}: prompt lookup drafts instead"

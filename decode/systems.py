@@ -347,11 +347,7 @@ def build(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
     from decode.drafters.adaptive import AdaptiveDrafter
 
     system = method.system
-    for role in system.needs:
-        if role not in parts.drafters:
-            raise UserError(
-                f"method {method.name!r} needs a drafter of the kind {role}: --drafter {role}=FOLDER"
-            )
+    check_parts([method], parts.drafters)
     options = {k: v for k, v in method.options.items() if k not in COMMON}
     if gamma is not None and "gamma" in system.options:
         options = {"gamma": gamma, **options}
@@ -387,6 +383,54 @@ def read_drafters(text: str | None, default: str | None = None) -> list[tuple[st
             raise UserError(f"--drafter: unknown kind {role!r}{nearest(role, ROLES)}")
         found.append((role, folder) if equals else (None, role))
     return found
+
+
+def drafters_by_role(text: str | None, default: str | None = None) -> dict[str, str]:
+    """The folders of `read_drafters` by role, the first one first; a bare folder's role by its files.
+
+    Raises:
+        UserError: two of one role, or a name that is no folder's.
+    """
+    found: dict[str, str] = {}
+    for role, folder in read_drafters(text, default):
+        if folder in ("lookup", "none"):
+            raise UserError(f"--drafter={folder!r}: name a drafter's folder; lookup and plain are --methods")
+        role = role or role_of(folder)
+        if role in found:
+            raise UserError(
+                f"--drafter: {found[role]} and {folder} are both of the kind {role}: say which with KIND=FOLDER"
+            )
+        found[role] = folder
+    return found
+
+
+def open_parts(methods: Sequence[Method], drafters: Mapping[str, str], target: Target) -> Parts:
+    """The drafters that these methods are made of, each opened once.
+
+    Raises:
+        UserError: one that is not given, or can't be opened.
+    """
+    from decode.decoder import open_part
+
+    check_parts(methods, drafters)
+    roles = dict.fromkeys(role for method in methods for role in method.system.needs)
+    return Parts(target, {role: open_part(drafters[role], role, target) for role in roles})
+
+
+def check_parts(methods: Sequence[Method], drafters: Mapping[str, Any]) -> None:
+    """Raises UserError for the first method whose drafter is not there."""
+    for method in methods:
+        for role in method.system.needs:
+            if role not in drafters:
+                raise UserError(
+                    f"method {method.name!r} needs a drafter of the kind {role}: --drafter {role}=FOLDER"
+                )
+
+
+def open_method(text: str, target: Target, drafters: str | None = None) -> Decoder:
+    """`name:key=value:…` over drafters given as for `--drafter`."""
+    method = read_method(text)
+    return build(method, open_parts([method], drafters_by_role(drafters), target))
 
 
 def role_of(folder: str) -> str:

@@ -11,12 +11,13 @@ import pytest
 import torch
 from rich.console import Console
 
+import decode
 from align.errors import UserError
 from align.target import Target, load_target
 from decode import Decoder, Sampling, eval
 from decode.frequencies import exact_law
 from decode.records import read_records
-from decode.systems import ROLES, SYSTEMS, Parts, build, read_drafters, read_method, swept
+from decode.systems import ROLES, SYSTEMS, Parts, build, drafters_by_role, read_drafters, read_method, swept
 from decode.verifiers import find
 from tests.align.test_standalone import drafter
 from tests.decode.test_block import PROMPT, VARIED
@@ -167,6 +168,20 @@ def test_drafters_by_kind() -> None:
     assert read_drafters(None, "shipped") == [(None, "shipped")]
     with pytest.raises(UserError, match="unknown kind 'difusion'.*'diffusion'"):
         read_drafters("difusion=c")
+
+
+def test_a_method_by_name_from_python(parts: Parts, tmp_path: Path) -> None:
+    from align.drafters.standalone import save_standalone
+
+    save_standalone(parts.diffusion, tmp_path / "sedd")
+    decoder = decode.load("debug", tmp_path / "sedd", method="specdiff:gamma=5:steps=2", dtype="float32")
+    assert decoder.name == "diffusion" and decoder.drafter.draft_tokens == 5  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="takes its options behind colons"):
+        decode.load("debug", tmp_path / "sedd", method="specdiff", steps=2)
+    with pytest.raises(UserError, match="unknown method 'specdif'"):
+        decode.load("debug", method="specdif")
+    with pytest.raises(UserError, match="both of the kind diffusion"):
+        drafters_by_role(f"{tmp_path / 'sedd'},{tmp_path / 'sedd'}")
 
 
 def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
