@@ -371,14 +371,18 @@ def next_step(summary: dict[str, Any], options: Any) -> str:
     """What to type next."""
     target = f" --target {shlex.quote(options.target)}" if options.target else ""
     drafter = f" --drafter {shlex.quote(options.drafter)}" if options.drafter else ""
-    figures = summary["overall"].get("drafter")
-    if figures is None:
+    trained = {
+        name: f for name, f in summary["overall"].items() if name not in (PLAIN, "lookup") and not f["lossy"]
+    }
+    if not trained:
         return (
             "Next: train a drafter for this target:  python -m align.train --help\n"
             f"      then:  python -m decode.eval{target} --drafter FOLDER"
         )
-    if (figures["speedup_lo"] or figures["speedup"] or 0) > 1:
-        return f'Next: use it:  python -m decode.generate{target}{drafter} "your prompt"'
+    best = max(trained, key=lambda name: (name == "drafter", trained[name]["speedup"] or 0.0))
+    if (trained[best]["speedup_lo"] or trained[best]["speedup"] or 0) > 1:
+        method = "" if best in ("drafter", "combined") else f" --method {shlex.quote(best)}"
+        return f'Next: use it:  python -m decode.generate{target}{drafter}{method} "your prompt"'
     return (
         "Next: train it further (python -m align.train --help), or see where it helps:  "
         f"python -m decode.eval{target}{drafter} --suite coding,math"
