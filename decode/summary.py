@@ -97,6 +97,8 @@ def method_figures(records: Iterable[Record], method: str, greedy: bool, seed: i
         "bugs": kinds[BUG] if greedy else None,
         "new_tokens": sum(row.new_tokens for row in rows),
         "calls": calls,
+        "draft_ms": 1000 * sum(row.draft_seconds for row in rows) / calls if calls else None,
+        "verify_ms": 1000 * sum(row.verify_seconds for row in rows) / calls if calls else None,
         "draft_share": sum(row.draft_seconds for row in rows) / seconds if seconds > 0 else None,
         "finish": dict(Counter(row.finish for row in rows)),
         "acceptance": [asdict(a) for a in acceptance(rows)],

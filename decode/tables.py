@@ -9,8 +9,9 @@ from rich.table import Table
 from decode.records import PLAIN
 from decode.summary import interval, named, plural, titles
 
-SUITE, METHOD, SPEED, SPEEDUP, WHOLE, TAU, TAU_MACRO, SAME, PROMPTS = COLUMNS = (
-    "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ", "τ macro", "identical", "prompts",
+SUITE, METHOD, SPEED, SPEEDUP, WHOLE, TAU, TAU_MACRO, PLACES, TIMES, SAME, PROMPTS = COLUMNS = (
+    "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ", "τ macro", "accepted at 1, 2, 4, 8",
+    "draft + verify, ms a call", "identical", "prompts",
 )  # fmt: skip
 ON_TERMINAL = (SUITE, METHOD, SPEED, SPEEDUP, TAU, SAME)
 """What fits 80 characters."""
@@ -41,9 +42,19 @@ def _row(title: str, method: str, figures: dict[str, Any]) -> dict[str, str]:
         WHOLE: "1" if plain else number(figures["speedup_with_prefill"], 2, "×"),
         TAU: number(figures["tau"], 2),
         TAU_MACRO: number(figures["tau_macro"], 2),
+        PLACES: _places(figures["acceptance"]),
+        TIMES: ""
+        if plain
+        else f"{number(figures.get('draft_ms'), 1)} + {number(figures.get('verify_ms'), 1)}",
         SAME: _identity(figures),
         PROMPTS: str(figures["prompts"]),
     }
+
+
+def _places(acceptance: list[dict[str, Any]]) -> str:
+    """The share of calls that kept a token at the 1st, 2nd, 4th, 8th place of those that drafted one there."""
+    shown = [a for a in acceptance if a["position"] in (1, 2, 4, 8)]
+    return " ".join(f"{a['unconditional']:.2f}" for a in shown)
 
 
 def number(value: float | None, digits: int, unit: str = "") -> str:
