@@ -74,11 +74,11 @@ class Pretrain(Calibrate):
         how, own = self.recipe.objective.times, torch.rand(1, generator=generator, dtype=torch.float64)
         if how == "antithetic":
             rows = self.recipe.trainer.batch_size
-            order = torch.randperm(rows, generator=keyed_generator(self.recipe.seed, 5, place // rows))
+            order = torch.randperm(rows, generator=keyed_generator(self.recipe.seed, 6, place // rows))
             return (own + order[place % rows]) / rows
         if how == "uniform":
             return own
-        shift = torch.rand(1, generator=keyed_generator(self.recipe.seed, 5), dtype=torch.float64)
+        shift = torch.rand(1, generator=keyed_generator(self.recipe.seed, 6), dtype=torch.float64)
         return (shift + van_der_corput(1, place)) % 1
 
     def counted(self, noisy: Corrupted) -> Tensor:

@@ -440,11 +440,14 @@ def role_of(folder: str) -> str:
     from align.target import read_config
 
     path = Path(folder).expanduser()
-    if (path / "drafter.json").is_file() or not (path / "config.json").is_file():
+    if not (path / "config.json").is_file():
         return "diffusion"
     values = read_config(path)
     if values.get("model_type") == "block_drafter":
         return "block"
+    record = path / "drafter.json"
+    if record.is_file() and '"kind": "autoregressive"' not in record.read_text(errors="replace"):
+        return "diffusion"
     architecture = str((values.get("architectures") or [""])[0])
     masked = {name for family in FAMILIES.values() for name in family.architectures}
     causal = architecture.endswith(("ForCausalLM", "LMHeadModel")) and architecture not in masked

@@ -17,7 +17,18 @@ from align.target import Target, load_target
 from decode import Decoder, Sampling, eval
 from decode.frequencies import exact_law
 from decode.records import read_records
-from decode.systems import ROLES, SYSTEMS, Parts, build, drafters_by_role, read_drafters, read_method, swept
+from decode.systems import (
+    ROLES,
+    SYSTEMS,
+    Parts,
+    build,
+    drafters_by_role,
+    open_parts,
+    read_drafters,
+    read_method,
+    role_of,
+    swept,
+)
 from decode.verifiers import find
 from tests.align.test_standalone import drafter
 from tests.decode.test_block import PROMPT, VARIED
@@ -168,6 +179,24 @@ def test_drafters_by_kind() -> None:
     assert read_drafters(None, "shipped") == [(None, "shipped")]
     with pytest.raises(UserError, match="unknown kind 'difusion'.*'diffusion'"):
         read_drafters("difusion=c")
+
+
+def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
+    from align.drafters.autoregressive import make, save_causal
+    from align.drafters.standalone import save_standalone
+    from align.recipe import DrafterConfig
+    from decode.generate import DEFAULT_DRAFTER
+
+    save_standalone(parts.diffusion, tmp_path / "sedd")
+    save_causal(make(parts.target, DrafterConfig(kind="autoregressive", layers=2)), tmp_path / "small")
+    assert role_of(str(tmp_path / "sedd")) == "diffusion" and role_of(str(DEFAULT_DRAFTER)) == "block"
+    assert role_of(str(tmp_path / "small")) == "autoregressive"
+    opened = open_parts(
+        [read_method("autoregressive")], {"autoregressive": str(tmp_path / "small")}, parts.target
+    )
+    assert build(read_method("autoregressive"), opened).drafter is not None
+    with pytest.raises(UserError, match="block=.*no drafter of the kind block"):
+        open_parts([read_method("block")], {"block": str(tmp_path / "sedd")}, parts.target)
 
 
 def test_a_method_by_name_from_python(parts: Parts, tmp_path: Path) -> None:
