@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from decode.records import PLAIN, Record
 from decode.statistics import times
 from decode.summary import named
+from decode.sweeps import grids, heat
 
 _COLOURS = ("#1f6f8b", "#c8553d", "#6a8d3a", "#8a5a9e", "#b58900", "#555555")
 
@@ -142,11 +143,16 @@ PLOTS = (speedups, taus, acceptance_by_position, per_prompt)
 
 
 def picture(summary: dict[str, Any], records: Sequence[Record], title: str) -> bytes:
-    """The four plots as one PNG."""
-    figure = Figure(figsize=(12.8, 8.4), layout="constrained")
+    """The four plots as one PNG; below them, for every sweep, speed-up and τ over its grid."""
+    swept = grids(summary)
+    figure = Figure(figsize=(12.8, 4.2 * (2 + len(swept))), layout="constrained")
     figure.suptitle(title)
-    for axes, plot in zip(figure.subplots(2, 2).flat, PLOTS, strict=True):
+    places = figure.subplots(2 + len(swept), 2)
+    for axes, plot in zip(places[:2].flat, PLOTS, strict=True):
         plot(axes, summary, records)
+    for row, grid in zip(places[2:], swept, strict=True):
+        heat(row[0], summary, grid, "speedup", "speed-up")
+        heat(row[1], summary, grid, "tau", "τ")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
     return buffer.getvalue()

@@ -14,6 +14,7 @@ from decode.arguments import Parser
 from decode.page import page
 from decode.records import SUMMARY, Record, read_records, read_run, write_json
 from decode.summary import summarise, verdict
+from decode.sweeps import best
 from decode.tables import baseline_line, headline, markdown, source_lines, table
 
 
@@ -29,7 +30,7 @@ def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
         raise UserError(f"{folder} holds no records yet: nothing to report")
     try:
         summary = summarise(run, records)
-        summary["verdict"] = verdict(summary)
+        summary["verdict"] = " ".join(filter(None, (verdict(summary), best(summary))))
         png = figures.picture(summary, records, headline(summary))
         text = page(summary, records, png)
     except KeyError as error:

@@ -35,6 +35,7 @@ def settings_of(
         "drafter": drafters,
         "drafter_hash": {role: _folder_hash(Path(folder).expanduser()) for role, folder in drafters.items()},
         "methods": list(decoders),
+        "sweep": options.sweep,
         "suites": [s.name for s, _ in prepared],
         "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
         "limit": options.limit,

@@ -22,6 +22,8 @@ from decode.statistics import (
 )
 
 BUG = "BUG"
+_NAMED = 5
+"""So many methods have a sentence each; of more the table tells."""
 STEADY = 2.0
 """Plain decoding's seconds per token, longest over shortest prompt, stay below this on an idle machine: 1.4 and 1.5 over
 MT-Bench, 4 to 10 beside another process."""
@@ -170,7 +172,8 @@ def verdict(summary: dict[str, Any]) -> str:
         f"{_subject(best, overall)} {_faster(overall[best])} on {where}, {how}, up to {settings['max_new_tokens']} "
         f"new tokens, {settings['dtype']}, with τ = {_number(overall[best]['tau'])} tokens per target call."
     ]
-    sentences += [f"{_subject(m, overall)} {_faster(overall[m])}." for m in others if m != best]
+    if len(others) <= _NAMED:
+        sentences += [f"{_subject(m, overall)} {_faster(overall[m])}." for m in others if m != best]
     exact = [m for m in others if not overall[m]["lossy"]]
     if exact:
         sentences.append(_lossless(summary, exact))

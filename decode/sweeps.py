@@ -1,0 +1,80 @@
+"""Methods that differ in one or two options, as a grid: SpecDiff's figure 2 (arXiv 2408.05636) for the user's own pair. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from decode.summary import interval, named
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The swept methods of one system: `cells[y][x]` is a method's name, None where it was not measured.
+
+    keys: of the two axes, x first; the second one "" where only one option was swept.
+    """
+
+    title: str
+    keys: tuple[str, str]
+    x: list[str]
+    y: list[str]
+    cells: list[list[str | None]]
+
+
+def grids(summary: dict[str, Any]) -> list[Grid]:
+    """One for each system, of the first two options that were swept over more than one value."""
+    values = {}
+    for word in summary["settings"].get("sweep") or []:
+        key, _, text = word.partition("=")
+        values[key] = [v for v in text.split(",") if v]
+    keys = [key for key, found in values.items() if len(found) > 1][:2]
+    by_title: dict[str, dict[tuple[str, str], str]] = {}
+    for method in summary["overall"]:
+        name, *words = method.split(":")
+        options = dict(word.partition("=")[::2] for word in words)
+        at = [options.pop(key, "") for key in keys]
+        if any(at):
+            title = ":".join([name, *(f"{k}={v}" for k, v in options.items())])
+            by_title.setdefault(title, {})[at[0], at[1] if len(at) > 1 else ""] = method
+    found = []
+    for title, cells in by_title.items():
+        x = [v for v in values[keys[0]] if any(a == v for a, _ in cells)] or [""]
+        y = [v for v in values[keys[1]] if any(b == v for _, b in cells)] if len(keys) > 1 else []
+        rows = [[cells.get((a, b)) for a in x] for b in y or [""]]
+        found.append(Grid(title, (keys[0], keys[1] if len(keys) > 1 else ""), x, y or [""], rows))
+    return found
+
+
+def best(summary: dict[str, Any]) -> str:
+    """One sentence: the fastest point of each grid; "" without one."""
+    sentences = []
+    for grid in grids(summary):
+        names = [m for row in grid.cells for m in row if m and summary["overall"][m]["speedup"] is not None]
+        if names:
+            method = max(names, key=lambda m: summary["overall"][m]["speedup"])
+            figures = summary["overall"][method]
+            sentences.append(
+                f"Best of {len(names)} points: {named(method, figures)}, {interval(figures)}, τ = {figures['tau']:.2f}."
+            )
+    return " ".join(sentences)
+
+
+def heat(axes: Axes, summary: dict[str, Any], grid: Grid, figure: str, title: str) -> None:
+    """A figure of the summary over the grid, its value in every cell."""
+    values = [
+        [float("nan") if m is None else summary["overall"][m][figure] or float("nan") for m in row]
+        for row in grid.cells
+    ]
+    axes.imshow(values, aspect="auto", cmap="viridis", origin="lower")
+    for y, row in enumerate(values):
+        for x, value in enumerate(row):
+            if value == value:
+                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color="white", fontsize=9)
+    axes.set_xticks(range(len(grid.x)), grid.x)
+    axes.set_yticks(range(len(grid.y)), grid.y)
+    axes.set_xlabel(grid.keys[0])
+    axes.set_ylabel(grid.keys[1])
+    axes.set_title(f"{grid.title}: {title}")
