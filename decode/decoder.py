@@ -12,6 +12,7 @@ from align.drafters.diffusion import DiffusionDrafter
 from align.drafters.standalone import load_standalone, open_drafter
 from align.errors import UserError, nearest
 from align.target import DEFAULT_TARGET, Target, load_target, load_tokenizer
+from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveWriter
 from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
 from decode.drafters.copying import CopyingDrafter
@@ -354,16 +355,32 @@ def _read(
     spec: str | Path, target: Target, tokenizer: str | Path | None, draft_tokens: int | None
 ) -> Drafter | BlockDrafter | DiffusionDrafter:
     """A trained drafter from disk, ready for `target`; with a tokenizer of its own behind a translation."""
+    from decode.systems import role_of
+
+    causal = (
+        open_part(str(spec), "autoregressive", target) if role_of(str(spec)) == "autoregressive" else None
+    )
+    more = () if draft_tokens is None else (draft_tokens,)
     if tokenizer is not None:
         own = load_tokenizer(tokenizer)
-        inner = DiffusionWriter(load_standalone(spec, target, len(own)), draft_tokens)
+        inner = (
+            AutoregressiveWriter(causal, *more) if causal else _writer(spec, target, len(own), draft_tokens)
+        )
         return TranslatedDrafter(inner, VocabularyMap(own, target.tokenizer), draft_tokens)
+    if causal:
+        return AutoregressiveDrafter(causal, *more)
     drafter = open_drafter(spec, target)
     if isinstance(drafter, BlockDrafter):
         drafter = drafter.to(target.dtype)
         if target.fast:
             drafter.lighten()
     return drafter
+
+
+def _writer(spec: str | Path, target: Target, tokens: int, draft_tokens: int | None) -> DiffusionWriter:
+    drafter = load_standalone(spec, target, tokens)
+    _check_masks(drafter)
+    return DiffusionWriter(drafter, draft_tokens)
 
 
 def _check_drafter(spec: str) -> None:

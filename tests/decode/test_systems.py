@@ -195,6 +195,8 @@ def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
         [read_method("autoregressive")], {"autoregressive": str(tmp_path / "small")}, parts.target
     )
     assert build(read_method("autoregressive"), opened).drafter is not None
+    decoder = decode.load(parts.target, tmp_path / "small", draft_tokens=3)
+    assert decoder.name == "autoregressive" and decoder.drafter.draft_tokens == 3  # type: ignore[union-attr]
     with pytest.raises(UserError, match="block=.*no drafter of the kind block"):
         open_parts([read_method("block")], {"block": str(tmp_path / "sedd")}, parts.target)
 
