@@ -71,9 +71,7 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         raise UserError(
             f"{folder}: written by {manifest.get('target')!r} (another sha256), not by {t.name!r}; give another data.path"
         )
-    training, validation = data.split_validation(
-        data.read_samples(folder), recipe.data.validation_fraction, recipe.seed
-    )
+    training, validation = data.split_validation(data.read_samples(folder), recipe.data.validation_fraction)
     resume = checkpoints.newest(output / "checkpoints", recipe.trainer.resume, target.hash)
     vocabulary = None if resume is None else checkpoints.read_seal(resume)["draft_vocab"]
     drafter = alone or build_drafter(recipe, target, training, vocabulary)

@@ -105,7 +105,5 @@ def test_training_expects_what_decoding_measures(recipe: str, tmp_path: Path) ->
 if __name__ == "__main__":
     folder, name, count = Path(sys.argv[1]), sys.argv[2], int((sys.argv[3:] or ["400"])[0])
     recipe = load_recipe(["recipe=smollm2_block"])
-    held_out = data.split_validation(data.read_samples(folder), recipe.data.validation_fraction, recipe.seed)[
-        1
-    ]
+    held_out = data.split_validation(data.read_samples(folder), recipe.data.validation_fraction)[1]
     print(compare(open_drafter(name, load_target()), held_out, recipe.data.max_answer_tokens, count))
