@@ -172,6 +172,31 @@ def test_the_path_is_the_searched_one_of_processed_marginals(target: Target, sam
     assert argmax.tokens_K.tolist() == expected[: ends[0] + 1 if ends else 6]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_what_the_target_may_not_say_is_not_drafted(target: Target, temperature: float) -> None:
+    def path(sampling: Sampling, **options: Any) -> tuple[list[int], int | None]:
+        session = begun(target, made(target, candidates=target.vocab_size, **options), sampling)
+        with torch.no_grad():
+            proposal = session.propose(6)
+        assert proposal is not None
+        return proposal.tokens_K.tolist(), session.generated
+
+    free, generated = path(Sampling(temperature))
+    assert generated == 6
+    held_back, _ = path(Sampling(temperature, banned=tuple(free)))
+    assert len(held_back) == 6 and not set(held_back) & set(free)
+    # where the n-gram model says so, it ends at once
+    end = target.eos_ids[0]
+    ending = {"weight": 0.01, "mass": 1.0, "corpus": [[end] * 500]}
+    assert path(Sampling(temperature), **ending) == ([end], 0)
+    # unless it may not: the first token is there already, the next two have to be others
+    young = Sampling(temperature, min_new_tokens=3)
+    with torch.no_grad():
+        q_KV = begun(target, made(target), young)._q(6)
+    assert (q_KV[:, end] == 0).tolist() == [True, True, False, False, False, False]
+    assert end not in path(young, **ending)[0][:2]
+
+
 def test_n_grams_decide_where_q_does_not(target: Target) -> None:
     """A corpus that says what follows what moves the path, and only with a weight below 1."""
     proposals = []

@@ -68,6 +68,10 @@ def test_nothing_below_the_shortest_match(shortest: int) -> None:
         found = drafted([9, *[11, 12, 13][-n:]], 2, shortest=shortest, datastore=store)
         assert (found == [24, 25]) == (n >= shortest)
     assert drafted([1], shortest=shortest) is None
+    # of one state with [1, 2] but matched by its last token alone
+    assert drafted([7, 2], 1, shortest=shortest, datastore=Datastore([[1, 2, 3]])) == (
+        [3] if shortest == 1 else None
+    )
 
 
 def test_the_longer_match_drafts_and_on_a_tie_the_text_itself() -> None:
