@@ -198,9 +198,9 @@ def test_what_the_target_may_not_say_is_not_drafted(target: Target, temperature:
 
 
 def test_n_grams_decide_where_q_does_not(target: Target) -> None:
-    """A corpus that says what follows what moves the path, and only with a weight below 1."""
+    """What the corpus and the text itself say moves the path, and only with a weight below 1."""
     proposals = []
-    for weight, corpus in ((0.0, [[7] * 500]), (1.0, [[7] * 500]), (1.0, [])):
+    for weight, corpus in ((0.0, [[7] * 500]), (1.0, [[7] * 500]), (1.0, []), (0.0, [])):
         session = begun(
             target, made(target, weight=weight, corpus=corpus, mass=1.0, candidates=256), Sampling()
         )
@@ -209,6 +209,7 @@ def test_n_grams_decide_where_q_does_not(target: Target) -> None:
         assert proposal is not None
         proposals.append(proposal.tokens_K.tolist())
     assert proposals[0] == [7] * 6 and proposals[1] == proposals[2] != proposals[0]
+    assert set(proposals[3]) <= set(session.request.tokens)  # alone with the text, n-grams repeat it
 
 
 def test_without_either_part_it_is_the_one_pass_draft(target: Target) -> None:
