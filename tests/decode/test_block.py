@@ -198,5 +198,5 @@ def test_pairs_follow_the_law(target: Target) -> None:
     decoder = Decoder(target, BlockProposer(network(target, "shared_kv", markov_rank=8)))
     assert decoder.verifier_for(Sampling()) == "greedy"
     assert decoder.verifier_for(Sampling(1.0)) == "traversal"
-    with pytest.raises(UserError, match="these fit: point_mass, token"):
+    with pytest.raises(UserError, match="these fit: point_mass, self_selection, token"):
         Decoder(target, decoder.drafter, "greedy").verifier_for(Sampling(1.0))

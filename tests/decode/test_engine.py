@@ -354,6 +354,6 @@ def test_load(target: Target, tmp_path: Any) -> None:
 def test_a_pair_that_would_change_the_output_is_refused(target: Target) -> None:
     with pytest.raises(UserError, match="these fit: point_mass"):
         Decoder(target, LookupDrafter(), "token").generate(PROMPT, sampling=Sampling(1.0))
-    with pytest.raises(UserError, match="these fit: point_mass, token"):
+    with pytest.raises(UserError, match="these fit: point_mass, self_selection, token"):
         decoder = Decoder(target, ScriptedDrafter(*DRAFTERS["independent"]), "greedy")
         decoder.generate(PROMPT, sampling=Sampling(1.0))

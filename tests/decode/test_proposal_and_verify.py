@@ -102,7 +102,7 @@ def test_pairs_that_would_change_the_output_are_refused_with_the_reason() -> Non
     ):
         check_pair("unmasked", "token", 1.0)
     with pytest.raises(
-        UserError, match=r"exact at temperature 0 only, not at 0.7; these fit: point_mass, token, block"
+        UserError, match=r"exact at temperature 0 only, not at 0.7; these fit: point_mass, self_selection, token, block"
     ):
         check_pair("independent", "greedy", 0.7)
     with pytest.raises(UserError, match=r"these fit: greedy, point_mass, gumbel$"):
