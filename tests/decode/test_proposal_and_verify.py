@@ -95,17 +95,21 @@ def test_p_equal_to_q_accepts_everything_and_rounding_leaves_no_nan() -> None:
 
 
 def test_pairs_that_would_change_the_output_are_refused_with_the_reason() -> None:
-    with pytest.raises(UserError, match=r"law 'point'.*not drawn from any q.*these fit: point_mass, gumbel$"):
+    with pytest.raises(
+        UserError, match=r"law 'point'.*not drawn from any q.*these fit: point_mass, self_selection, gumbel$"
+    ):
         check_pair("point", "token", 1.0)
     with pytest.raises(
-        UserError, match=r"law 'unmasked'.*out of order.*these fit: point_mass, hybrid, gumbel$"
+        UserError,
+        match=r"law 'unmasked'.*out of order.*these fit: point_mass, self_selection, hybrid, gumbel$",
     ):
         check_pair("unmasked", "token", 1.0)
     with pytest.raises(
-        UserError, match=r"exact at temperature 0 only, not at 0.7; these fit: point_mass, self_selection, token, block"
+        UserError,
+        match=r"exact at temperature 0 only, not at 0.7; these fit: point_mass, self_selection, token, block",
     ):
         check_pair("independent", "greedy", 0.7)
-    with pytest.raises(UserError, match=r"these fit: greedy, point_mass, gumbel$"):
+    with pytest.raises(UserError, match=r"these fit: greedy, point_mass, self_selection, gumbel$"):
         check_pair("point", "token", 0.0)
     with pytest.raises(UserError, match=r"unknown verifier 'tokens' \(did you mean 'token'"):
         check_pair("point", "tokens", 0.0)
@@ -128,7 +132,8 @@ def test_proposals_that_a_verifier_cannot_have_are_refused_with_the_reason() -> 
     q = DenseQ(torch.full((2, 4), 0.25))
     siblings = Proposal(TOKENS, "independent", q, parents=(-1, -1), siblings="without_replacement")
     with pytest.raises(
-        UserError, match="they branch, and it is exact for chains alone; these fit: point_mass, rec"
+        UserError,
+        match="they branch, and it is exact for chains alone; these fit: point_mass, self_selection, rec",
     ):
         check_proposal(siblings, "token", 1.0)
     with pytest.raises(UserError, match="siblings were drawn without_replacement, and it is exact for iid"):
@@ -136,7 +141,9 @@ def test_proposals_that_a_verifier_cannot_have_are_refused_with_the_reason() -> 
     with pytest.raises(UserError, match="argmax and is exact at temperature 0 only"):
         check_proposal(siblings, "greedy", 1.0)
     surest = Proposal(TOKENS, "unmasked", q, steps_K=TOKENS)
-    with pytest.raises(UserError, match=r"looked at the values drawn.*these fit: point_mass, gumbel$"):
+    with pytest.raises(
+        UserError, match=r"looked at the values drawn.*these fit: point_mass, self_selection, gumbel$"
+    ):
         check_proposal(surest, "hybrid", 1.0)
     assert check_proposal(replace(surest, state_only=True), "hybrid", 1.0).name == "hybrid"
     assert check_proposal(siblings, "traversal", 1.0).name == "traversal"
