@@ -124,10 +124,8 @@ def make_batch(
     return data.collate(rows), Anchors(index, valid)
 
 
-def validation_rows(
-    samples: Samples, length: int, count: int, seed: int, exact: bool
-) -> list[tuple[str, PackedRow]]:
-    """At most `count` held-out rows, each of one kind of text, the kinds in turn.
+def validation_rows(samples: Samples, length: int, count: int, exact: bool) -> list[tuple[str, PackedRow]]:
+    """At most `count` held-out rows, each of one kind of text, the kinds in turn. The same ones whatever the run's seed.
 
     `greedy` text was written at temperature 0 and tells τ of greedy decoding, `sampling` text at temperature 1 and,
     where `exact`, without top-p and top-k tells τ of sampling; each estimate is unbiased on its own text alone.
@@ -138,7 +136,7 @@ def validation_rows(
 
     def rows(kind: str, chosen: Tensor) -> list[tuple[str, PackedRow]]:
         indices = chosen.nonzero()[:, 0].tolist()
-        return [(kind, row) for row in data.pack(samples.select(indices), length, seed)] if indices else []
+        return [(kind, row) for row in data.pack(samples.select(indices), length, 0)] if indices else []
 
     told = [rows(kind, chosen) for kind, chosen in kinds.items() if kind != "other"]
     mixed = [pair for pair in chain.from_iterable(zip_longest(*told)) if pair is not None]
@@ -162,7 +160,7 @@ class RowsModule(lightning.LightningDataModule):
         self.recipe, self.block_size = recipe, block_size
         d, t = recipe.data, recipe.trainer
         self.rows = data.pack(training, d.length, recipe.seed)
-        self.held_out = validation_rows(validation, d.length, t.validation_rows, recipe.seed, exact)
+        self.held_out = validation_rows(validation, d.length, t.validation_rows, exact)
         self.start = 0  # optimizer steps behind us, set from a checkpoint
         self._counts = np.full(len(self.rows), -1, dtype=np.int64)
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from align.corruption import Corrupted
-from align.datamodule import Step
+from align.data import from_lists, split_validation
+from align.datamodule import RowsModule, Step
 from align.diffusion_losses import masked_nll, score_entropy, time_weight
 from align.drafters.ddit import DDiT
 from align.drafters.diffusion import DiffusionDrafter
@@ -198,3 +199,14 @@ def test_a_network_is_told_the_noise_that_it_sees(target: Target) -> None:
         torch.testing.assert_close(
             -torch.expm1(-made.told(share)), share * float(schedule.masked(torch.ones(())))
         )
+
+
+def test_every_seed_is_validated_on_the_same_rows(tmp_path: Path) -> None:
+    texts = [torch.randint(4, 200, (12,), generator=torch.Generator().manual_seed(i)) for i in range(40)]
+    samples = from_lists(texts, [4] * 40, [0.0, 1.0] * 20)
+    found = []
+    for seed in (0, 7):
+        recipe = load_recipe(["recipe=debug_sedd", f"output={tmp_path}", f"seed={seed}", "data.length=32"])
+        rows = RowsModule(recipe, *split_validation(samples, 0.3), 3, True)
+        found.append([row.tokens_L.tolist() for _, row in rows.held_out])
+    assert found[0] == found[1] and len(found[0]) > 1
