@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,6 +231,11 @@ class System:
 def _through_compile(target: Target) -> Target:
     from align.target import compiled
 
+    print(
+        "compiled: torch.compile is at work on the target, minutes for a deep one",
+        file=sys.stderr,
+        flush=True,
+    )
     return compiled(target)
 
 
