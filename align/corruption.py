@@ -20,7 +20,7 @@ from align.diffusion_losses import time_weight
 from align.errors import UserError
 from align.graphs import Absorbing, Graph
 from align.schedules import TIMES as _TIMES
-from align.schedules import Schedule, draw_times
+from align.schedules import Schedule, draw_times, from_least
 
 TIMES = (*_TIMES, "count")
 
@@ -135,7 +135,7 @@ def _hit(
         )
     u = u.to(device).view(shape)
     if how != "count":
-        times = (least + (1 - least) * u).float()
+        times = from_least(u, least).float()
         noisy = graph.corrupt(tokens, schedule.total(times)[..., None], generator, may=valid)
         return noisy, times, torch.ones_like(times)
     if not isinstance(graph, Absorbing):

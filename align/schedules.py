@@ -151,8 +151,6 @@ def draw_times(
     """
     if how not in TIMES:
         raise UserError(f"times={how!r} is unknown{nearest(how, TIMES)}")
-    if not 0 <= least < 1:
-        raise UserError(f"least time {least} must be at least 0 and less than 1")
     place = generator.device
     u = torch.rand(
         1 if how == "low_discrepancy" else count, generator=generator, dtype=torch.float64, device=place
@@ -161,7 +159,14 @@ def draw_times(
         u = (u + torch.randperm(count, generator=generator, device=place)) / max(count, 1)
     elif how == "low_discrepancy":
         u = (u + van_der_corput(count).to(place)) % 1
-    return (least + (1 - least) * u).to(device or place, dtype)
+    return from_least(u, least).to(device or place, dtype)
+
+
+def from_least(u: Tensor, least: float) -> Tensor:
+    """Places in 0..1 as times in [least, 1]. Raises UserError for a `least` that is not within 0 and 1."""
+    if not 0 <= least < 1:
+        raise UserError(f"least time {least} must be at least 0 and less than 1")
+    return least + (1 - least) * u
 
 
 def van_der_corput(count: int, first: int = 0) -> Tensor:

@@ -73,7 +73,7 @@ def _identity(
         "target": target.spec,
         "target_sha256": target.hash,
         "template_sha256": template.sha256,
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.dtype_name,
         "seed": recipe.seed,
         "prompts": d.prompts,
         "prompts_sha256": None

@@ -86,6 +86,11 @@ class Target:
         self._taps: dict[int, Tensor] = {}
 
     @property
+    def dtype_name(self) -> str:
+        """`float32`, `bfloat16` or `float16`, as `load_target` takes it."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def chains_only(self) -> bool:
         """Whether its attention windows by place in memory: a branch behind another would lose context."""
         return self.eager and any("local" in str(kind) for kind in self.model.config.attention_layers)
@@ -485,14 +490,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     return values
 
 
+def again(target: Target, device: str | None = None, fast: bool = True) -> Target:
+    """The same model once more, in the same dtype; `device`: another one, `fast` as in `load_target`."""
+    return load_target(target.spec, dtype=target.dtype_name, device=device or str(target.device), fast=fast)
+
+
 def compiled(target: Target) -> Target:
     """The same model, as transformers has it, through torch.compile: another way to make plain decoding fast.
 
     Raises:
         UserError: it does not work here (no C++ compiler, say).
     """
-    name = str(target.dtype).removeprefix("torch.")
-    twin = load_target(target.spec, dtype=name, device=str(target.device), fast=False)
+    twin = again(target, fast=False)
     twin.body = torch.compile(twin.body, dynamic=True)
     try:
         cache = twin.new_cache(1, 8)

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 
 from align.errors import UserError
-from align.target import Target, load_target
+from align.target import Target, again
 from decode.decoder import Decoder
-
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 @torch.no_grad()
@@ -66,7 +64,7 @@ def against_transformers(
 
 
 def _stock_model(target: Target) -> Any:
-    model = load_target(target.spec, dtype=_NAMES[target.dtype], device=str(target.device), fast=False).model
+    model = again(target, fast=False).model
     model.set_attn_implementation("sdpa")
     return model
 

@@ -272,7 +272,7 @@ def load(
         UserError: what can't be found, read or combined.
     """
     if method is not None:
-        from decode.systems import open_method, read_method
+        from decode.methods import open_method, read_method
 
         others = (draft_tokens, tree_nodes, drafter_tokenizer, verifier, steps, order, copying)
         if others != (None, None, None, "auto", 1, ORDERS[0], False):
@@ -306,10 +306,7 @@ def load(
     if isinstance(drafter, str | Path) and drafter not in _NAMES:
         drafter = _read(drafter, target, drafter_tokenizer, draft_tokens)
     if isinstance(drafter, DiffusionDrafter):
-        if drafter.mask_id < 0:
-            raise UserError(
-                "the drafter undoes uniform noise and has no masks to draft from: absorbing ones have"
-            )
+        _check_masks(drafter)
         drafter = DiffusionProposer(drafter, draft_tokens, steps, order, False, tree_nodes or 0, siblings)
     elif steps != 1 or order != ORDERS[0]:
         raise UserError(
@@ -332,8 +329,7 @@ def open_part(folder: str, role: str, target: Target) -> Any:
         UserError: not found, or not of that kind.
     """
     if role == "autoregressive":
-        name = str(target.dtype).removeprefix("torch.")
-        return load_target(folder, dtype=name, device=str(target.device))
+        return load_target(folder, dtype=target.dtype_name, device=str(target.device))
     _check_drafter(folder)
     found = _read(folder, target, None, None)
     wanted = DiffusionDrafter if role == "diffusion" else BlockDrafter
@@ -355,7 +351,7 @@ def _read(
     spec: str | Path, target: Target, tokenizer: str | Path | None, draft_tokens: int | None
 ) -> Drafter | BlockDrafter | DiffusionDrafter:
     """A trained drafter from disk, ready for `target`; with a tokenizer of its own behind a translation."""
-    from decode.systems import role_of
+    from decode.methods import role_of
 
     causal = (
         open_part(str(spec), "autoregressive", target) if role_of(str(spec)) == "autoregressive" else None

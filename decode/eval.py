@@ -21,23 +21,23 @@ from rich.console import Console
 from align.errors import UserError, cli, nearest
 from decode.arguments import Parser, number, whole
 from decode.generate import VERIFIER_HELP
+from decode.methods import (
+    Method,
+    build,
+    check_parts,
+    drafters_by_role,
+    lacking,
+    open_parts,
+    read_method,
+    swept,
+)
 from decode.provenance import git_commit, machine, versions
 from decode.records import PLAIN, Run, append, write_run
 from decode.settings import folder_name, open_folder, settings_of
 from decode.suites.registry import GROUPS, SUITES, resolve
 from decode.suites.sources import Loaded, choose, load_prompts_file, load_suite
 from decode.summary import plural
-from decode.systems import (
-    ROLES,
-    SYSTEMS,
-    Method,
-    build,
-    check_parts,
-    drafters_by_role,
-    open_parts,
-    read_method,
-    swept,
-)
+from decode.systems import ROLES, SYSTEMS
 
 if TYPE_CHECKING:
     from align.target import Target
@@ -193,13 +193,10 @@ def _methods(
     left_out = []
     if "all" in chosen:
         chosen = [*(m for m in chosen if m != "all"), *SYSTEMS]
-        for name in SYSTEMS:
-            lacking = [role for role in SYSTEMS[name].needs if role not in drafters]
-            if lacking:
+        for name, system in SYSTEMS.items():
+            if role := lacking(system, drafters):
                 chosen.remove(name)
-                left_out.append(
-                    f"{name}: no drafter of the kind {lacking[0]} (--drafter {lacking[0]}=FOLDER)"
-                )
+                left_out.append(f"{name}: no drafter of the kind {role} (--drafter {role}=FOLDER)")
     ours = {PLAIN, "drafter", "combined"}
     known = [*METHODS, *SYSTEMS, "all"]
     for name in chosen:

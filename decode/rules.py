@@ -225,16 +225,16 @@ def selected(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 def _most_expected(p_BMV: Tensor, drafts: Drafts) -> Tensor:
     """Bool (B, N): the nodes of that path; of equal ones the first drafted."""
     above_BN, live_BN = drafts.above(), drafts.live()
-    joint = [torch.ones(len(p_BMV), dtype=torch.float64, device=p_BMV.device)]
-    expected = [torch.zeros_like(joint[0])]
+    batch = torch.arange(len(p_BMV), device=p_BMV.device)
+    joint_BM = torch.ones(p_BMV.shape[:2], dtype=torch.float64, device=p_BMV.device)
+    expected_BM = torch.zeros_like(joint_BM)
     for i in range(drafts.size):
         above_B = above_BN[:, i]
         p_B = _at(rows_at(p_BMV, above_B), drafts.tokens_BN[:, i]).double() * live_BN[:, i]
-        joint.append(torch.stack(joint, 1).gather(1, above_B[:, None])[:, 0] * p_B)
-        expected.append(torch.stack(expected, 1).gather(1, above_B[:, None])[:, 0] + joint[-1])
-    end_B = torch.stack(expected, 1).argmax(1)
+        joint_BM[:, i + 1] = joint_BM[batch, above_B] * p_B
+        expected_BM[:, i + 1] = expected_BM[batch, above_B] + joint_BM[:, i + 1]
     masks_BMN = path_masks(drafts.parents, drafts.size).to(p_BMV.device)
-    return masks_BMN[torch.arange(len(end_B), device=p_BMV.device), end_B]
+    return masks_BMN[batch, expected_BM.argmax(1)]
 
 
 def recursive(p_BMV: Tensor, drafts: Drafts) -> Outcomes:

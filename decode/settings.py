@@ -52,7 +52,7 @@ def settings_of(
         "steps": options.steps,
         "order": options.order,
         "drafter_tokenizer": options.drafter_tokenizer,
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.dtype_name,
         "device": str(target.device),
         "threads": torch.get_num_threads(),
         "processor": found["processor"],

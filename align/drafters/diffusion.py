@@ -320,7 +320,6 @@ class DiffusionContext:
         """Logits over the target's vocabulary of a block that holds tokens and masks, (K,) → (K, V) fp32."""
         drafter, network = self.drafter, self.drafter.network
         block_1K = block_K[None]
-        share = (block_K == drafter.mask_id).float().mean()
         if self.cache is None:
             f_KV = self._whole(block_1K)
         elif drafter.block:
@@ -328,6 +327,7 @@ class DiffusionContext:
         elif isinstance(network, MaskedLM):
             f_KV = network.denoise(block_1K, self.cache, self.last_1D)[0]
         else:
+            share = (block_K == drafter.mask_id).float().mean()
             f_KV = network.denoise(block_1K, drafter.told(share)[None], self.cache)[0].float()
         return drafter.target_logits(f_KV)
 

@@ -142,7 +142,7 @@ def load_standalone(
     path = Path(spec).expanduser()
     record: dict[str, Any] = {}
     if (path / RECORD).is_file():
-        record = _read_record(path / RECORD)
+        record = read_record(path / RECORD)
     network, found = _load_network(str(spec), target, attention_backend)
     base = {
         "block_size": 8,
@@ -169,7 +169,8 @@ def load_standalone(
         raise UserError(f"drafter {spec}: {error}") from None
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
+    """The object in a drafter.json. Raises UserError: it holds none."""
     try:
         values = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

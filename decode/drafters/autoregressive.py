@@ -15,7 +15,7 @@ from torch import Tensor
 
 from align.errors import UserError
 from align.target import Target, TargetOutput
-from decode.drafters.base import Request
+from decode.drafters.base import Request, shared
 from decode.proposal import DenseQ, Law, Proposal
 from decode.sampling import Sampling, best, couple, draw, probs
 from decode.tree import ancestors, chain
@@ -33,14 +33,6 @@ def check_vocabulary(model: Target, target: Target) -> None:
             f"drafter {model.spec!r} has a vocabulary of {model.vocab_size}, target {target.spec!r} has "
             f"{target.vocab_size}: it needs its own tokenizer (--drafter-tokenizer)"
         )
-
-
-def shared(one: list[int], other: list[int]) -> int:
-    """How many tokens both begin with."""
-    count = min(len(one), len(other))
-    if one[:count] == other[:count]:
-        return count
-    return next(i for i in range(count) if one[i] != other[i])
 
 
 class CausalContext:

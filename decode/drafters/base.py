@@ -17,6 +17,14 @@ from decode.proposal import Law, Proposal
 from decode.sampling import Sampling
 
 
+def shared(one: list[int], other: list[int]) -> int:
+    """How many tokens both texts begin with."""
+    count = min(len(one), len(other))
+    if one[:count] == other[:count]:
+        return count
+    return next(i for i in range(count) if one[i] != other[i])
+
+
 @dataclass
 class Request:
     """One request's state, owned by the engine; a drafter's session reads it.

@@ -22,7 +22,7 @@ from torch import Tensor
 from align.drafters.diffusion import DiffusionContext, DiffusionDrafter
 from align.errors import UserError, nearest
 from align.target import TargetOutput
-from decode.drafters.base import Request
+from decode.drafters.base import Request, shared
 from decode.grow import draw_tree, from_marginals, shape
 from decode.proposal import DenseQ, Law, Proposal, Siblings
 from decode.sampling import Before, Sampling, best, couple, draw, penalised, probs
@@ -102,9 +102,9 @@ class DiffusionSession:
 
     def masks(self, k: int) -> Tensor:
         """k masks, (K,), after everything that was committed."""
-        read, text = self.context.tokens, self.request.tokens
-        if text[: len(read)] != read:
-            same = next((i for i, (a, b) in enumerate(zip(read, text, strict=False)) if a != b), len(text))
+        text = self.request.tokens
+        same = shared(self.context.tokens, text)
+        if same < len(self.context.tokens):
             self.context.keep(same)
         self.context.extend(text[len(self.context.tokens) :])
         return torch.full((k,), self.drafter.mask_id, device=self.context.device)
@@ -133,26 +133,25 @@ class DiffusionDrafts(DiffusionSession):
         if self.proposer.tree_nodes:
             return self._tree(self.context.denoise(block_K))
         steps_K = torch.zeros_like(block_K)
-        logits: list[Tensor] = [torch.empty(0)] * k
-        q: list[Tensor] = [torch.empty(0)] * k
-        count, rank_K = min(self.proposer.steps, k), self._ranks(k)
+        logits, q = dict[int, Tensor](), dict[int, Tensor]()  # by position
+        count, rank_K, left = min(self.proposer.steps, k), self._ranks(k), k
         hot_RV = self._still_known(k) if count > 1 else None
         for step in range(count):
             logits_RV = hot_RV if step == 0 and hot_RV is not None else self.context.denoise(block_K)
-            left = int(self.masked(block_K).sum())
             at = self._next(logits_RV, block_K, rank_K, ceil(left / (count - step)))
+            places, left = at.tolist(), left - len(at)
+            if self.proposer.hot_start:
+                logits |= zip(places, logits_RV[at], strict=True)
             tokens, q_RV = self._choose(logits_RV[at], at)
             block_K[at], steps_K[at] = tokens, step
-            for i, place in enumerate(at.tolist()):
-                logits[place] = logits_RV[place]
-                q[place] = logits_RV[place] if q_RV is None else q_RV[i]
+            q |= zip(places, q_RV, strict=True) if q_RV is not None else ()
         if self.proposer.hot_start:
-            self.known_RV, self.known_at = torch.stack(logits), len(self.request.tokens)
+            self.known_RV, self.known_at = _in_order(logits), len(self.request.tokens)
         if self.law == "point":
             return Proposal(block_K, "point")
         if self.law == "unmasked":
-            return Proposal(block_K, "unmasked", DenseQ(torch.stack(q)), steps_K, state_only=True)
-        return Proposal(block_K, self.law, DenseQ(torch.stack(q)))
+            return Proposal(block_K, "unmasked", DenseQ(_in_order(q)), steps_K, state_only=True)
+        return Proposal(block_K, self.law, DenseQ(_in_order(q)))
 
     def _still_known(self, k: int) -> Tensor | None:
         """Logits of the last draft at the first of the k positions, those that it reached; None = none."""
@@ -178,7 +177,7 @@ class DiffusionDrafts(DiffusionSession):
         if self.proposer.order == "confidence":
             rank_R = -logits_RV.log_softmax(-1).amax(-1)
         first = rank_R.masked_fill(~masked_R, torch.inf).argsort()
-        return first[: min(count, int(masked_R.sum()))].sort().values
+        return first[:count].sort().values  # no more than are masked: a hot start's rows all are
 
     def _choose(self, logits_RV: Tensor, at: Tensor) -> tuple[Tensor, Tensor | None]:
         """Tokens for the positions `at` ahead, and the q they were drawn from."""
@@ -205,6 +204,10 @@ class DiffusionDrafts(DiffusionSession):
         )
         kind = siblings if len(set(parents)) < len(parents) else None
         return Proposal(tokens_N, self.law, DenseQ(q_NV), parents=parents, siblings=kind)
+
+
+def _in_order(rows: dict[int, Tensor]) -> Tensor:
+    return torch.stack([rows[k] for k in range(len(rows))])
 
 
 class DiffusionWriter:

@@ -14,11 +14,12 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from align.drafters.diffusion import DiffusionContext, DiffusionDrafter
+from align.drafters.diffusion import DiffusionDrafter
 from align.errors import UserError
 from align.target import TargetOutput
 from decode.controllers import AdaptiveLength
 from decode.drafters.base import Request
+from decode.drafters.diffusion import DiffusionSession
 from decode.lattice import best_path, columns
 from decode.ngrams import NgramModel
 from decode.proposal import Law, Proposal
@@ -98,31 +99,30 @@ class DiffuSpecDrafter:
         return DiffuSpecSession(self, request)
 
 
-class DiffuSpecSession:
+class DiffuSpecSession(DiffusionSession):
     """One request's drafts."""
 
-    taps: tuple[int, ...] = ()
+    rewinds = False
+    """What the n-gram model has read stays read."""
 
-    def __init__(self, drafter: DiffuSpecDrafter, request: Request) -> None:
-        self.drafter, self.request = drafter, request
-        self.context = DiffusionContext(drafter.drafter, request.cache.capacity + drafter.draft_tokens)
-        self.ngrams = drafter.ngrams.continued()
-        self.length = AdaptiveLength(drafter.shortest, drafter.longest, drafter.growth, drafter.smoothing)
+    def __init__(self, proposer: DiffuSpecDrafter, request: Request) -> None:
+        super().__init__(proposer.drafter, request, proposer.draft_tokens)
+        self.proposer = proposer
+        self.ngrams = proposer.ngrams.continued()
+        self.length = AdaptiveLength(proposer.shortest, proposer.longest, proposer.growth, proposer.smoothing)
         self.generated: int | None = None  # of a draft that was not verified yet
 
     def observe(self, output: TargetOutput, kept: int) -> None:
         """Of a draft's verification: `kept` − 1 of its tokens were accepted."""
-        if self.generated is not None and self.drafter.adaptive_length:
+        if self.generated is not None and self.proposer.adaptive_length:
             self.length.update(self.generated, kept - 1)
         self.generated = None
 
     def propose(self, k: int) -> Proposal | None:
-        new = self.request.tokens[len(self.context.tokens) :]
-        self.context.extend(new)
-        if self.drafter.path_search:
-            self.ngrams.extend(new)
+        if self.proposer.path_search:
+            self.ngrams.extend(self.request.tokens[len(self.context.tokens) :])
         q_KV = self._q(min(k, self.length.tokens))
-        path = self._search(q_KV) if self.drafter.path_search else q_KV.argmax(-1).tolist()
+        path = self._search(q_KV) if self.proposer.path_search else q_KV.argmax(-1).tolist()
         ends = self.request.target.eos_ids
         before_end = list(takewhile(lambda token: token not in ends, path))
         self.generated = len(before_end)
@@ -133,14 +133,13 @@ class DiffuSpecSession:
         """The network's distributions of the next k positions, processed as the target's: (k, V). At temperature 0 as they
         are at 1, without what cuts tokens off: how sure they are is what counts."""
         sampling, before = self.request.sampling, self.request.history.ahead(0, k)
-        block_K = torch.full((k,), self.drafter.drafter.mask_id, device=self.context.device)
-        logits_KV = self.context.denoise(block_K)
+        logits_KV = self.context.denoise(self.masks(k))
         if sampling.greedy:
             return penalised(logits_KV, sampling, before, overwrite=True).softmax(-1)
         return probs(logits_KV, sampling, before, overwrite=True)
 
     def _search(self, q_KV: Tensor) -> list[int]:
-        drafter, ends = self.drafter, self.request.target.eos_ids
+        drafter, ends = self.proposer, self.request.target.eos_ids
         lattice = columns(q_KV, drafter.mass, drafter.candidates, ends)
         last = self.request.tokens[-self.ngrams.order :]
 

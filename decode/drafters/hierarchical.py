@@ -15,8 +15,8 @@ from torch import Tensor
 
 from align.errors import UserError
 from align.target import Target, TargetOutput
-from decode.drafters.autoregressive import CausalContext, check_vocabulary, shared
-from decode.drafters.base import Drafter, DraftSession, Request
+from decode.drafters.autoregressive import CausalContext, check_vocabulary
+from decode.drafters.base import Drafter, DraftSession, Request, shared
 from decode.drafters.block import BlockProposer
 from decode.proposal import DenseQ, Law, Proposal
 from decode.sampling import Sampling, best, couple, probs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -139,10 +138,7 @@ def test_q_is_what_each_token_was_drawn_from(target: Target, model: Target, samp
 def test_sampled_output_has_the_targets_joint_law(target: Target, model: Target) -> None:
     runs, sampling = 100, Sampling(1.0, top_k=2)
     decoder = Decoder(target, AutoregressiveDrafter(model, 2), "token")
-    found: Counter[tuple[int, ...]] = Counter()
-    for seed in range(runs):
-        out = decoder.generate(PROMPTS[0], max_new_tokens=3, sampling=replace(sampling, seed=seed))
-        found[tuple(out.tokens)] += 1
+    found = frequencies(decoder, sampling, runs, PROMPTS[0], 3)
     assert plausible(found, exact_law(target, PROMPTS[0], 3, sampling), runs)
 
 

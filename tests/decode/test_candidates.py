@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -19,7 +16,7 @@ from decode.tree import depths
 from tests.align.test_standalone import drafter
 from tests.decode.test_block import PROMPT, VARIED
 from tests.decode.test_diffusion import sessions
-from tests.decode.test_engine_law import plausible
+from tests.decode.test_engine_law import frequencies, plausible
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +63,7 @@ def test_greedy_output_is_plain_decodings(target: Target, name: str, verifier: s
 def test_sampled_output_has_the_targets_joint_law(target: Target, name: str, verifier: str) -> None:
     runs, sampling = 300, Sampling(1.0, top_k=2)
     decoder = Decoder(target, made(target, name), verifier)
-    found: Counter[tuple[int, ...]] = Counter()
-    for seed in range(runs):
-        out = decoder.generate(PROMPT, max_new_tokens=4, sampling=replace(sampling, seed=seed))
-        found[tuple(out.tokens)] += 1
+    found = frequencies(decoder, sampling, runs, PROMPT, 4)
     assert plausible(found, exact_law(target, PROMPT, 4, sampling), runs)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -17,7 +16,7 @@ from decode.drafters.lookup import LookupDrafter
 from decode.frequencies import exact_law
 from tests.align.test_standalone import drafter
 from tests.decode.test_block import PROMPT
-from tests.decode.test_engine_law import plausible
+from tests.decode.test_engine_law import frequencies, plausible
 
 
 def test_a_line_through_points() -> None:
@@ -76,8 +75,5 @@ def test_greedy_output_is_plain_decodings(target: Target) -> None:
 def test_sampled_output_has_the_targets_joint_law(target: Target) -> None:
     runs, sampling = 300, Sampling(1.0, top_k=2)
     decoder = Decoder(target, AdaptiveDrafter(DiffusionProposer(drafter(target, "ddit"), 3)), "block")
-    found: Counter[tuple[int, ...]] = Counter()
-    for seed in range(runs):
-        out = decoder.generate(PROMPT, max_new_tokens=5, sampling=replace(sampling, seed=seed))
-        found[tuple(out.tokens)] += 1
+    found = frequencies(decoder, sampling, runs, PROMPT, 5)
     assert plausible(found, exact_law(target, PROMPT, 5, sampling), runs)

@@ -19,7 +19,7 @@ from decode.drafters.diffusion import ORDERS, DiffusionProposer
 from decode.frequencies import exact_law
 from tests.align.test_standalone import KINDS, drafter
 from tests.decode.test_block import PROMPT, VARIED
-from tests.decode.test_engine_law import plausible
+from tests.decode.test_engine_law import frequencies, plausible
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +60,7 @@ def test_sampled_output_has_the_targets_joint_law(
 ) -> None:
     runs, sampling = 300, Sampling(1.0, top_k=2)
     decoder = Decoder(target, DiffusionProposer(drafter(target, kind), 4, steps, order), verifier)
-    found: Counter[tuple[int, ...]] = Counter()
-    for seed in range(runs):
-        out = decoder.generate(PROMPT, max_new_tokens=4, sampling=replace(sampling, seed=seed))
-        found[tuple(out.tokens)] += 1
+    found = frequencies(decoder, sampling, runs, PROMPT, 4)
     assert plausible(found, exact_law(target, PROMPT, 4, sampling), runs)
 
 
@@ -115,10 +112,7 @@ def test_a_hot_start_keeps_the_targets_joint_law(target: Target, order: str, ver
     runs, sampling = 300, Sampling(1.0, top_k=2)
     proposer = DiffusionProposer(drafter(target, "ddit"), 3, 2, order, hot_start=True)
     decoder = Decoder(target, proposer, verifier)
-    found: Counter[tuple[int, ...]] = Counter()
-    for seed in range(runs):
-        out = decoder.generate(PROMPT, max_new_tokens=5, sampling=replace(sampling, seed=seed))
-        found[tuple(out.tokens)] += 1
+    found = frequencies(decoder, sampling, runs, PROMPT, 5)
     assert plausible(found, exact_law(target, PROMPT, 5, sampling), runs)
 
 
@@ -186,10 +180,7 @@ def test_trees_keep_the_targets_joint_law(target: Target, siblings, verifier: st
     runs, sampling = 300, Sampling(1.0, top_k=2)
     proposer = DiffusionProposer(drafter(target, "ddit"), 3, tree_nodes=5, siblings=siblings)
     decoder = Decoder(target, proposer, verifier)
-    found: Counter[tuple[int, ...]] = Counter()
-    for seed in range(runs):
-        out = decoder.generate(PROMPT, max_new_tokens=4, sampling=replace(sampling, seed=seed))
-        found[tuple(out.tokens)] += 1
+    found = frequencies(decoder, sampling, runs, PROMPT, 4)
     assert plausible(found, exact_law(target, PROMPT, 4, sampling), runs)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +24,7 @@ from decode.ngrams import NgramModel
 from decode.sampling import probs
 from tests.align.test_standalone import drafter
 from tests.decode.test_block import PROMPT, VARIED
-from tests.decode.test_engine_law import plausible
+from tests.decode.test_engine_law import frequencies, plausible
 
 ABLATION = [(False, False), (True, False), (False, True), (True, True)]
 
@@ -133,10 +132,7 @@ def test_sampled_output_has_the_targets_joint_law(target: Target) -> None:
     runs, sampling = 100, Sampling(1.0, top_k=2)
     decoder = Decoder(target, made(target, draft_tokens=3, corpus=[[4, 90, 17, 203]]))
     assert decoder.verifier_for(sampling) == "point_mass"
-    found: Counter[tuple[int, ...]] = Counter()
-    for seed in range(runs):
-        out = decoder.generate(PROMPT, max_new_tokens=3, sampling=replace(sampling, seed=seed))
-        found[tuple(out.tokens)] += 1
+    found = frequencies(decoder, sampling, runs, PROMPT, 3)
     assert plausible(found, exact_law(target, PROMPT, 3, sampling), runs)
 
 
@@ -147,7 +143,7 @@ def test_the_path_is_the_searched_one_of_processed_marginals(target: Target, sam
     """Against the parts put together again; without the search each position's most probable token."""
     corpus = [[4, 90, 17, 55, 56] * 3]
     session = begun(target, made(target, corpus=corpus, beam=4, weight=0.3), sampling)
-    tokens, network = session.request.tokens, session.drafter.drafter
+    tokens, network = session.request.tokens, session.drafter
     context = DiffusionContext(network, 60)
     with torch.no_grad():
         context.extend(tokens)

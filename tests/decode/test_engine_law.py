@@ -35,11 +35,18 @@ def plausible(found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]
     return chi_square_tail(*chi_square(found, law, runs)) > 1e-4
 
 
-def frequencies(decoder: Decoder, sampling: Sampling, runs: int = RUNS) -> Counter[tuple[int, ...]]:
+def frequencies(
+    decoder: Decoder,
+    sampling: Sampling,
+    runs: int = RUNS,
+    prompt: list[int] = PROMPT,
+    length: int = LENGTH,
+) -> Counter[tuple[int, ...]]:
+    """How often each output of at most `length` tokens came, of one run a seed."""
     found: Counter[tuple[int, ...]] = Counter()
     for seed in range(runs):
         settings = replace(sampling, seed=seed)
-        found[tuple(decoder.generate(PROMPT, max_new_tokens=LENGTH, sampling=settings).tokens)] += 1
+        found[tuple(decoder.generate(prompt, max_new_tokens=length, sampling=settings).tokens)] += 1
     return found
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +14,14 @@ from align.errors import UserError
 from align.target import Target, load_target
 from decode import Decoder, Sampling, eval
 from decode.frequencies import exact_law
+from decode.methods import build, drafters_by_role, open_parts, read_drafters, read_method, role_of, swept
 from decode.records import read_records
-from decode.systems import (
-    ROLES,
-    SYSTEMS,
-    Parts,
-    build,
-    drafters_by_role,
-    open_parts,
-    read_drafters,
-    read_method,
-    role_of,
-    swept,
-)
+from decode.systems import ROLES, SYSTEMS, Parts
 from decode.verifiers import find
 from tests.align.test_standalone import drafter
 from tests.decode.test_block import PROMPT, VARIED
 from tests.decode.test_d2sd import network
-from tests.decode.test_engine_law import plausible
+from tests.decode.test_engine_law import frequencies, plausible
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +69,7 @@ def test_greedy_output_is_plain_decodings(parts: Parts, name: str) -> None:
 def test_sampled_output_has_the_targets_joint_law(parts: Parts, name: str) -> None:
     runs, sampling = 300, Sampling(1.0, top_k=2)
     decoder = build(read_method(name), parts, 2)
-    found: Counter[tuple[int, ...]] = Counter()
-    for seed in range(runs):
-        out = decoder.generate(PROMPT, max_new_tokens=4, sampling=replace(sampling, seed=seed))
-        found[tuple(out.tokens)] += 1
+    found = frequencies(decoder, sampling, runs, PROMPT, 4)
     assert plausible(found, exact_law(parts.target, PROMPT, 4, sampling), runs)
 
 

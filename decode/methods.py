@@ -1,0 +1,226 @@
+"""Methods as they are written, and the decoders that they mean: a system's name with options, over drafters by kind.
+
+specdiff:gamma=16:steps=4        a method: a name, and options after colons
+--sweep gamma=4,8 steps=1,2      every combination of them, for the methods that have these options
+--drafter a,diffusion=b          drafters by kind; a bare folder says itself what it is
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from align.errors import UserError, nearest
+from decode.systems import ROLES, SYSTEMS, Parts, System
+
+if TYPE_CHECKING:
+    from align.target import Target
+    from decode.controllers import Controller
+    from decode.decoder import Decoder
+
+COMMON = {"verifier": "auto", "controller": "fixed"}
+"""Options of every system: the verifier, and who chooses how many tokens are drafted."""
+CONTROLLERS = ("fixed", "adl", "cost")
+"""Always gamma; DiffuSpec's adaptive draft length; the length of the most tokens a second."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A system with options: `name` as it is written and reported."""
+
+    name: str
+    system: System
+    options: Mapping[str, Any]
+
+
+def read_method(text: str) -> Method:
+    """`name:key=value:…`.
+
+    Raises:
+        UserError: an unknown name or key, or a value of another kind.
+    """
+    name, *words = text.split(":")
+    if name not in SYSTEMS:
+        raise UserError(f"--methods: unknown method {name!r}{nearest(name, SYSTEMS)}")
+    system, options = SYSTEMS[name], dict[str, Any]()
+    for word in words:
+        key, equals, value = word.partition("=")
+        known = [*system.options, *COMMON]
+        if not equals or key not in known:
+            what = f"option {key!r}" if equals else f"{word!r} is not key=value"
+            raise UserError(f"--methods {text}: unknown {what}{nearest(key, known)}")
+        if key in options:
+            raise UserError(f"--methods {text}: {key} is given twice")
+        options[key] = _value(text, system, key, value)
+    return Method(text, system, options)
+
+
+def _value(text: str, system: System, key: str, value: str) -> Any:
+    """A word as the option's kind, which its annotation says."""
+    kind = "str" if key in COMMON else str(system.options[key].annotation)
+    if value == "none" and "None" in kind:
+        return None
+    if key == "controller" and value not in CONTROLLERS:
+        raise UserError(f"--methods {text}: controller={value!r} is unknown{nearest(value, CONTROLLERS)}")
+    try:
+        if kind.startswith("bool"):
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
+                value.lower()
+            ]
+        if kind.startswith("int"):
+            return int(value)
+        return float(value) if kind.startswith("float") else value
+    except (KeyError, ValueError):
+        what = {"bool": "true or false", "int": "a whole number", "floa": "a number"}[kind[:4].strip(" |")]
+        raise UserError(f"--methods {text}: {key}={value!r} must be {what}") from None
+
+
+def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
+    """Each method once for every combination of the `key=v1,v2,…` that its system has options for.
+
+    Raises:
+        UserError: a malformed word, or a key that no method has.
+    """
+    values: dict[str, list[str]] = {}
+    for word in sweep:
+        key, equals, text = word.partition("=")
+        if not equals or not text:
+            raise UserError(f"--sweep: {word!r} is not key=value,value,…")
+        values[key] = [v for v in text.split(",") if v]
+    known = {key for m in methods for key in (*m.system.options, *COMMON)}
+    for key in values:
+        if key not in known:
+            raise UserError(f"--sweep: no method here has the option {key!r}{nearest(key, sorted(known))}")
+    found: dict[str, Method] = {}
+    for method in methods:
+        own = [k for k in values if k in (*method.system.options, *COMMON) and k not in method.options]
+        for combination in itertools.product(*(values[k] for k in own)):
+            words = [f"{k}={v}" for k, v in zip(own, combination, strict=True)]
+            made = read_method(":".join([method.name, *words]))
+            found[made.name] = made
+    return list(found.values())
+
+
+def build(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
+    """The method's decoder. `gamma`: of a method that says none itself.
+
+    Raises:
+        UserError: a part that is not there, a value out of range.
+    """
+    from decode.decoder import Decoder
+    from decode.drafters.adaptive import AdaptiveDrafter
+
+    system = method.system
+    check_parts([method], parts.drafters)
+    options = {k: v for k, v in method.options.items() if k not in COMMON}
+    if gamma is not None and "gamma" in system.options:
+        options = {"gamma": gamma, **options}
+    try:
+        drafter = system.make(parts, **options)
+        target = parts.target if system.target is None else system.target(parts.target)
+    except UserError as error:
+        raise UserError(f"method {method.name!r}: {error}") from None
+    if drafter is not None and (make := _controller(method, drafter.draft_tokens)):
+        drafter = AdaptiveDrafter(drafter, make)
+    return Decoder(target, drafter, method.options.get("verifier", system.verifier))
+
+
+def _controller(method: Method, most: int) -> Callable[[], Controller] | None:
+    from decode.controllers import AdaptiveLength, CostAware
+
+    match method.options.get("controller"):
+        case "cost":
+            return CostAware
+        case "adl":  # as published, 20 to 30 by 10, for drafts of another length
+            return lambda: AdaptiveLength(-(-2 * most // 3), most, most / 3, 0.5)
+    return None
+
+
+def read_drafters(text: str | None, default: str | None = None) -> list[tuple[str | None, str]]:
+    """`FOLDER` or `role=FOLDER`, in a comma list, as (role or None, folder)."""
+    found: list[tuple[str | None, str]] = []
+    for word in (text or default or "").split(","):
+        role, equals, folder = word.strip().partition("=")
+        if not word.strip():
+            continue
+        if equals and role not in ROLES:
+            raise UserError(f"--drafter: unknown kind {role!r}{nearest(role, ROLES)}")
+        found.append((role, folder) if equals else (None, role))
+    return found
+
+
+def drafters_by_role(text: str | None, default: str | None = None) -> dict[str, str]:
+    """The folders of `read_drafters` by role, the first one first; a bare folder's role by its files.
+
+    Raises:
+        UserError: two of one role, or a name that is no folder's.
+    """
+    found: dict[str, str] = {}
+    for role, folder in read_drafters(text, default):
+        if folder in ("lookup", "none"):
+            raise UserError(f"--drafter={folder!r}: name a drafter's folder; lookup and plain are --methods")
+        role = role or role_of(folder)
+        if role in found:
+            raise UserError(
+                f"--drafter: {found[role]} and {folder} are both of the kind {role}: say which with KIND=FOLDER"
+            )
+        found[role] = folder
+    return found
+
+
+def open_parts(methods: Sequence[Method], drafters: Mapping[str, str], target: Target) -> Parts:
+    """The drafters that these methods are made of, each opened once.
+
+    Raises:
+        UserError: one that is not given, or can't be opened.
+    """
+    from decode.decoder import open_part
+
+    check_parts(methods, drafters)
+    roles = dict.fromkeys(role for method in methods for role in method.system.needs)
+    return Parts(target, {role: open_part(drafters[role], role, target) for role in roles})
+
+
+def lacking(system: System, drafters: Mapping[str, Any]) -> str | None:
+    """The first kind of drafter that the system needs and that is not there."""
+    return next((role for role in system.needs if role not in drafters), None)
+
+
+def check_parts(methods: Sequence[Method], drafters: Mapping[str, Any]) -> None:
+    """Raises UserError for the first method whose drafter is not there."""
+    for method in methods:
+        if role := lacking(method.system, drafters):
+            raise UserError(
+                f"method {method.name!r} needs a drafter of the kind {role}: --drafter {role}=FOLDER"
+            )
+
+
+def open_method(text: str, target: Target, drafters: str | None = None) -> Decoder:
+    """`name:key=value:…` over drafters given as for `--drafter`."""
+    method = read_method(text)
+    return build(method, open_parts([method], drafters_by_role(drafters), target))
+
+
+def role_of(folder: str) -> str:
+    """What a drafter in a folder is, by its config.json: a block drafter, a causal language model, or a standalone diffusion
+    drafter, which anything else is taken for."""
+    from align.drafters.families import FAMILIES
+    from align.drafters.standalone import RECORD, read_record
+    from align.target import read_config
+
+    path = Path(folder).expanduser()
+    if not (path / "config.json").is_file():
+        return "diffusion"
+    values = read_config(path)
+    if values.get("model_type") == "block_drafter":
+        return "block"
+    record = path / RECORD
+    if record.is_file() and read_record(record).get("kind") != "autoregressive":
+        return "diffusion"
+    architecture = str((values.get("architectures") or [""])[0])
+    masked = {name for family in FAMILIES.values() for name in family.architectures}
+    causal = architecture.endswith(("ForCausalLM", "LMHeadModel")) and architecture not in masked
+    return "autoregressive" if causal else "diffusion"
