@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ class Calibrate(lightning.LightningModule):
             None if factors is None else factors[0].flatten(0, 2),
             None if factors is None else factors[1],
         )
-        return row_statistics(
+        found = row_statistics(
             drafted,
             view.places,
             drafter.head_weight_VdD,
@@ -118,6 +119,7 @@ class Calibrate(lightning.LightningModule):
             temperature,
             self.recipe.objective.chunk_rows,
         )
+        return replace(found, confidence=drafter.confidence_logits(batch, anchors, hidden))
 
     @property
     def view_config(self) -> BlockConfig | None:

@@ -12,6 +12,7 @@ from dataclasses import fields
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from align.errors import UserError, nearest
 from align.row_statistics import (
@@ -34,6 +35,7 @@ __all__ = [
     "RowStatistics",
     "TargetPlaces",
     "after_prefix",
+    "confidence",
     "cross_entropy",
     "d_pace_weights",
     "exponential_weights",
@@ -96,7 +98,13 @@ def streak(log_q_label: Tensor, valid: Tensor) -> Tensor:
     return -masked.cumsum(-1).exp() * valid
 
 
-LOSSES = ("cross_entropy", *DIVERGENCES, "streak")
+def confidence(logit: Tensor, acceptance: Tensor, valid: Tensor) -> Tensor:
+    """Binary cross-entropy of σ(logit) to the acceptance β_k = 1 − TV, a constant (DSpark's confidence loss)."""
+    loss = F.binary_cross_entropy_with_logits(logit, acceptance.clamp(0, 1), reduction="none")
+    return torch.where(valid, loss, 0.0)
+
+
+LOSSES = ("cross_entropy", *DIVERGENCES, "streak", "confidence")
 
 
 class Objective:
@@ -148,6 +156,8 @@ class Objective:
             return streak(statistics.log_q_label, valid)
         if name == "cross_entropy":
             return cross_entropy(statistics.log_q_label, valid)
+        if name == "confidence" and statistics.confidence is not None:
+            return confidence(statistics.confidence, statistics.acceptance, valid)
         value: Tensor | None = getattr(statistics, name)
         if value is None:
             raise ValueError(f"row_statistics was not asked for {name!r}: give it wanted=objective.wanted")

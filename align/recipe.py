@@ -15,7 +15,15 @@ from typing import Any, Literal, get_type_hints
 
 from align.errors import UserError, nearest
 
-LOSS_NAMES = ("cross_entropy", "forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "streak")
+LOSS_NAMES = (
+    "cross_entropy",
+    "forward_kl",
+    "reverse_kl",
+    "jensen_shannon",
+    "total_variation",
+    "streak",
+    "confidence",
+)
 
 
 def option(
@@ -128,6 +136,11 @@ class DrafterConfig(Group):
     draft_vocab: int = option(8192, "size of the draft vocabulary, the commonest tokens; 0 = all", low=0)
     init_from_target: bool = option(True, "start from the target's layers")
     markov_rank: int = option(192, "rank of the bias from the token before; 0 = independent positions", low=0)
+    confidence_head: bool = option(
+        False,
+        "block: a head that foretells each position's acceptance (objective.terms.confidence trains it)",
+    )
+    train: Literal["all", "confidence_head"] = option("all", "block: what is trained; the rest is frozen")
     mask_token_id: int | None = option(
         None, "row of the target's embedding used as mask; null = an unused one", low=0
     )
@@ -324,6 +337,20 @@ class Recipe(Group):
             (
                 d.kind != "block" and o.prefix_decay > 0,
                 f"objective.prefix_decay={o.prefix_decay} needs drafter.kind=block; standalone: objective.block_lengths",
+            ),
+            (
+                d.confidence_head and d.kind != "block",
+                "drafter.confidence_head=true needs drafter.kind=block",
+            ),
+            (
+                ("confidence" in o.terms) != d.confidence_head,
+                "objective.terms.confidence needs drafter.confidence_head=true"
+                if "confidence" in o.terms
+                else "drafter.confidence_head=true needs objective.terms.confidence, which trains it",
+            ),
+            (
+                d.train == "confidence_head" and not d.confidence_head,
+                "drafter.train=confidence_head needs drafter.confidence_head=true",
             ),
             (
                 standalone and d.graph == "uniform" and o.diffusion == "masked_nll",

@@ -17,7 +17,14 @@ from align.datamodule import RowsModule
 from align.drafters import autoregressive, standalone
 from align.drafters.autoregressive import CausalDrafter, save_causal
 from align.drafters.block import BlockDrafter
-from align.drafters.checkpoint import coverage, frequent_tokens, from_target, load_drafter, save_drafter
+from align.drafters.checkpoint import (
+    coverage,
+    frequent_tokens,
+    from_target,
+    load_drafter,
+    save_drafter,
+    with_confidence,
+)
 from align.drafters.diffusion import DiffusionDrafter
 from align.drafters.standalone import save_standalone
 from align.errors import UserError, cli
@@ -36,15 +43,22 @@ from align.target import Target, load_target
 def build_drafter(
     recipe: Recipe, target: Target, samples: data.Samples, vocabulary: Sequence[int] | None = None
 ) -> BlockDrafter:
-    """The block drafter to train: `drafter.init` as it was saved, or a fresh one after the recipe.
+    """The block drafter to train: `drafter.init` as it was saved, with a confidence head where one is asked for, or a fresh
+    one after the recipe.
 
     `vocabulary` is the draft vocabulary of a run that goes on: its data may have grown, and with it what is frequent.
     """
     if recipe.drafter.init is not None:
-        return load_drafter(recipe.drafter.init, target)
-    size = recipe.drafter.draft_vocab
-    chosen = frequent_tokens(samples, target, size) if vocabulary is None else torch.tensor(vocabulary)
-    return from_target(target, recipe.drafter, chosen, recipe.seed)
+        drafter = load_drafter(recipe.drafter.init, target)
+        drafter = with_confidence(drafter) if recipe.drafter.confidence_head else drafter
+    else:
+        size = recipe.drafter.draft_vocab
+        chosen = frequent_tokens(samples, target, size) if vocabulary is None else torch.tensor(vocabulary)
+        drafter = from_target(target, recipe.drafter, chosen, recipe.seed)
+    if recipe.drafter.train == "confidence_head":
+        for name, parameter in drafter.named_parameters():
+            parameter.requires_grad_(name.startswith("confidence."))
+    return drafter
 
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> Calibrate:

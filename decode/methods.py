@@ -1,6 +1,7 @@
 """Methods as they are written, and the decoders that they mean: a system's name with options, over drafters by kind.
 
 specdiff:gamma=16:steps=4        a method: a name, and options after colons
+specdiff:steps=1/2/4             several ways, the fastest of which each round takes, by what was measured
 --sweep gamma=4,8 steps=1,2      every combination of them, for the methods that have these options
 --drafter a,diffusion=b          drafters by kind; a bare folder says itself what it is
 """
@@ -34,6 +35,8 @@ class Method:
     name: str
     system: System
     options: Mapping[str, Any]
+    ways: tuple[Method, ...] = ()
+    """The method in each of the ways that its options leave open; none: they leave nothing open."""
 
 
 def read_method(text: str) -> Method:
@@ -54,8 +57,24 @@ def read_method(text: str) -> Method:
             raise UserError(f"--methods {text}: unknown {what}{nearest(key, known)}")
         if key in options:
             raise UserError(f"--methods {text}: {key} is given twice")
-        options[key] = _value(text, system, key, value)
-    return Method(text, system, options)
+        options[key] = value
+    several = {k: v.split("/") for k, v in options.items() if "/" in v and _number(system, k)}
+    ways = [
+        read_method(
+            ":".join(
+                [name, *(f"{k}={v}" for k, v in {**options, **dict(zip(several, way, strict=True))}.items())]
+            )
+        )
+        for way in itertools.product(*several.values())
+        if several
+    ]
+    read = {k: _value(text, system, k, v) for k, v in options.items() if k not in several}
+    return Method(text, system, read, tuple(ways))
+
+
+def _number(system: System, key: str) -> bool:
+    """Whether the option is a number, of which there may be several."""
+    return key not in COMMON and str(system.options[key].annotation).startswith(("int", "float"))
 
 
 def _value(text: str, system: System, key: str, value: str) -> Any:
@@ -115,6 +134,8 @@ def build(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
 
     system = method.system
     check_parts([method], parts.drafters)
+    if method.ways:
+        return _switching(method, parts, gamma)
     options = {k: v for k, v in method.options.items() if k not in COMMON}
     if gamma is not None and "gamma" in system.options:
         options = {"gamma": gamma, **options}
@@ -126,6 +147,23 @@ def build(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
     if drafter is not None and (make := _controller(method, drafter.draft_tokens)):
         drafter = AdaptiveDrafter(drafter, make)
     return Decoder(target, drafter, method.options.get("verifier", system.verifier))
+
+
+def _switching(method: Method, parts: Parts, gamma: int | None) -> Decoder:
+    """Raises UserError for a system whose ways cannot share a session."""
+    from decode.decoder import Decoder
+    from decode.drafters.switching import SwitchingDrafter
+
+    if "controller" in method.options:
+        raise UserError(f"method {method.name!r}: either several ways or a controller, not both")
+    if not method.system.switches:
+        able = ", ".join(name for name, s in SYSTEMS.items() if s.switches)
+        raise UserError(
+            f"method {method.name!r}: one way at a time, with controller=cost as long as pays; these switch: {able}"
+        )
+    built = [build(way, parts, gamma).drafter for way in method.ways]
+    drafter = SwitchingDrafter([way for way in built if way is not None], [way.name for way in method.ways])
+    return Decoder(parts.target, drafter, method.options.get("verifier", method.system.verifier))
 
 
 def _controller(method: Method, most: int) -> Callable[[], Controller] | None:

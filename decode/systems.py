@@ -75,11 +75,11 @@ def _retrieval(
     return RetrievalDrafter(gamma, shortest, nodes, store)
 
 
-def _block(parts: Parts, gamma: int | None = None) -> Drafter:
-    """the block drafter, a chain"""
+def _block(parts: Parts, gamma: int | None = None, confidence: float = 0.0) -> Drafter:
+    """the block drafter, a chain, which its confidence head may stop early"""
     from decode.drafters.block import BlockProposer
 
-    return BlockProposer(parts.block, gamma, 0)
+    return BlockProposer(parts.block, gamma, 0, confidence=confidence)
 
 
 def _block_tree(parts: Parts, gamma: int | None = None, nodes: int = 5) -> Drafter:
@@ -204,13 +204,14 @@ Make = Callable[..., "Drafter | None"]
 
 @dataclass(frozen=True)
 class System:
-    """One of them. `needs`: roles; `verifier`: at temperatures above 0, where it is not `auto`; `target`: what becomes of the
-    target before it decodes."""
+    """One of them. `needs`: roles; `verifier`: at temperatures above 0, where it is not `auto`; `switches`: its sessions
+    read their options anew for every draft (decode/drafters/switching.py); `target`: what becomes of the target before it decodes."""
 
     name: str
     make: Make
     needs: tuple[str, ...] = ()
     verifier: str = "auto"
+    switches: bool = False
     target: Callable[[Target], Target] | None = None
 
     @property
@@ -240,16 +241,16 @@ SYSTEMS: dict[str, System] = {
         System("lookup", _lookup),
         System("retrieval", _retrieval),
         System("autoregressive", _autoregressive, ("autoregressive",)),
-        System("block", _block, ("block",)),
-        System("block_tree", _block_tree, ("block",)),
-        System("specdiff", _specdiff, ("diffusion",)),
-        System("specdiff2", _specdiff2, ("diffusion",), "self_selection"),
+        System("block", _block, ("block",), switches=True),
+        System("block_tree", _block_tree, ("block",), switches=True),
+        System("specdiff", _specdiff, ("diffusion",), switches=True),
+        System("specdiff2", _specdiff2, ("diffusion",), "self_selection", switches=True),
         System("diffuspec", _diffuspec, ("diffusion",)),
-        System("d2sd", _d2sd, ("block", "variable_prefix")),
+        System("d2sd", _d2sd, ("block", "variable_prefix"), switches=True),
         System("hierarchical", _hierarchical, ("autoregressive",)),
         System("double", _double, ("autoregressive",)),
         System("duo", _duo, ("autoregressive",)),
-        System("tolerator", _tolerator, ("diffusion",)),
+        System("tolerator", _tolerator, ("diffusion",), switches=True),
         System("specdec_lossy", _specdec, ("diffusion",), "lossy_top_beta"),
     )
 }

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -64,6 +64,7 @@ class BlockConfig:
     attention_bias: bool = False
     draft_vocab_size: int = 0  # 0 = the target's whole vocabulary
     markov_rank: int = 0  # 0 = positions are independent given the context
+    confidence_head: bool = False  # foretells each position's acceptance
     sample_from_anchor: bool = True
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -133,7 +134,7 @@ def _check_type(name: str, kind: str, value: Any, where: str) -> None:
         raise UserError(f"{where}: {name}={value} must be at least {_LEAST.get(name, 1):g}")
 
 
-_DEFAULTED = {"qk_norm", "attention_bias", "draft_vocab_size", "markov_rank", "sample_from_anchor", "extra"}
+_DEFAULTED = {f.name for f in fields(BlockConfig) if f.default is not MISSING or f.name == "extra"}
 
 
 @dataclass
@@ -305,6 +306,21 @@ class MarkovHead(nn.Module):
         return F.silu(from_hidden + self.previous(previous))
 
 
+class ConfidenceHead(nn.Module):
+    """σ(w·[h_k; e(x_{k−1})] + b), trained to the acceptance β_k = Σ min(p_k, q_k) = 1 − TV (DSpark's confidence head).
+
+    It reads q's hidden states and changes nothing about q. Starts at 1/2.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(2 * width, 1)
+
+    def forward(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """Hidden state and embedding of the token before, both (…, D) → the logit (…)."""
+        return self.out(torch.cat((hidden, previous), dim=-1))[..., 0]
+
+
 @dataclass
 class _Light:
     """What `BlockDrafter.lighten` keeps: the head's rows (Vd, D); the Markov basis times its last product (Vd, r)."""
@@ -336,6 +352,7 @@ class BlockDrafter(nn.Module):
             if config.markov_rank
             else None
         )
+        self.confidence = ConfidenceHead(config.hidden_size) if config.confidence_head else None
         self._head: Tensor | None = None
         self._light: _Light | None = None
 
@@ -415,9 +432,19 @@ class BlockDrafter(nn.Module):
         """Teacher-forced low-rank bias of every row: (z (B, A, K, r), basis (r, Vd)), or None without a Markov head."""
         if self.markov is None:
             return None
-        rows = torch.arange(anchors.index_BA.shape[0], device=hidden_BAKD.device)[:, None, None]
+        return self.markov(hidden_BAKD, self._previous(batch, anchors)), self.markov.basis
+
+    def confidence_logits(self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor) -> Tensor | None:
+        """Teacher-forced confidence of every row, (B, A, K), or None without that head. Its gradient stays there."""
+        if self.confidence is None:
+            return None
+        return self.confidence(hidden_BAKD.detach(), self._previous(batch, anchors)).float()
+
+    def _previous(self, batch: Batch, anchors: Anchors) -> Tensor:
+        """Embeddings of the tokens before those that the rows predict, (B, A, K, D)."""
+        rows = torch.arange(anchors.index_BA.shape[0], device=batch.tokens_BL.device)[:, None, None]
         previous = batch.tokens_BL[rows, anchors.places_BAK(batch.tokens_BL.shape[1])]
-        return self.markov(hidden_BAKD, self.target.embed(previous).detach()), self.markov.basis
+        return self.target.embed(previous).detach()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Draft logits before any Markov bias, fp32, (…, D) → (…, Vd). Without gradients."""
@@ -536,3 +563,11 @@ class BlockSession:
         z = markov.mixed(input_r, self.drafter.target.embed(previous).to(input_r.dtype))
         # a lightened basis holds the last product already
         return few_rows(z if self.drafter._light is not None else markov.out(z), self.basis_Vr).float()
+
+    @torch.no_grad()
+    def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:
+        """How probably the draft of one row (D,) is accepted after the token `previous` (1,), 0..1, if those before it are."""
+        head = self.drafter.confidence
+        assert head is not None
+        embedded = self.drafter.target.embed(previous).to(hidden_D.dtype)
+        return float(head(hidden_D[None], embedded).sigmoid())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from align.data import Samples
-from align.drafters.block import BlockConfig, BlockDrafter, BlockLayer
+from align.drafters.block import BlockConfig, BlockDrafter, BlockLayer, ConfidenceHead
 from align.errors import UserError
 from align.files import write_atomically
 from align.hub import model_folder
@@ -132,6 +133,7 @@ def _config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) 
         attention_bias="self_attn.q_proj.bias" in dict(target.layers[0].named_parameters()),
         draft_vocab_size=0 if draft_vocab is None else len(draft_vocab),
         markov_rank=options.markov_rank,
+        confidence_head=options.confidence_head,
     )
 
 
@@ -152,11 +154,29 @@ def _initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> Non
     else:
         # an embedding's own size is about 0.1: more would drown the anchor token
         drafter.fc.weight.copy_(0.02 * torch.eye(width))
+    if drafter.confidence is not None:
+        _indifferent(drafter.confidence)
     if drafter.markov is not None:
         drafter.markov.out.weight.zero_()
         head = drafter.head_weight_VdD.float()
         values, vectors = torch.linalg.eigh(head.T @ head / head.shape[0])
         drafter.markov.basis.copy_((head @ vectors[:, -config.markov_rank :]).T / values[-1].sqrt())
+
+
+@torch.no_grad()
+def _indifferent(head: ConfidenceHead) -> None:
+    for parameter in head.parameters():
+        parameter.zero_()
+
+
+def with_confidence(drafter: BlockDrafter) -> BlockDrafter:
+    """The same drafter with a confidence head, fresh unless it has one."""
+    if drafter.confidence is not None:
+        return drafter
+    drafter.config = replace(drafter.config, confidence_head=True)
+    drafter.confidence = ConfidenceHead(drafter.config.hidden_size).to(drafter.norm.weight.device)
+    _indifferent(drafter.confidence)
+    return drafter
 
 
 def _weight(module: Any) -> Tensor:

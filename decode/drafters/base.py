@@ -55,7 +55,8 @@ class DraftSession(Protocol):
 
     def propose(self, k: int) -> Proposal | None:
         """At most k ≥ 1 tokens, or levels of a tree, to follow `request.tokens`, drawn as the drafter's law says; None = none worth
-        a test. How many must not depend on the values drawn, unless the law is `point`."""
+        a test. Whether a position is drafted at all may depend on the values drawn before it, never on its own, unless the law is
+        `point`."""
 
 
 class Drafter(Protocol):

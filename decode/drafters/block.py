@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from align.drafters.block import BlockDrafter, BlockSession
+from align.errors import UserError
 from align.target import TargetOutput
 from decode.drafters.base import Request
 from decode.grow import best_first, draw_tree, shape
@@ -43,6 +44,12 @@ class BlockProposer:
         tree_nodes: how many tokens to draft as a tree; 0 = a chain; None = a tree of `TREE_NODES` at temperatures up to
             `TREES_UP_TO`, a chain above.
         siblings: above temperature 0, draw the tree's tokens instead of choosing them, and its siblings so.
+        confidence: a chain stops before the position whose own path the network's confidence head thinks is accepted
+            with a smaller chance than this, 0..1; at least one token is drafted. It looks at the tokens before that
+            position alone, so their law is what it was.
+
+    Raises:
+        UserError: a confidence without such a head, or with a tree.
     """
 
     name = "block"
@@ -53,8 +60,19 @@ class BlockProposer:
         draft_tokens: int | None = None,
         tree_nodes: int | None = 0,
         siblings: Siblings | None = None,
+        confidence: float = 0.0,
     ) -> None:
-        self.network, self.siblings = network.eval(), siblings
+        if not 0 <= confidence <= 1:
+            raise UserError(f"confidence={confidence:g} must be within 0..1")
+        if confidence and network.confidence is None:
+            raise UserError(
+                f"confidence={confidence:g} needs a drafter with a confidence head: recipe=smollm2_confidence"
+            )
+        if confidence and tree_nodes != 0:
+            raise UserError(
+                f"confidence={confidence:g} stops chains; a tree of {tree_nodes} nodes is not one"
+            )
+        self.network, self.siblings, self.confidence = network.eval(), siblings, confidence
         self.draft_tokens = min(draft_tokens or network.config.block_size, network.config.block_size)
         self.tree_nodes = tree_nodes
         self.draft_nodes = max(TREE_NODES if tree_nodes is None else tree_nodes, self.draft_tokens)
@@ -71,25 +89,17 @@ class BlockProposer:
         return "causal" if self.network.markov is not None else "independent"
 
     def start(self, request: Request) -> BlockDrafts:
-        sampling = request.sampling
-        return BlockDrafts(self.network, request, self.law(sampling), self.nodes(sampling), self.siblings)
+        return BlockDrafts(self, request)
 
 
 class BlockDrafts:
     """One request's drafts."""
 
-    def __init__(
-        self,
-        network: BlockDrafter,
-        request: Request,
-        law: Law,
-        tree_nodes: int = 0,
-        siblings: Siblings | None = None,
-    ) -> None:
-        self.network, self.request, self.tree_nodes, self.siblings = network, request, tree_nodes, siblings
+    def __init__(self, proposer: BlockProposer, request: Request) -> None:
+        self.proposer, self.network, self.request = proposer, proposer.network, request
         # coupled drafts are made with the noise that the target will use
-        self.law: Law = law if request.noise is None else "point"
-        self.session = BlockSession(network, request.cache, request.cache.capacity)
+        self.law: Law = proposer.law(request.sampling) if request.noise is None else "point"
+        self.session = BlockSession(self.network, request.cache, request.cache.capacity)
         self.taps = self.session.taps
 
     def observe(self, output: TargetOutput, kept: int) -> None:
@@ -98,10 +108,10 @@ class BlockDrafts:
     def propose(self, k: int) -> Proposal:
         hidden_KD = self.session.hidden(self.request.tokens[-1])[:k]
         logits_KV = self.network.logits(hidden_KD)
-        if self.tree_nodes:
+        if nodes := self.proposer.nodes(self.request.sampling):
             tree = self._grow if self.law == "point" else self._sprout
-            return tree(hidden_KD, logits_KV)
-        if self.network.markov is None:
+            return tree(hidden_KD, logits_KV, nodes)
+        if self.network.markov is None and not self.proposer.confidence:
             columns_K, probs_KV = self._choose(logits_KV)
         else:
             columns_K, probs_KV = self._choose_in_turn(hidden_KD, logits_KV)
@@ -136,24 +146,27 @@ class BlockDrafts:
         return draw(q, self.request.generator), q
 
     def _choose_in_turn(self, hidden_KD: Tensor, logits_KV: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The same with the Markov bias of the token before: one position after the other."""
-        columns, rows = [], []
+        """The same one position after the other: with the Markov bias of the token before, as long as confidence lasts."""
+        columns, rows, reach = [], [], 1.0
         token = torch.tensor(self.request.tokens[-1:], device=logits_KV.device)
         inputs_Kr = self.session.bias_inputs(hidden_KD)
-        assert inputs_Kr is not None
-        for k, (input_r, logits_V) in enumerate(zip(inputs_Kr, logits_KV, strict=True)):
-            column, q = self._choose(logits_V + self.session.bias(input_r, token), k)
+        for k in range(len(logits_KV)):
+            if self.proposer.confidence:
+                reach *= self.session.confidence(hidden_KD[k], token)
+                if k and reach < self.proposer.confidence:
+                    break
+            column, q = self._choose(self._after(logits_KV, inputs_Kr, k, token), k)
             columns.append(column)
             if q is not None:
                 rows.append(q)
             token = column if self._ids is None else self._ids[column]
         return torch.cat(columns), torch.cat(rows) if rows else None
 
-    def _grow(self, hidden_KD: Tensor, logits_KV: Tensor) -> Proposal:
-        """The `tree_nodes` nodes whose paths q holds most probable."""
+    def _grow(self, hidden_KD: Tensor, logits_KV: Tensor, nodes: int) -> Proposal:
+        """The nodes whose paths q holds most probable."""
         inputs_Kr = self.session.bias_inputs(hidden_KD)
         # at temperature 0 it is how sure q is that counts
-        scale, most = self.request.sampling.temperature or 1.0, min(self.tree_nodes, logits_KV.shape[1])
+        scale, most = self.request.sampling.temperature or 1.0, min(nodes, logits_KV.shape[1])
 
         def children(k: int, above: Sequence[int | None]) -> list[tuple[list[float], list[int]]]:
             last = self.request.tokens[-1]
@@ -165,7 +178,7 @@ class BlockDrafts:
             rows = list(zip(top.values.tolist(), columns.tolist(), strict=True))
             return rows if len(rows) == len(above) else rows * len(above)
 
-        tokens, parents = best_first(len(logits_KV), self.tree_nodes, children, EXPANDED)
+        tokens, parents = best_first(len(logits_KV), nodes, children, EXPANDED)
         at = torch.tensor(tokens, dtype=torch.int64, device=logits_KV.device)
         return Proposal(at, "point", parents=parents)
 
@@ -175,10 +188,11 @@ class BlockDrafts:
             return logits_KV[k : k + 1]
         return logits_KV[k] + self.session.bias(inputs_Kr[k], tokens_P)
 
-    def _sprout(self, hidden_KD: Tensor, logits_KV: Tensor) -> Proposal:
+    def _sprout(self, hidden_KD: Tensor, logits_KV: Tensor, nodes: int) -> Proposal:
         """A tree of drawn tokens; its shape is settled before."""
-        assert self.siblings is not None
-        inputs_Kr, parents = self.session.bias_inputs(hidden_KD), shape(self.tree_nodes, len(logits_KV))
+        siblings = self.proposer.siblings
+        assert siblings is not None
+        inputs_Kr, parents = self.session.bias_inputs(hidden_KD), shape(nodes, len(logits_KV))
         last = self.request.tokens[-1]
 
         def q_of(k: int, columns_P: Tensor) -> Tensor:
@@ -188,14 +202,12 @@ class BlockDrafts:
             q_PV = probs(logits_PV, self.request.sampling, self._before(k))
             return q_PV if len(q_PV) == len(columns_P) else q_PV.expand(len(columns_P), -1)
 
-        columns_N, probs_NV = draw_tree(
-            parents, q_of, self.siblings, self.request.generator, logits_KV.device
-        )
+        columns_N, probs_NV = draw_tree(parents, q_of, siblings, self.request.generator, logits_KV.device)
         branches = len(set(parents)) < len(parents)
         return Proposal(
             columns_N if self._ids is None else self._ids[columns_N],
             self.law,
             DenseQ(probs_NV) if self._ids is None else SparseQ(self._ids, probs_NV),
             parents=parents,
-            siblings=self.siblings if branches else None,
+            siblings=siblings if branches else None,
         )

@@ -82,12 +82,12 @@ class D2SDDrafter:
 class D2SDDrafts:
     """One request's drafts. What both networks see of the target is there once: the cache, and its tapped layers."""
 
-    def __init__(self, drafter: D2SDDrafter, request: Request) -> None:
-        self.drafter, self.request = drafter, request
-        self.first = BlockSession(drafter.first, request.cache, request.cache.capacity)
+    def __init__(self, proposer: D2SDDrafter, request: Request) -> None:
+        self.proposer, self.request = proposer, request
+        self.first = BlockSession(proposer.first, request.cache, request.cache.capacity)
         self.second = self.first
-        if drafter.second is not drafter.first:
-            self.second = BlockSession(drafter.second, request.cache, request.cache.capacity)
+        if proposer.second is not proposer.first:
+            self.second = BlockSession(proposer.second, request.cache, request.cache.capacity)
         self.sessions = [self.first] if self.second is self.first else [self.first, self.second]
         self.taps = tuple(sorted({i for session in self.sessions for i in session.taps}))
 
@@ -99,12 +99,12 @@ class D2SDDrafts:
             session.observe(output.hidden_BLD, taps_BLFD, kept)
 
     def propose(self, k: int) -> Proposal:
-        k = min(k, self.drafter.draft_tokens)
+        k = min(k, self.proposer.draft_tokens)
         draft_1J = torch.tensor([[self.request.tokens[-1]] + [0] * k], device=self.request.target.device)
         logits_KV = self._write(self.first, draft_1J, [0])
         # at temperature 0 it is how sure q is that counts
         confidence_K = (logits_KV / (self.request.sampling.temperature or 1.0)).softmax(-1).amax(-1)
-        kept = likeliest(boundary_scores(confidence_K), self.drafter.boundaries, self.drafter.lowest)
+        kept = likeliest(boundary_scores(confidence_K), self.proposer.boundaries, self.proposer.lowest)
         if not kept:
             return Proposal(draft_1J[0, 1:], "point")
         branches_NJ = draft_1J.repeat(len(kept), 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -11,22 +9,14 @@ from align import data, kept
 from align.datamodule import Step, make_batch
 from align.drafters.block import BlockConfig
 from align.drafters.checkpoint import from_target
+from align.recipe import DrafterConfig
 from align.target import load_target
 
 
 def scene(context: str) -> tuple[BlockConfig, Step]:
     torch.manual_seed(0)
     target = load_target("debug")
-    options = SimpleNamespace(
-        context=context,
-        block_size=3,
-        layers=2,
-        target_layers=None,
-        taps=2,
-        init_from_target=True,
-        markov_rank=0,
-        mask_token_id=None,
-    )
+    options = DrafterConfig(context=context, block_size=3, taps=2, markov_rank=0)
     config = from_target(target, options, None).config
     texts = [torch.randint(3, target.vocab_size, (n,)) for n in (20, 31, 9, 14)]
     rows = data.pack(data.from_lists(texts, [4] * 4, [1.0] * 4), 32, 0)[:2]

@@ -56,7 +56,8 @@ class Case:
         return [x for x in given if x is not None]
 
     def statistics(self, wanted: frozenset[str] = ALL, chunk_rows: int = 1024) -> RowStatistics:
-        return row_statistics(
+        """With a confidence head that sums hidden states."""
+        found = row_statistics(
             self.rows,
             self.places,
             self.head_VdD,
@@ -67,6 +68,7 @@ class Case:
             chunk_rows,
             self.draft_temperature,
         )
+        return replace(found, confidence=self.rows.hidden_RD.sum(-1).view(self.shape))
 
     def reference(self) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Every statistic in float64 over the whole vocabulary, q = 0 outside the draft vocabulary; and its leaves."""
@@ -391,6 +393,11 @@ def objective_reference(
         elif name == "cross_entropy":
             inside = want["log_q_label"] > LOG_ZERO
             total = total + weight * weights * torch.where(inside, -want["log_q_label"], 0.0)
+        elif name == "confidence":
+            foretold = case.rows.hidden_RD.detach().double().sum(-1).view(case.shape).sigmoid()
+            beta = want["acceptance"]
+            loss = -(beta * foretold.log() + (1 - beta) * (1 - foretold).log())
+            total = total + weight * weights * loss
         else:
             total = total + weight * weights * want[name]
     return total

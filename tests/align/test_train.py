@@ -166,6 +166,43 @@ def test_card_and_record_come_from_the_run(tmp_path: Path, debug_data: Path) -> 
     assert again.trainer == load_recipe(["recipe=debug_block"]).trainer
 
 
+def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(
+    tmp_path: Path, debug_data: Path
+) -> None:
+    """It starts at 1/2 everywhere and comes to foretell; every other weight of the saved drafter is the same."""
+    run(tmp_path / "first", debug_data)
+    words = [
+        f"drafter.init={tmp_path / 'first' / 'drafter'}",
+        "drafter.train=confidence_head",
+        "objective.terms={confidence: 1.0}",
+    ]
+    words += ["trainer.learning_rate=0.05", "trainer.validate_first=true", "trainer.max_steps=24"]
+    run(tmp_path / "second", debug_data, "drafter.confidence_head=true", *words)
+    before, after = weights(tmp_path / "first"), weights(tmp_path / "second")
+    assert set(after) - set(before) == {"confidence.out.weight", "confidence.out.bias"}
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert bool(after["confidence.out.weight"].any())
+    with (tmp_path / "second" / "metrics.csv").open(newline="") as file:
+        validated = [float(r["validation/loss"]) for r in csv.DictReader(file) if r["validation/loss"]]
+    assert validated[-1] < 0.95 * validated[0]
+
+
+def test_confidence_and_its_loss_belong_together(tmp_path: Path, debug_data: Path) -> None:
+    for words, text in (
+        (["drafter.confidence_head=true"], "drafter.confidence_head=true needs objective.terms.confidence"),
+        (
+            ["objective.terms={confidence: 1.0}"],
+            "objective.terms.confidence needs drafter.confidence_head=true",
+        ),
+        (
+            ["drafter.train=confidence_head"],
+            "drafter.train=confidence_head needs drafter.confidence_head=true",
+        ),
+    ):
+        with pytest.raises(UserError, match=text):
+            run(tmp_path, debug_data, *words)
+
+
 def test_data_of_another_target_is_refused(tmp_path: Path, debug_data: Path) -> None:
     manifest = json.loads((debug_data / "manifest.json").read_text())
     other = tmp_path / "data"

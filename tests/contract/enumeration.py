@@ -181,6 +181,22 @@ def surest(toy: Toy, parents: Parents) -> Case:
     return case(toy, parents, weight_B, tokens_BN, q_BNV, steps_BN=steps_BN)
 
 
+def stopped(toy: Toy, parents: Parents) -> Case:
+    """A causal chain that goes on after its first token only while what is drawn so far says so, as a confidence head does:
+    a coin for every prefix, tossed before the next token is drawn."""
+    drafts = drawn(toy, parents, True).drafts
+    length_B = torch.ones(len(drafts.tokens_BN), dtype=torch.int64)
+    for d in range(1, len(parents)):
+        goes_on = torch.rand((toy.V,) * d, generator=toy.generator) < 0.6
+        length_B += (length_B == d) & goes_on[tuple(drafts.tokens_BN[:, j] for j in range(d))]
+    each = [chain(n) for n in length_B.tolist()]
+    # a token that is not drawn says nothing: what follows a draft's end sums to 1
+    q_BNV = drafts.q_BNV
+    assert q_BNV is not None
+    weight_B = q_BNV.gather(2, drafts.tokens_BN[..., None])[..., 0].prod(1)
+    return case(toy, each, weight_B, drafts.tokens_BN, q_BNV)
+
+
 DRAFTERS: dict[str, Callable[[Toy, Parents], Case]] = {
     "point": chosen,
     "independent, i.i.d. siblings": lambda toy, parents: drawn(toy, parents, False),
@@ -189,6 +205,7 @@ DRAFTERS: dict[str, Callable[[Toy, Parents], Case]] = {
     ),
     "causal, i.i.d. siblings": lambda toy, parents: drawn(toy, parents, True),
     "causal, without replacement": lambda toy, parents: drawn(toy, parents, True, "without_replacement"),
+    "causal, stopped by earlier draws": stopped,
     "unmasked, state-only": unmasked,
     "unmasked, order by earlier draws": surest,
 }
@@ -275,7 +292,7 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def trees_for(verifier: str, drafter: str) -> list[Parents]:
-    if not VERIFIERS[verifier].siblings or drafter.startswith("unmasked"):
+    if not VERIFIERS[verifier].siblings or drafter.startswith("unmasked") or "stopped" in drafter:
         return [chain(K) for K in (1, 2, 3)]
     trees = shapes()
     return list(dict.fromkeys([*trees, *map(breadth_first, trees)]))

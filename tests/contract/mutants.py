@@ -57,6 +57,17 @@ def sharpened(toy: Toy) -> Case:
     return drawn_from(toy, probs(toy.q_KV.clamp(min=1e-9).log(), Sampling(temperature=1.0, top_k=2)))
 
 
+def cut_at_a_poor_draw(toy: Toy) -> Case:
+    """The second token is left out where it was a poor one: its q is no longer the law of those that stay."""
+    full = drawn(toy, CHAIN, True)
+    q_BNV = full.drafts.q_BNV
+    assert q_BNV is not None
+    drew_B = q_BNV[:, 1].gather(1, full.drafts.tokens_BN[:, 1:])[:, 0]
+    poor = (drew_B < q_BNV[:, 1].amax(1)).tolist()
+    each = [chain(1) if x else CHAIN for x in poor]
+    return case(toy, each, full.weight_B, full.drafts.tokens_BN, q_BNV)
+
+
 def rounded(toy: Toy) -> Case:
     half = toy.q_KV.bfloat16().double()
     return drawn_from(toy, half / half.sum(1, keepdim=True))
@@ -227,6 +238,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "unmasked out of order, ratio with its marginal": Mutant(marginal, "token", toys=60),
     "order by the confidence of sampled tokens, hybrid": Mutant(surest_first, "hybrid"),
+    "a draft cut before a token that turned out poor, token": Mutant(cut_at_a_poor_draw, "token"),
+    "a draft cut before a token that turned out poor, block": Mutant(cut_at_a_poor_draw, "block"),
     "causal drafts with independent q": Mutant(causal_as_independent, "token"),
     "siblings sorted by q": Mutant(rearranged(lambda toy, t: -toy.q_KV[0][t]), "recursive"),
     "siblings sorted by id": Mutant(rearranged(lambda toy, t: t), "recursive"),

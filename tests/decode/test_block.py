@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +14,14 @@ import decode
 from align.drafters.block import BlockDrafter, BlockSession
 from align.drafters.checkpoint import from_target, save_drafter
 from align.errors import UserError
+from align.recipe import DrafterConfig
 from align.target import Target, load_target
 from decode import Decoder, Sampling
 from decode.drafters.block import BlockDrafts, BlockProposer
 from decode.engine import _NOTHING, Engine
 from decode.proposal import DenseQ, SparseQ
 from decode.sampling import Before, probs
-from tests.decode.test_engine_law import plausible
+from tests.decode.test_engine_law import frequencies, plausible
 
 PROMPT = [4, 90, 17, 203, 90, 17]
 VARIED = Sampling(repetition_penalty=1.4)
@@ -31,6 +31,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "taps": {"context": "taps"},
     "shared markov": {"context": "shared_kv", "markov_rank": 8},
     "taps whole vocabulary": {"context": "taps", "whole": True},
+    "confidence": {"context": "shared_kv", "confidence": True},
+    "markov confidence": {"context": "shared_kv", "markov_rank": 8, "confidence": True},
     "markov whole vocabulary": {"context": "shared_kv", "markov_rank": 8, "whole": True},
 }
 
@@ -42,16 +44,17 @@ def target() -> Target:
     return target
 
 
-def network(target: Target, context: str, markov_rank: int = 0, whole: bool = False) -> BlockDrafter:
-    options = SimpleNamespace(
-        context=context, block_size=4, layers=2, target_layers=None, taps=2,
-        init_from_target=True, markov_rank=markov_rank, mask_token_id=None,
-    )  # fmt: skip
-    drafter = from_target(target, options, None if whole else IDS)  # type: ignore[arg-type]
+def network(
+    target: Target, context: str, markov_rank: int = 0, whole: bool = False, confidence: bool = False
+) -> BlockDrafter:
+    options = DrafterConfig(context=context, taps=2, markov_rank=markov_rank, confidence_head=confidence)
+    drafter = from_target(target, options, None if whole else IDS)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+        if drafter.confidence is not None:  # embeddings are small; so that it is sometimes sure
+            drafter.confidence.out.weight[:, drafter.config.hidden_size :].mul_(40)
     return drafter
 
 
@@ -140,7 +143,39 @@ def test_q_is_the_law_of_the_draw(target: Target, variant: str) -> None:
         assert plausible(counts, laws[key], counts.total()), key
 
 
-@pytest.mark.parametrize("variant", ["shared", "shared markov"])
+@pytest.mark.parametrize("variant", ["confidence", "markov confidence"])
+def test_a_draft_stops_where_its_confidence_ends(target: Target, variant: str) -> None:
+    """Before the first position, the first one aside, whose path so far is too unlikely to be accepted, and nowhere else."""
+    net = network(target, **VARIANTS[variant])
+    drafts, whole = proposals(target, net, Sampling(1.0, seed=1), 60)
+    last, hidden = drafts.request.tokens[-1], drafts.session.hidden(drafts.request.tokens[-1])
+
+    def reach(tokens_K: torch.Tensor) -> torch.Tensor:
+        """How probably a draft gets as far as each position, from the definition."""
+        assert net.confidence is not None
+        before = torch.tensor([last, *tokens_K.tolist()])[: len(hidden)]
+        return net.confidence(hidden[: len(before)], target.embed(before)).sigmoid().cumprod(0)
+
+    least = float(torch.stack([reach(x.tokens_K)[2] for x in whole]).median())
+    drafts.proposer.confidence = least
+    stopped = [drafts.propose(4) for _ in range(60)]
+    for proposal in stopped:
+        reached, size = reach(proposal.tokens_K), len(proposal)
+        assert bool((reached[1:size] >= least).all()) and (size == 4 or float(reached[size]) < least)
+        assert proposal.q is not None and len(proposal.q.dense(target.vocab_size)) == size
+    assert len({len(x) for x in stopped}) > 1
+
+
+def test_confidence_where_there_is_none_is_refused(target: Target) -> None:
+    with pytest.raises(UserError, match=r"confidence=0.5 needs .* recipe=smollm2_confidence"):
+        BlockProposer(network(target, "shared_kv"), confidence=0.5)
+    with pytest.raises(UserError, match="confidence=1.5 must be within 0..1"):
+        BlockProposer(network(target, "shared_kv", confidence=True), confidence=1.5)
+    with pytest.raises(UserError, match="a tree of 5 nodes"):
+        BlockProposer(network(target, "shared_kv", confidence=True), tree_nodes=5, confidence=0.5)
+
+
+@pytest.mark.parametrize("variant", ["shared", "shared markov", "markov confidence"])
 def test_sampled_output_has_the_targets_joint_law(target: Target, variant: str) -> None:
     sampling, runs = Sampling(1.0, top_k=2), 250
     law: dict[tuple[int, ...], float] = {}
@@ -156,11 +191,9 @@ def test_sampled_output_has_the_targets_joint_law(target: Target, variant: str) 
             walk((*done, token), mass * float(row[token]))
 
     walk((), 1.0)
-    decoder = Decoder(target, BlockProposer(network(target, **VARIANTS[variant])), "token")
-    found: Counter[tuple[int, ...]] = Counter()
-    for seed in range(runs):
-        settings = Sampling(1.0, top_k=2, seed=seed)
-        found[tuple(decoder.generate(PROMPT, max_new_tokens=4, sampling=settings).tokens)] += 1
+    confidence = 0.3 if "confidence" in variant else 0.0
+    drafter = BlockProposer(network(target, **VARIANTS[variant]), confidence=confidence)
+    found = frequencies(Decoder(target, drafter, "token"), sampling, runs, PROMPT, 4)
     assert plausible(found, law, runs)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from align.target import Target, load_target
 from decode import Decoder, Sampling
-from decode.controllers import CostAware, Line
+from decode.controllers import CostAware, Fastest, Line
 from decode.drafters.adaptive import AdaptiveDrafter
 from decode.drafters.diffusion import DiffusionProposer
 from decode.drafters.lookup import LookupDrafter
@@ -57,6 +57,24 @@ def test_the_cost_aware_length_is_the_best_one(alpha: float, draft: float, verif
     settled = lengths[-100:]
     assert all(rate(n) > 0.95 * rate(best) for n in settled), (best, Counter(settled))
     assert abs(max(set(settled), key=settled.count) - best) <= 2
+
+
+@pytest.mark.parametrize("drift", [False, True])
+def test_the_fastest_of_several_ways_is_found_again_when_it_changes(drift: bool) -> None:
+    """Tokens a round and seconds with noise of their own; halfway the slowest way becomes the fastest."""
+    rng, controller, rates = random.Random(3), Fastest(4), [1.0, 1.3, 0.8, 1.1]
+    chosen = []
+    for i in range(1200):
+        if drift and i == 600:
+            rates[2] = 2.0
+        way = controller.choose()
+        tokens = 1 + int(rng.random() < 0.5) + int(rng.random() < 0.25)
+        controller.observe(way, tokens, 1.75 / rates[way] * (0.9 + 0.2 * rng.random()))
+        chosen.append(way)
+    assert sorted(chosen[:12]) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert chosen[300:600].count(1) > 150 and chosen[300:600].count(2) < 60
+    if drift:
+        assert chosen[-300:].count(2) > 200
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from torch import Tensor
 from align.drafters.block import BlockDrafter, BlockSession
 from align.drafters.checkpoint import from_target
 from align.errors import UserError
+from align.recipe import DrafterConfig
 from align.target import Target, load_target
 from decode import Decoder, Sampling
 from decode.drafters import d2sd
@@ -39,16 +39,11 @@ def target() -> Target:
 def network(
     target: Target, seed: int, context: str, taps: int = 2, size: int = 4, **more: Any
 ) -> BlockDrafter:
-    options = {
-        "layers": 2,
-        "target_layers": None,
-        "init_from_target": True,
-        "markov_rank": 0,
-        "mask_token_id": None,
-    }
     ids, whole = more.pop("ids", IDS), more.pop("whole", False)
-    given = {**options, "context": context, "taps": taps, "block_size": size, **more}
-    drafter = from_target(target, SimpleNamespace(**given), None if whole else ids)  # type: ignore[arg-type]
+    options = DrafterConfig(
+        **{"context": context, "taps": taps, "block_size": size, "markov_rank": 0, **more}
+    )
+    drafter = from_target(target, options, None if whole else ids)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in drafter.parameters():
@@ -138,7 +133,7 @@ def begun(
 
 def by_definition(drafts: D2SDDrafts, k: int) -> tuple[set[tuple[int, ...]], list[int]]:
     """Every beginning of every draft, one block and one position at a time; and the boundaries."""
-    request, drafter = drafts.request, drafts.drafter
+    request, drafter = drafts.request, drafts.proposer
     target, sampling, heat = request.target, request.sampling, request.sampling.temperature or 1.0
 
     def write(net: BlockDrafter, draft: list[int]) -> list[float]:

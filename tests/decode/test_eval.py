@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from rich.console import Console
 import decode
 from align.drafters.checkpoint import from_target, save_drafter
 from align.errors import UserError
+from align.recipe import DrafterConfig
 from align.target import Target, load_target
 from decode import baseline, eval, figures, measure
 from decode.generation import Tree
@@ -42,10 +42,7 @@ def target() -> Target:
 
 @pytest.fixture(scope="module")
 def drafter(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    options = SimpleNamespace(
-        context="shared_kv", block_size=3, layers=1, target_layers=None, taps=2, init_from_target=True,
-        markov_rank=0, mask_token_id=None,
-    )  # fmt: skip
+    options = DrafterConfig(block_size=3, layers=1, markov_rank=0)
     folder = tmp_path_factory.mktemp("drafter")
     save_drafter(from_target(target, options, None), folder, dtype=torch.float32)
     return folder

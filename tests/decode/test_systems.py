@@ -13,6 +13,8 @@ import decode
 from align.errors import UserError
 from align.target import Target, load_target
 from decode import Decoder, Sampling, eval
+from decode.drafters.diffusion import DiffusionDrafts
+from decode.drafters.switching import SwitchingDrafter
 from decode.frequencies import exact_law
 from decode.methods import build, drafters_by_role, open_parts, read_drafters, read_method, role_of, swept
 from decode.records import read_records
@@ -52,6 +54,10 @@ METHODS = [
     "specdiff:gamma=6:controller=adl",
     "hierarchical:inner=diffusion",
     "retrieval:nodes=6",
+    "specdiff:gamma=3/5:steps=1/2/3",
+    "specdiff2:candidates=2/5",
+    "block_tree:nodes=3/7",
+    "d2sd:boundaries=1/3",
 ]
 
 
@@ -65,12 +71,65 @@ def test_greedy_output_is_plain_decodings(parts: Parts, name: str) -> None:
         assert decoder.generate(PROMPT, max_new_tokens=25, sampling=sampling).tokens == expected.tokens
 
 
-@pytest.mark.parametrize("name", ["double", "duo", "hierarchical:gamma=2", "autoregressive:gamma=2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "double",
+        "duo",
+        "hierarchical:gamma=2",
+        "autoregressive:gamma=2",
+        "specdiff:gamma=2/3:steps=1/3",
+        "specdiff2:candidates=1/3",
+        "block_tree:nodes=2/4",
+    ],
+)
 def test_sampled_output_has_the_targets_joint_law(parts: Parts, name: str) -> None:
     runs, sampling = 300, Sampling(1.0, top_k=2)
     decoder = build(read_method(name), parts, 2)
     found = frequencies(decoder, sampling, runs, PROMPT, 4)
     assert plausible(found, exact_law(parts.target, PROMPT, 4, sampling), runs)
+
+
+def test_ways_take_turns_and_draft_as_each_would_alone(parts: Parts) -> None:
+    method = read_method("specdiff:gamma=2/4:steps=1/3:order=confidence")
+    assert [way.name for way in method.ways][:2] == [
+        "specdiff:gamma=2:steps=1:order=confidence",
+        "specdiff:gamma=2:steps=3:order=confidence",
+    ]
+    decoder = build(method, parts)
+    assert isinstance(decoder.drafter, SwitchingDrafter) and decoder.drafter.draft_tokens == 4
+    seen: dict[tuple[int, int], set[int]] = {}
+    propose = DiffusionDrafts.propose
+
+    def watched(self: DiffusionDrafts, k: int) -> Any:
+        proposal = propose(self, k)
+        alone = propose(self.proposer.start(self.request), k)  # argmax drafts: nothing is drawn
+        assert alone.tokens_K.tolist() == proposal.tokens_K.tolist()
+        seen.setdefault((self.proposer.draft_tokens, self.proposer.steps), set()).add(len(proposal))
+        return proposal
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiffusionDrafts, "propose", watched)
+        decoder.generate(PROMPT, max_new_tokens=60)
+    assert {ways: max(sizes) for ways, sizes in seen.items()} == {
+        (2, 1): 2, (2, 3): 2, (4, 1): 4, (4, 3): 4,
+    }  # fmt: skip
+    assert sum(decoder.drafter.fastest.tried) > 12
+
+
+def test_ways_that_cannot_take_turns_are_refused(parts: Parts) -> None:
+    for text, says in (
+        ("lookup:gamma=2/4", "one way at a time, with controller=cost as long as pays; these switch: block,"),
+        ("specdiff:steps=1/2:controller=cost", "either several ways or a controller"),
+        ("specdiff:steps=1/zwei", "steps='zwei' must be a whole number"),
+    ):
+        with pytest.raises(UserError, match=says):
+            build(read_method(text), parts)
+    mixed = build(read_method("specdiff:nodes=0/4"), parts)
+    assert mixed.generate(PROMPT, max_new_tokens=6).tokens  # argmax drafts either way
+    with pytest.raises(UserError, match=r"draft by different laws \(independent, point\)"):
+        mixed.generate(PROMPT, max_new_tokens=6, sampling=Sampling(1.0))
+    assert read_method("retrieval:corpus=some/text.txt").options == {"corpus": "some/text.txt"}
 
 
 def test_drafting_ahead_is_used_and_is_what_would_have_been_drafted(parts: Parts) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,13 +22,12 @@ from align.drafters.checkpoint import (
     tap_layers,
 )
 from align.errors import UserError
+from align.recipe import DrafterConfig
 from align.target import Target, load_target
 
 
-def options(**changes: Any) -> Any:
-    base = {"context": "shared_kv", "block_size": 4, "layers": 2, "target_layers": None, "taps": 2}
-    more = {"init_from_target": True, "markov_rank": 0, "mask_token_id": None}
-    return SimpleNamespace(**{**base, **more, **changes})
+def options(**changes: Any) -> DrafterConfig:
+    return DrafterConfig(**{"taps": 2, "markov_rank": 0, **changes})
 
 
 VARIANTS = [
@@ -111,6 +109,25 @@ def test_markov_bias_in_training_equals_drafting(target: Target, samples: data.S
         assert inputs is not None
         bias = session.bias(inputs, batch.tokens_BL[0, 7 + k])
         torch.testing.assert_close(bias, (factors[0][0, 0, k] @ factors[1]).detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_confidence_in_training_equals_drafting_and_touches_nothing_else(
+    target: Target, samples: data.Samples
+) -> None:
+    drafter = build(target, samples, confidence_head=True)
+    batch = data.collate(data.pack(samples, 64, seed=0))
+    rows = batch.tokens_BL.shape[0]
+    anchors = Anchors(torch.tensor([[7]] * rows), torch.ones(rows, 1, 4).bool())
+    hidden = drafter(batch, target_features(target, batch, drafter.config), anchors)
+    logits = drafter.confidence_logits(batch, anchors, hidden)
+    assert logits is not None
+    session = BlockSession(drafter, target.new_cache(1, 8), 8)
+    for k in range(4):
+        foretold = session.confidence(hidden[0, 0, k].detach(), batch.tokens_BL[0, 7 + k][None])
+        assert foretold == pytest.approx(float(logits[0, 0, k].sigmoid()), rel=1e-5)
+    logits.sum().backward()
+    reached = {name for name, p in drafter.named_parameters() if p.grad is not None and bool(p.grad.any())}
+    assert reached == {"confidence.out.weight", "confidence.out.bias"}
 
 
 def test_starting_weights_are_the_targets(target: Target, samples: data.Samples) -> None:
