@@ -498,7 +498,14 @@ def test_a_vocabulary_of_its_own_is_refused_for_training(target: Target, tmp_pat
         DiffusionDrafter(made.network, DiffusionConfig(3, 90), target)
 
 
-WIRING = ("debug_block", "debug_sedd", "debug_mdlm", "debug_autoregressive", "debug_variable_prefix")
+WIRING = (
+    "debug_block",
+    "debug_sedd",
+    "debug_mdlm",
+    "debug_autoregressive",
+    "debug_variable_prefix",
+    "debug_confidence",
+)
 TWINS = sorted(p.stem for p in (Path(__file__).parents[2] / "recipes").glob("debug_*.yaml"))
 
 
