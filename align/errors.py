@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -21,6 +22,16 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     if close:
         return f" (did you mean '{close[0]}'?)"
     return f" (one of: {', '.join(names)})" if names else ""
+
+
+@contextlib.contextmanager
+def in_one_line(where: str) -> Iterator[None]:
+    """Whatever a library raises over a user's values becomes `where: its last line`, a UserError."""
+    try:
+        yield
+    except Exception as error:  # what a config of wrong values makes of transformers has no common class
+        line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+        raise UserError(f"{where}: {line}") from None
 
 
 def cli(main: Callable[..., Any]) -> Callable[..., None]:

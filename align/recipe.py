@@ -304,21 +304,24 @@ class Recipe(Group):
 
     def _together(self) -> list[str]:
         """What no single number shows: unknown names, and values that exclude one another."""
-        t, d, o = self.trainer, self.drafter, self.objective
         found = [
             f"objective.terms.{name}: unknown loss{nearest(name, LOSS_NAMES)}"
-            for name in o.terms
+            for name in self.objective.terms
             if name not in LOSS_NAMES
         ]
         found += [
             f"trainer.logger: unknown logger {name!r}{nearest(name, LOGGERS)}"
-            for name in t.logger
+            for name in self.trainer.logger
             if name not in LOGGERS
         ]
-        standalone = d.kind in ("ddit", "masked_lm")
-        layers = d.target_layers if d.context == "shared_kv" and d.kind == "block" else None
+        rules = [*self._run_rules(), *self._drafter_rules(), *self._objective_rules(), *self._trainer_rules()]
+        return found + [text for broken, text in rules if broken]
+
+    def _run_rules(self) -> list[tuple[bool, str]]:
+        """(broken, what to say) of the run as a whole, target and data."""
+        d = self.drafter
         place = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.target.device)
-        rules = [
+        return [
             (self.name in ("", ".", "..") or "/" in self.name, f"name={self.name!r} must be a file name"),
             (not self.target.name.strip(), "target.name must not be empty"),
             (place is None, f"target.device={self.target.device!r} must be auto, cpu, cuda or cuda:N"),
@@ -330,35 +333,24 @@ class Recipe(Group):
                 d.block_size >= self.data.length,
                 f"drafter.block_size={d.block_size} must be less than data.length={self.data.length}",
             ),
+        ]
+
+    def _drafter_rules(self) -> list[tuple[bool, str]]:
+        """Of the network."""
+        d, standalone = self.drafter, self.drafter.kind in ("ddit", "masked_lm")
+        layers = d.target_layers if d.context == "shared_kv" and d.kind == "block" else None
+        return [
             (
                 not standalone and self.stage != "calibrate",
                 f"stage={self.stage}: drafter.kind={d.kind} is calibrated (stage=calibrate)",
-            ),
-            (
-                d.kind != "block" and o.prefix_decay > 0,
-                f"objective.prefix_decay={o.prefix_decay} needs drafter.kind=block; standalone: objective.block_lengths",
             ),
             (
                 d.confidence_head and d.kind != "block",
                 "drafter.confidence_head=true needs drafter.kind=block",
             ),
             (
-                ("confidence" in o.terms) != d.confidence_head,
-                "objective.terms.confidence needs drafter.confidence_head=true"
-                if "confidence" in o.terms
-                else "drafter.confidence_head=true needs objective.terms.confidence, which trains it",
-            ),
-            (
                 d.train == "confidence_head" and not d.confidence_head,
                 "drafter.train=confidence_head needs drafter.confidence_head=true",
-            ),
-            (
-                standalone and d.graph == "uniform" and o.diffusion == "masked_nll",
-                "objective.diffusion=masked_nll needs drafter.graph=absorbing",
-            ),
-            (
-                standalone and d.graph == "uniform" and o.times == "count",
-                "objective.times=count counts masks: it needs drafter.graph=absorbing",
             ),
             (
                 d.kind == "masked_lm" and d.graph == "uniform",
@@ -379,6 +371,36 @@ class Recipe(Group):
                 d.kind == "ddit" and d.hidden_size % (2 * d.heads) != 0,
                 f"drafter.hidden_size={d.hidden_size} must be a multiple of twice drafter.heads={d.heads}",
             ),
+            (d.lora_rank > 0 and d.kind != "masked_lm", "drafter.lora_rank needs drafter.kind=masked_lm"),
+            (d.target_layers == [], "drafter.target_layers must name at least one layer"),
+            (
+                layers is not None and len(layers) != d.layers,
+                f"drafter.target_layers={layers} must name drafter.layers={d.layers} layers for shared_kv",
+            ),
+        ]
+
+    def _objective_rules(self) -> list[tuple[bool, str]]:
+        """Of the loss, beside the network that it trains."""
+        d, o, standalone = self.drafter, self.objective, self.drafter.kind in ("ddit", "masked_lm")
+        return [
+            (
+                d.kind != "block" and o.prefix_decay > 0,
+                f"objective.prefix_decay={o.prefix_decay} needs drafter.kind=block; standalone: objective.block_lengths",
+            ),
+            (
+                ("confidence" in o.terms) != d.confidence_head,
+                "objective.terms.confidence needs drafter.confidence_head=true"
+                if "confidence" in o.terms
+                else "drafter.confidence_head=true needs objective.terms.confidence, which trains it",
+            ),
+            (
+                standalone and d.graph == "uniform" and o.diffusion == "masked_nll",
+                "objective.diffusion=masked_nll needs drafter.graph=absorbing",
+            ),
+            (
+                standalone and d.graph == "uniform" and o.times == "count",
+                "objective.times=count counts masks: it needs drafter.graph=absorbing",
+            ),
             (
                 d.graph == "uniform"
                 and self.stage == "calibrate"
@@ -394,13 +416,13 @@ class Recipe(Group):
                 bool(o.block_lengths) and sum(o.block_lengths) == 0,
                 "objective.block_lengths must not all be 0",
             ),
-            (d.lora_rank > 0 and d.kind != "masked_lm", "drafter.lora_rank needs drafter.kind=masked_lm"),
-            (d.target_layers == [], "drafter.target_layers must name at least one layer"),
-            (
-                layers is not None and len(layers) != d.layers,
-                f"drafter.target_layers={layers} must name drafter.layers={d.layers} layers for shared_kv",
-            ),
             (not o.terms, f"objective.terms must name at least one loss{nearest('', LOSS_NAMES)}"),
+        ]
+
+    def _trainer_rules(self) -> list[tuple[bool, str]]:
+        """Of the optimisation."""
+        t = self.trainer
+        return [
             (
                 t.warmup_steps > t.max_steps,
                 f"trainer.warmup_steps={t.warmup_steps} must be at most trainer.max_steps={t.max_steps}: give both",
@@ -413,7 +435,6 @@ class Recipe(Group):
             ),
             (not t.resume.strip(), "trainer.resume must be auto, never or a checkpoint's path"),
         ]
-        return found + [text for broken, text in rules if broken]
 
     @property
     def processes(self) -> int:

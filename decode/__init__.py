@@ -11,8 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from decode.decoder import Decoder, load
+    from decode.decoder import Decoder
     from decode.generation import Generation
+    from decode.loading import load
     from decode.sampling import Sampling
 
 __all__ = ["Decoder", "Generation", "Sampling", "load"]
@@ -21,7 +22,7 @@ _HOME = {
     "Decoder": "decode.decoder",
     "Generation": "decode.generation",
     "Sampling": "decode.sampling",
-    "load": "decode.decoder",
+    "load": "decode.loading",
 }
 
 

@@ -1,34 +1,20 @@
-"""The Python API: `decode.load(target, drafter).generate(prompt)`."""
+"""The Python API: a `Decoder` answers prompts. `decode.load` makes one (decode/loading.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from align.drafters.block import BlockDrafter
-from align.drafters.diffusion import DiffusionDrafter
-from align.drafters.standalone import load_standalone, open_drafter
-from align.errors import UserError, nearest
-from align.target import DEFAULT_TARGET, Target, load_target, load_tokenizer
-from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveWriter
+from align.errors import UserError
+from align.target import Target
 from decode.drafters.base import Drafter
-from decode.drafters.block import BlockProposer
-from decode.drafters.copying import CopyingDrafter
-from decode.drafters.diffusion import ORDERS, DiffusionProposer, DiffusionWriter
-from decode.drafters.lookup import LookupDrafter
-from decode.drafters.translated import TranslatedDrafter
 from decode.engine import Engine, run_together
 from decode.generation import Generation
-from decode.proposal import Siblings
 from decode.sampling import Sampling
-from decode.tree import MOST_NODES
 from decode.verifiers import check_pair, choose, find
-from decode.vocabularies import VocabularyMap
 
 Prompt = str | list[dict[str, str]] | list[int]
-_NAMES = ("lookup", "none")
 
 
 class Decoder:
@@ -232,176 +218,3 @@ def _chat(target: Target, messages: str | list[dict[str, str]]) -> list[int]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-def load(
-    target: str | Target = DEFAULT_TARGET,
-    drafter: str | Path | Drafter | BlockDrafter | DiffusionDrafter | None = None,
-    verifier: str = "auto",
-    *,
-    dtype: str = "auto",
-    device: str = "auto",
-    draft_tokens: int | None = None,
-    tree_nodes: int | None = None,
-    copying: bool = False,
-    steps: int = 1,
-    order: str = "left_to_right",
-    drafter_tokenizer: str | Path | None = None,
-    method: str | None = None,
-) -> Decoder:
-    """A decoder for a target.
-
-    Args:
-        target: hub id, folder, GGUF file or `debug`; or one already loaded.
-        drafter: a trained drafter's folder or hub id, `lookup`, `none` or None (plain decoding), or one
-            already loaded.
-        verifier: see `Decoder`.
-        dtype, device: where `target` is to be loaded; see `align.target.load_target`.
-        draft_tokens: draft at most this many tokens ahead; default: the drafter's own number.
-        tree_nodes: verify this many drafted tokens a call, branching; 0 = a chain of `draft_tokens`. Default:
-            by the temperature (`decode.drafters.block`). For verifiers that test drafts which were drawn: a chain, and
-            trees are drawn with the siblings that the verifier takes.
-        steps, order: of standalone drafters: how many passes unmask a draft, and in which order
-            (`decode.drafters.diffusion`).
-        drafter_tokenizer: hub id or folder of the tokenizer of a standalone drafter whose vocabulary is not the target's.
-        copying: where the text repeats itself, copy instead of drafting (`decode.drafters.copying`).
-        method: a system by name with its options, `specdiff:steps=4` (`decode.systems`); `drafter` is then what it is made of,
-            FOLDER or KIND=FOLDER,…, and no other option of drafting goes with it.
-
-    Raises:
-        UserError: what can't be found, read or combined.
-    """
-    if method is not None:
-        from decode.methods import open_method, read_method
-
-        others = (draft_tokens, tree_nodes, drafter_tokenizer, verifier, steps, order, copying)
-        if others != (None, None, None, "auto", 1, ORDERS[0], False):
-            raise UserError(
-                f"method={method!r} takes its options behind colons ({method.split(':')[0]}:gamma=4)"
-            )
-        read_method(method)
-        where = load_target(target, dtype=dtype, device=device) if isinstance(target, str) else target
-        return open_method(method, where, None if drafter is None else str(drafter))
-    if draft_tokens is not None and draft_tokens < 1:
-        raise UserError(f"draft_tokens={draft_tokens!r}: must be at least 1")
-    if tree_nodes is not None and not 0 <= tree_nodes <= MOST_NODES:
-        raise UserError(f"tree_nodes={tree_nodes!r}: must be 0 (a chain) to {MOST_NODES}")
-    if steps < 1:
-        raise UserError(f"steps={steps!r}: must be at least 1")
-    if order not in ORDERS:
-        raise UserError(f"order={order!r} is unknown{nearest(order, ORDERS)}")
-    if verifier != "auto":
-        find(verifier)
-    if isinstance(drafter, str | Path):
-        _check_drafter(str(drafter))
-    if isinstance(target, str):
-        target = load_target(target, dtype=dtype, device=device)
-    if tree_nodes is None and target.chains_only:
-        tree_nodes = 0
-    siblings: Siblings | None = None
-    if verifier != "auto" and "point" not in find(verifier).laws:  # drafts have to be drawn
-        tree_nodes = tree_nodes or 0
-        fitting = find(verifier).siblings
-        siblings = next((x for x in ("without_replacement", "iid") if x in fitting), None)
-    if isinstance(drafter, str | Path) and drafter not in _NAMES:
-        drafter = _read(drafter, target, drafter_tokenizer, draft_tokens)
-    if isinstance(drafter, DiffusionDrafter):
-        _check_masks(drafter)
-        drafter = DiffusionProposer(drafter, draft_tokens, steps, order, False, tree_nodes or 0, siblings)
-    elif steps != 1 or order != ORDERS[0]:
-        raise UserError(
-            "steps and order are a standalone drafter's (DDiT, masked language model): this one has none"
-        )
-    found = _drafter(drafter, draft_tokens, tree_nodes, siblings)
-    if copying and found is not None:
-        found = (
-            CopyingDrafter(found)
-            if draft_tokens is None
-            else CopyingDrafter(found, draft_tokens, draft_tokens)
-        )
-    return Decoder(target, found, verifier)
-
-
-def open_part(folder: str, role: str, target: Target) -> Any:
-    """A trained drafter for `target`, of a kind of `decode.systems.ROLES`.
-
-    Raises:
-        UserError: not found, or not of that kind.
-    """
-    if role == "autoregressive":
-        return load_target(folder, dtype=target.dtype_name, device=str(target.device))
-    _check_drafter(folder)
-    found = _read(folder, target, None, None)
-    wanted = DiffusionDrafter if role == "diffusion" else BlockDrafter
-    if not isinstance(found, wanted):
-        raise UserError(f"--drafter {role}={folder}: that is no drafter of the kind {role}")
-    if isinstance(found, DiffusionDrafter):
-        _check_masks(found)
-    return found
-
-
-def _check_masks(drafter: DiffusionDrafter) -> None:
-    if drafter.mask_id < 0:
-        raise UserError(
-            "the drafter undoes uniform noise and has no masks to draft from: absorbing ones have"
-        )
-
-
-def _read(
-    spec: str | Path, target: Target, tokenizer: str | Path | None, draft_tokens: int | None
-) -> Drafter | BlockDrafter | DiffusionDrafter:
-    """A trained drafter from disk, ready for `target`; with a tokenizer of its own behind a translation."""
-    from decode.methods import role_of
-
-    causal = (
-        open_part(str(spec), "autoregressive", target) if role_of(str(spec)) == "autoregressive" else None
-    )
-    more = () if draft_tokens is None else (draft_tokens,)
-    if tokenizer is not None:
-        own = load_tokenizer(tokenizer)
-        inner = (
-            AutoregressiveWriter(causal, *more) if causal else _writer(spec, target, len(own), draft_tokens)
-        )
-        return TranslatedDrafter(inner, VocabularyMap(own, target.tokenizer), draft_tokens)
-    if causal:
-        return AutoregressiveDrafter(causal, *more)
-    drafter = open_drafter(spec, target)
-    if isinstance(drafter, BlockDrafter):
-        drafter = drafter.to(target.dtype)
-        if target.fast:
-            drafter.lighten()
-    return drafter
-
-
-def _writer(spec: str | Path, target: Target, tokens: int, draft_tokens: int | None) -> DiffusionWriter:
-    drafter = load_standalone(spec, target, tokens)
-    _check_masks(drafter)
-    return DiffusionWriter(drafter, draft_tokens)
-
-
-def _check_drafter(spec: str) -> None:
-    """Raises UserError, before the target is loaded, for a drafter that is not there."""
-    folder = Path(spec).expanduser()
-    if spec in _NAMES or folder.is_file() or any((folder / x).exists() for x in ("config.json", ".hydra")):
-        return
-    if folder.is_dir():
-        raise UserError(f"drafter {spec!r}: no config.json in that folder")
-    if spec.count("/") != 1 or spec.startswith((".", "/", "~")):  # else perhaps a hub id
-        known = "" if "/" in spec else nearest(spec, _NAMES)
-        raise UserError(f"drafter {spec!r}: neither a folder nor a known name{known}")
-
-
-def _drafter(
-    drafter: str | Path | Drafter | BlockDrafter | None,
-    draft_tokens: int | None,
-    tree_nodes: int | None,
-    siblings: Siblings | None,
-) -> Drafter | None:
-    if drafter is None or drafter == "none":
-        return None
-    if drafter == "lookup":
-        return LookupDrafter(draft_tokens) if draft_tokens else LookupDrafter()
-    if isinstance(drafter, BlockDrafter):
-        return BlockProposer(drafter, draft_tokens, tree_nodes, siblings)
-    assert not isinstance(drafter, str | Path)
-    return drafter

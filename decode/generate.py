@@ -111,7 +111,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _load(args: argparse.Namespace) -> Decoder:
     from align.target import DEFAULT_TARGET
-    from decode.decoder import load
+    from decode.loading import load
 
     drafter, note = args.drafter, ""
     if args.method is not None:

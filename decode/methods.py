@@ -215,7 +215,7 @@ def open_parts(methods: Sequence[Method], drafters: Mapping[str, str], target: T
     Raises:
         UserError: one that is not given, or can't be opened.
     """
-    from decode.decoder import open_part
+    from decode.loading import open_part
 
     check_parts(methods, drafters)
     roles = dict.fromkeys(role for method in methods for role in method.system.needs)

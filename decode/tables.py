@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
@@ -74,11 +74,15 @@ def table(summary: dict[str, Any]) -> Table:
     """The rows for the terminal."""
     result = Table(title=headline(summary), title_justify="left")
     lossy = any(figures["lossy"] for figures in summary["overall"].values())
-    shown = [
-        name for name in ON_TERMINAL if not (lossy and name == SPEED)
-    ]  # the verifier's name takes its room
+    # the headline names a single suite; a lossy verifier's name takes the room of the speed
+    needless = {*([SUITE] if len(summary["suites"]) == 1 else []), *([SPEED] if lossy else [])}
+    shown = [name for name in ON_TERMINAL if name not in needless]
     for name in shown:
-        result.add_column(name, justify="left" if name in (SUITE, METHOD) else "right", no_wrap=name != SUITE)
+        words = name in (SUITE, METHOD)  # they break where room is short, no figure does
+        justify: Literal["left", "right"] = "left" if words else "right"
+        result.add_column(
+            name, justify=justify, no_wrap=not words, overflow="fold", min_width=7 if words else None
+        )
     before = None
     for row in rows(summary):
         if before is not None and row[SUITE] != before:

@@ -21,7 +21,8 @@ from align.attention import register
 from align.data import Batch
 from align.drafters.checkpoint import shared_layers
 from align.drafters.families import BASES
-from align.drafters.masked_lm import embedding_names, own_layers, write_weights
+from align.drafters.masked_checkpoint import own_layers, write_weights
+from align.drafters.masked_lm import embedding_names
 from align.errors import UserError, nearest
 from align.files import write_atomically
 from align.target import Target, load_target

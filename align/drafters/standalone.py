@@ -16,7 +16,8 @@ from align.drafters.block import BlockDrafter
 from align.drafters.checkpoint import load_drafter, mask_token, shared_layers
 from align.drafters.ddit import DDiT, DDiTConfig
 from align.drafters.diffusion import DiffusionConfig, DiffusionDrafter
-from align.drafters.masked_lm import MaskedLM, adapt, load_masked_lm, merge_lora, save_masked_lm, with_lora
+from align.drafters.masked_checkpoint import adapt, load_masked_lm, save_masked_lm
+from align.drafters.masked_lm import MaskedLM, merge_lora, with_lora
 from align.drafters.published import FAMILIES, OWN, ScheduleSpec, family_for, load_published, save_published
 from align.errors import UserError
 from align.files import write_atomically

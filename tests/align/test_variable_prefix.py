@@ -23,24 +23,11 @@ from align.errors import UserError
 from align.losses import LOSSES, Objective, RowStatistics, after_prefix
 from align.random_state import keyed_generator
 from align.recipe_reader import load_recipe
-from align.target import Target, load_target
+from align.target import Target
 from align.train import train
 from tests.align.drafters.test_block import VARIANTS, build
 
 K = 4
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug")
-
-
-@pytest.fixture(scope="module")
-def samples(target: Target) -> data.Samples:
-    generator = torch.Generator().manual_seed(0)
-    sizes = (30, 17, 25, 40, 9)
-    lists = [torch.randint(4, target.vocab_size, (n,), generator=generator).tolist() for n in sizes]
-    return data.from_lists(lists, [5, 4, 6, 3, 2], [1.0] * 5)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from align.drafters.checkpoint import (
 )
 from align.errors import UserError
 from align.recipe import DrafterConfig
-from align.target import Target, load_target
+from align.target import Target
 
 
 def options(**changes: Any) -> DrafterConfig:
@@ -36,20 +36,6 @@ VARIANTS = [
     {"context": "shared_kv", "markov_rank": 8},
     {"context": "taps", "init_from_target": False},
 ]
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug")
-
-
-@pytest.fixture(scope="module")
-def samples(target: Target) -> data.Samples:
-    generator = torch.Generator().manual_seed(0)
-    lists = [
-        torch.randint(4, target.vocab_size, (n,), generator=generator).tolist() for n in (30, 17, 25, 40, 9)
-    ]
-    return data.from_lists(lists, [5, 4, 6, 3, 2], [1.0] * 5)
 
 
 def build(target: Target, samples: data.Samples, **changes: Any) -> BlockDrafter:

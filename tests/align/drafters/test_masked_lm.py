@@ -17,16 +17,8 @@ from torch.nn import functional as F
 
 from align.attention import register
 from align.drafters.families import FAMILIES, family_of
-from align.drafters.masked_lm import (
-    MaskedLM,
-    adapt,
-    annealed_see,
-    from_config,
-    load_masked_lm,
-    merge_lora,
-    save_masked_lm,
-    with_lora,
-)
+from align.drafters.masked_checkpoint import adapt, from_config, load_masked_lm, save_masked_lm
+from align.drafters.masked_lm import MaskedLM, annealed_see, merge_lora, with_lora
 from align.errors import UserError
 from align.target import Target, load_target
 
