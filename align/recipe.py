@@ -353,6 +353,10 @@ class Recipe(Group):
                 "drafter.train=confidence_head needs drafter.confidence_head=true",
             ),
             (
+                d.train == "confidence_head" and d.init is None,
+                "drafter.train=confidence_head freezes all else: it needs drafter.init, a drafter that is trained",
+            ),
+            (
                 d.kind == "masked_lm" and d.graph == "uniform",
                 "drafter.graph=uniform: a masked language model undoes the mask (absorbing)",
             ),

@@ -24,6 +24,7 @@ from align.drafters.checkpoint import (
     load_drafter,
     save_drafter,
     with_confidence,
+    without_confidence,
 )
 from align.drafters.diffusion import DiffusionDrafter
 from align.drafters.standalone import save_standalone
@@ -50,7 +51,14 @@ def build_drafter(
     """
     if recipe.drafter.init is not None:
         drafter = load_drafter(recipe.drafter.init, target)
-        drafter = with_confidence(drafter) if recipe.drafter.confidence_head else drafter
+        if recipe.drafter.confidence_head:
+            drafter = with_confidence(drafter)
+        elif drafter.confidence is not None:
+            print(
+                "drafter.init: its confidence head is left out (drafter.confidence_head=true keeps it)",
+                file=sys.stderr,
+            )
+            drafter = without_confidence(drafter)
     else:
         size = recipe.drafter.draft_vocab
         chosen = frequent_tokens(samples, target, size) if vocabulary is None else torch.tensor(vocabulary)

@@ -115,7 +115,8 @@ def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
             raise UserError(f"--sweep: no method here has the option {key!r}{nearest(key, sorted(known))}")
     found: dict[str, Method] = {}
     for method in methods:
-        own = [k for k in values if k in (*method.system.options, *COMMON) and k not in method.options]
+        given = {word.partition("=")[0] for word in method.name.split(":")[1:]}
+        own = [k for k in values if k in (*method.system.options, *COMMON) and k not in given]
         for combination in itertools.product(*(values[k] for k in own)):
             words = [f"{k}={v}" for k, v in zip(own, combination, strict=True)]
             made = read_method(":".join([method.name, *words]))
@@ -154,7 +155,7 @@ def _switching(method: Method, parts: Parts, gamma: int | None) -> Decoder:
     from decode.decoder import Decoder
     from decode.drafters.switching import SwitchingDrafter
 
-    if "controller" in method.options:
+    if method.options.get("controller", "fixed") != "fixed":
         raise UserError(f"method {method.name!r}: either several ways or a controller, not both")
     if not method.system.switches:
         able = ", ".join(name for name, s in SYSTEMS.items() if s.switches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from rich.table import Table
 
@@ -78,10 +78,13 @@ def table(summary: dict[str, Any]) -> Table:
     needless = {*([SUITE] if len(summary["suites"]) == 1 else []), *([SPEED] if lossy else [])}
     shown = [name for name in ON_TERMINAL if name not in needless]
     for name in shown:
-        words = name in (SUITE, METHOD)  # they break where room is short, no figure does
-        justify: Literal["left", "right"] = "left" if words else "right"
+        breaks = name in (SUITE, METHOD, SAME)  # where room is short; no figure does
         result.add_column(
-            name, justify=justify, no_wrap=not words, overflow="fold", min_width=7 if words else None
+            name,
+            justify="left" if name in (SUITE, METHOD) else "right",
+            no_wrap=not breaks,
+            overflow="fold",
+            min_width=7 if breaks else None,
         )
     before = None
     for row in rows(summary):

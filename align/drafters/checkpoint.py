@@ -179,6 +179,13 @@ def with_confidence(drafter: BlockDrafter) -> BlockDrafter:
     return drafter
 
 
+def without_confidence(drafter: BlockDrafter) -> BlockDrafter:
+    """The same drafter without such a head, which would foretell what a drafter trained further no longer does."""
+    drafter.config = replace(drafter.config, confidence_head=False)
+    drafter.confidence = None
+    return drafter
+
+
 def _weight(module: Any) -> Tensor:
     return module.weight.detach().float()
 

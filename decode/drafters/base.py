@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from align.cache import KVCache
+from align.errors import UserError
 from align.target import Target, TargetOutput
 from decode.history import History
 from decode.proposal import Law, Proposal
 from decode.sampling import Sampling
+from decode.tree import MOST_NODES
 
 
 def shared(one: list[int], other: list[int]) -> int:
@@ -23,6 +25,12 @@ def shared(one: list[int], other: list[int]) -> int:
     if one[:count] == other[:count]:
         return count
     return next(i for i in range(count) if one[i] != other[i])
+
+
+def within(name: str, value: int | None, least: int, most: int = MOST_NODES) -> None:
+    """Raises UserError for an option, where it is given, that is out of its range."""
+    if value is not None and not least <= value <= most:
+        raise UserError(f"{name}={value}: must be {least} to {most}")
 
 
 @dataclass

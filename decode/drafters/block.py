@@ -22,7 +22,7 @@ from torch import Tensor
 from align.drafters.block import BlockDrafter, BlockSession
 from align.errors import UserError
 from align.target import TargetOutput
-from decode.drafters.base import Request
+from decode.drafters.base import Request, within
 from decode.grow import best_first, draw_tree, shape
 from decode.proposal import DenseQ, Law, Proposal, Siblings, SparseQ
 from decode.sampling import Before, Sampling, best, couple, draw, penalised, probs
@@ -62,6 +62,8 @@ class BlockProposer:
         siblings: Siblings | None = None,
         confidence: float = 0.0,
     ) -> None:
+        within("draft_tokens", draft_tokens, 1)
+        within("tree_nodes", tree_nodes, 0)
         if not 0 <= confidence <= 1:
             raise UserError(f"confidence={confidence:g} must be within 0..1")
         if confidence and network.confidence is None:

@@ -14,7 +14,7 @@ import torch
 
 from align.drafters.diffusion import DiffusionDrafter
 from align.errors import UserError
-from decode.drafters.base import Request
+from decode.drafters.base import Request, within
 from decode.drafters.diffusion import DiffusionSession
 from decode.grow import abreast, prefix_tree
 from decode.proposal import DenseQ, Law, Proposal
@@ -46,6 +46,7 @@ class CandidatesDrafter:
         draft_temperature: float | None = None,
         keep_q: bool = False,
     ) -> None:
+        within("draft_tokens", draft_tokens, 1)
         self.draft_tokens = draft_tokens or drafter.config.block_size
         most = MOST_NODES // self.draft_tokens
         if not 1 <= candidates <= most:

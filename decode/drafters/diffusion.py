@@ -22,7 +22,7 @@ from torch import Tensor
 from align.drafters.diffusion import DiffusionContext, DiffusionDrafter
 from align.errors import UserError, nearest
 from align.target import TargetOutput
-from decode.drafters.base import Request, shared
+from decode.drafters.base import Request, shared, within
 from decode.grow import draw_tree, from_marginals, shape
 from decode.proposal import DenseQ, Law, Proposal, Siblings
 from decode.sampling import Before, Sampling, best, couple, draw, penalised, probs
@@ -62,6 +62,9 @@ class DiffusionProposer:
     ) -> None:
         if order not in ORDERS:
             raise UserError(f"order={order!r} is unknown{nearest(order, ORDERS)}")
+        within("draft_tokens", draft_tokens, 1)
+        within("steps", steps, 1)
+        within("tree_nodes", tree_nodes, 0)
         if hot_start and steps < 2:
             raise UserError(
                 f"hot_start takes the place of one of several steps: steps={steps} must be at least 2"

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from align.drafters.diffusion import DiffusionDrafter
-from align.errors import UserError
-from decode.drafters.base import Request
+from decode.drafters.base import Request, within
 from decode.drafters.diffusion import DiffusionSession
 from decode.proposal import Law, Proposal
 from decode.sampling import Sampling, best
@@ -38,9 +37,9 @@ class ToleratorDrafter:
     def __init__(
         self, drafter: DiffusionDrafter, draft_tokens: int | None = None, steps: int = 1, rounds: int = 2
     ) -> None:
-        for name, value, least in (("steps", steps, 1), ("rounds", rounds, 0)):
-            if value < least:
-                raise UserError(f"{name}={value}: must be at least {least}")
+        within("draft_tokens", draft_tokens, 1)
+        within("steps", steps, 1)
+        within("rounds", rounds, 0)
         self.drafter, self.steps, self.rounds = drafter.eval(), steps, rounds
         self.draft_tokens = self.draft_nodes = draft_tokens or drafter.config.block_size
 

@@ -185,6 +185,13 @@ def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(
     with (tmp_path / "second" / "metrics.csv").open(newline="") as file:
         validated = [float(r["validation/loss"]) for r in csv.DictReader(file) if r["validation/loss"]]
     assert validated[-1] < 0.95 * validated[0]
+    further = [
+        f"drafter.init={tmp_path / 'second' / 'drafter'}",
+        "trainer.max_steps=2",
+        "trainer.warmup_steps=1",
+    ]
+    run(tmp_path / "third", debug_data, *further)  # q moves: a head that stays would foretell another one
+    assert not any(name.startswith("confidence") for name in weights(tmp_path / "third"))
 
 
 def test_confidence_and_its_loss_belong_together(tmp_path: Path, debug_data: Path) -> None:
@@ -193,6 +200,14 @@ def test_confidence_and_its_loss_belong_together(tmp_path: Path, debug_data: Pat
         (
             ["objective.terms={confidence: 1.0}"],
             "objective.terms.confidence needs drafter.confidence_head=true",
+        ),
+        (
+            [
+                "drafter.train=confidence_head",
+                "drafter.confidence_head=true",
+                "objective.terms={confidence: 1.0}",
+            ],
+            "needs drafter.init",
         ),
         (
             ["drafter.train=confidence_head"],
