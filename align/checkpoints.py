@@ -128,7 +128,9 @@ def _of_target(path: Path, target_sha256: str) -> Path:
 def check_drafter(path: Path, drafter: dict[str, Any], strategy: str) -> None:
     """Raises UserError when a checkpoint's drafter has another architecture, or was saved by another kind of strategy."""
     record = read_seal(path)
-    for name, value in record["drafter"].items():
+    # what an older version did not write down was not there then: off, none of it
+    added = {name: type(value)() for name, value in drafter.items() if name not in record["drafter"]}
+    for name, value in {**record["drafter"], **added}.items():
         if (
             drafter.get(name) != value and name != "target"
         ):  # where the target was found does not matter, its hash does

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -176,6 +177,26 @@ def test_the_table_fits_80_columns_and_names_several_suites(
     assert all(len(line) <= 80 for line in output.splitlines() if "│" in line) and "…" not in output
     for part in ("Suite Z", "2.00× [2.00, 2.00]", "an honest baseline", "left out: math500: nowhere"):
         assert part in output.replace("\n", " "), part
+
+
+def test_no_figure_is_cut_at_80_columns(tmp_path: Path) -> None:
+    """With every column at its widest, all of it is there, broken where it has to be."""
+    summary, _ = make_report(fill(tmp_path / "o"))
+    for figures in summary["overall"].values():
+        figures |= {
+            "bugs": 12,
+            "rounding_ties": 13,
+            "identical": 1455,
+            "prompts": 1480,
+            "tokens_per_s": 12345.6,
+        }
+    summary["suites"] = {"one suite": summary["overall"], "another one": summary["overall"]}
+    console = Console(width=80, no_color=True, record=True, file=io.StringIO())
+    console.print(tables.table(summary))
+    lines = [line for line in console.export_text().splitlines() if "│" in line]
+    assert all(line.rstrip().endswith(("│", "┤")) for line in lines)
+    cells = "".join(line.split("│")[-2].strip() for line in lines if "─" not in line)
+    assert cells.replace(" ", "").count("1455/1480(12BUGs,13ties)") == 9
 
 
 def test_later_records_of_the_same_generation_count(tmp_path: Path) -> None:
