@@ -125,8 +125,9 @@ def _of_target(path: Path, target_sha256: str) -> Path:
     return path
 
 
-def check_drafter(path: Path, drafter: dict[str, Any], strategy: str) -> None:
-    """Raises UserError when a checkpoint's drafter has another architecture, or was saved by another kind of strategy."""
+def check_drafter(path: Path, drafter: dict[str, Any], strategy: str, trained: str) -> None:
+    """Raises UserError when a checkpoint's drafter has another architecture, was saved by another kind of strategy, or had
+    other parts of it trained."""
     record = read_seal(path)
     # what an older version did not write down was not there then: off, none of it
     added = {name: type(value)() for name, value in drafter.items() if name not in record["drafter"]}
@@ -137,6 +138,10 @@ def check_drafter(path: Path, drafter: dict[str, Any], strategy: str) -> None:
             raise UserError(
                 f"{path}: its drafter has {name}={value!r}, this recipe's {drafter.get(name)!r}; {_ANEW}"
             )
+    if record.get("train", "all") != trained:
+        raise UserError(
+            f"{path}: saved under drafter.train={record.get('train', 'all')}, not {trained}; {_ANEW}"
+        )
     if record.get("strategy", strategy) != strategy:
         raise UserError(
             f"{path}: saved under launch.strategy={record['strategy']}, not {strategy}; give that strategy, or {_ANEW}"

@@ -26,7 +26,7 @@ class Keeper:
     """
 
     def __init__(self, recipe: Recipe, strategy: str) -> None:
-        self.options, self.strategy = recipe.trainer, strategy
+        self.options, self.strategy, self.trained = recipe.trainer, strategy, recipe.drafter.train
         self.folder = Path(recipe.output) / "checkpoints"
         self._before: dict[int, Any] = {}
         self._saved = -1
@@ -77,6 +77,7 @@ class Keeper:
                 "seconds": module.seconds,
                 "target_sha256": config.target_sha256,
                 "strategy": self.strategy,
+                "train": self.trained,
                 "drafter": config.to_dict(),
                 "draft_vocab": None if vocab is None else vocab.tolist(),
             }

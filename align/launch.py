@@ -275,7 +275,9 @@ def fit(
     """
     steps, t = recipe.trainer.max_steps, recipe.trainer
     if resume is not None:
-        checkpoints.check_drafter(resume, module.drafter.config.to_dict(), _kind(recipe))
+        checkpoints.check_drafter(
+            resume, module.drafter.config.to_dict(), _kind(recipe), recipe.drafter.train
+        )
         done = checkpoints.read_seal(resume)
         over = t.max_minutes is not None and done["seconds"] >= 60 * t.max_minutes
         if done["step"] > steps:

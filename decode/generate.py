@@ -90,7 +90,12 @@ def parser() -> Parser:
         help="a token that never comes; may be repeated",
     )
     p.add_argument("--min-new-tokens", type=whole(0), default=0, help="do not end before; default: 0")
-    p.add_argument("--seed", type=int, default=0, help="same seed and settings, same answer; default: 0")
+    p.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="same seed and settings, same answer, unless --method looks at the clock (controller=cost, several ways); default: 0",
+    )
     p.add_argument("--stop", action="append", default=[], help="end before this string; may be repeated")
     p.add_argument("--system", help="a system message before the prompt")
     p.add_argument("--raw", action="store_true", help="continue the prompt as plain text, no chat template")
