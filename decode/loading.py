@@ -12,7 +12,7 @@ from align.errors import UserError, nearest
 from align.target import DEFAULT_TARGET, Target, load_target, load_tokenizer
 from decode.decoder import Decoder
 from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveWriter
-from decode.drafters.base import Drafter
+from decode.drafters.base import Drafter, within
 from decode.drafters.block import BlockProposer
 from decode.drafters.copying import CopyingDrafter
 from decode.drafters.diffusion import ORDERS, DiffusionProposer, DiffusionWriter
@@ -113,12 +113,10 @@ def _by_name(
 def _check_options(
     draft_tokens: int | None, tree_nodes: int | None, steps: int, order: str, verifier: str
 ) -> None:
-    if draft_tokens is not None and draft_tokens < 1:
-        raise UserError(f"draft_tokens={draft_tokens!r}: must be at least 1")
+    within("draft_tokens", draft_tokens, 1, None)
     if tree_nodes is not None and not 0 <= tree_nodes <= MOST_NODES:
         raise UserError(f"tree_nodes={tree_nodes!r}: must be 0 (a chain) to {MOST_NODES}")
-    if steps < 1:
-        raise UserError(f"steps={steps!r}: must be at least 1")
+    within("steps", steps, 1, None)
     if order not in ORDERS:
         raise UserError(f"order={order!r} is unknown{nearest(order, ORDERS)}")
     if verifier != "auto":

@@ -9,7 +9,7 @@ specdiff:steps=1/2/4             several ways, the fastest of which each round t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from align.target import Target
     from decode.controllers import Controller
     from decode.decoder import Decoder
+    from decode.drafters.base import Drafter
 
 COMMON = {"verifier": "auto", "controller": "fixed"}
 """Options of every system: the verifier, and who chooses how many tokens are drafted."""
@@ -37,6 +38,11 @@ class Method:
     options: Mapping[str, Any]
     ways: tuple[Method, ...] = ()
     """The method in each of the ways that its options leave open; none: they leave nothing open."""
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """All options that it says something of, those too that it leaves open."""
+        return self.ways[0].options if self.ways else self.options
 
 
 def read_method(text: str) -> Method:
@@ -59,17 +65,19 @@ def read_method(text: str) -> Method:
             raise UserError(f"--methods {text}: {key} is given twice")
         options[key] = value
     several = {k: v.split("/") for k, v in options.items() if "/" in v and _number(system, k)}
-    ways = [
-        read_method(
-            ":".join(
-                [name, *(f"{k}={v}" for k, v in {**options, **dict(zip(several, way, strict=True))}.items())]
-            )
-        )
-        for way in itertools.product(*several.values())
-        if several
-    ]
+    ways = [read_method(_written(name, options | way)) for way in _every(several)] if several else []
     read = {k: _value(text, system, k, v) for k, v in options.items() if k not in several}
     return Method(text, system, read, tuple(ways))
+
+
+def _written(name: str, options: Mapping[str, str]) -> str:
+    return ":".join([name, *(f"{key}={value}" for key, value in options.items())])
+
+
+def _every(values: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+    """Every combination of one value for each key."""
+    for combination in itertools.product(*values.values()):
+        yield dict(zip(values, combination, strict=True))
 
 
 def _number(system: System, key: str) -> bool:
@@ -115,11 +123,9 @@ def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
             raise UserError(f"--sweep: no method here has the option {key!r}{nearest(key, sorted(known))}")
     found: dict[str, Method] = {}
     for method in methods:
-        given = {word.partition("=")[0] for word in method.name.split(":")[1:]}
-        own = [k for k in values if k in (*method.system.options, *COMMON) and k not in given]
-        for combination in itertools.product(*(values[k] for k in own)):
-            words = [f"{k}={v}" for k, v in zip(own, combination, strict=True)]
-            made = read_method(":".join([method.name, *words]))
+        free = {*method.system.options, *COMMON} - {*method.given}
+        for options in _every({k: v for k, v in values.items() if k in free}):
+            made = read_method(_written(method.name, options))
             found[made.name] = made
     return list(found.values())
 
@@ -131,28 +137,35 @@ def build(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
         UserError: a part that is not there, a value out of range.
     """
     from decode.decoder import Decoder
-    from decode.drafters.adaptive import AdaptiveDrafter
 
     system = method.system
     check_parts([method], parts.drafters)
-    if method.ways:
-        return _switching(method, parts, gamma)
-    options = {k: v for k, v in method.options.items() if k not in COMMON}
-    if gamma is not None and "gamma" in system.options:
-        options = {"gamma": gamma, **options}
+    drafter = _switching(method, parts, gamma) if method.ways else _drafter(method, parts, gamma)
     try:
-        drafter = system.make(parts, **options)
         target = parts.target if system.target is None else system.target(parts.target)
     except UserError as error:
         raise UserError(f"method {method.name!r}: {error}") from None
-    if drafter is not None and (make := _controller(method, drafter.draft_tokens)):
-        drafter = AdaptiveDrafter(drafter, make)
     return Decoder(target, drafter, method.options.get("verifier", system.verifier))
 
 
-def _switching(method: Method, parts: Parts, gamma: int | None) -> Decoder:
+def _drafter(method: Method, parts: Parts, gamma: int | None) -> Drafter | None:
+    """Of a method that leaves nothing open; None: it drafts nothing."""
+    from decode.drafters.adaptive import AdaptiveDrafter
+
+    options = {k: v for k, v in method.options.items() if k not in COMMON}
+    if gamma is not None and "gamma" in method.system.options:
+        options = {"gamma": gamma, **options}
+    try:
+        drafter = method.system.make(parts, **options)
+    except UserError as error:
+        raise UserError(f"method {method.name!r}: {error}") from None
+    if drafter is not None and (make := _controller(method, drafter.draft_tokens)):
+        return AdaptiveDrafter(drafter, make)
+    return drafter
+
+
+def _switching(method: Method, parts: Parts, gamma: int | None) -> Drafter:
     """Raises UserError for a system whose ways cannot share a session."""
-    from decode.decoder import Decoder
     from decode.drafters.switching import SwitchingDrafter
 
     if method.options.get("controller", "fixed") != "fixed":
@@ -162,9 +175,8 @@ def _switching(method: Method, parts: Parts, gamma: int | None) -> Decoder:
         raise UserError(
             f"method {method.name!r}: one way at a time, with controller=cost as long as pays; these switch: {able}"
         )
-    built = [build(way, parts, gamma).drafter for way in method.ways]
-    drafter = SwitchingDrafter([way for way in built if way is not None], [way.name for way in method.ways])
-    return Decoder(parts.target, drafter, method.options.get("verifier", method.system.verifier))
+    built = [_drafter(way, parts, gamma) for way in method.ways]
+    return SwitchingDrafter([way for way in built if way is not None], [way.name for way in method.ways])
 
 
 def _controller(method: Method, most: int) -> Callable[[], Controller] | None:

@@ -315,6 +315,8 @@ class ConfidenceHead(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.out = nn.Linear(2 * width, 1)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
 
     def forward(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """Hidden state and embedding of the token before, both (…, D) → the logit (…)."""

@@ -141,8 +141,8 @@ def _config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) 
 def _initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None:
     """Copy target layers and norm; the context projection starts as a mean (taps) or small (shared_kv)."""
     config, width = drafter.config, drafter.config.hidden_size
-    for parameter in drafter.parameters():
-        if parameter.dim() == 2:
+    for name, parameter in drafter.named_parameters():
+        if parameter.dim() == 2 and not name.startswith("confidence."):
             parameter.normal_(0.0, 0.02)
     if from_layers:
         drafter.norm.weight.copy_(_weight(target.body.norm))
@@ -154,19 +154,11 @@ def _initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> Non
     else:
         # an embedding's own size is about 0.1: more would drown the anchor token
         drafter.fc.weight.copy_(0.02 * torch.eye(width))
-    if drafter.confidence is not None:
-        _indifferent(drafter.confidence)
     if drafter.markov is not None:
         drafter.markov.out.weight.zero_()
         head = drafter.head_weight_VdD.float()
         values, vectors = torch.linalg.eigh(head.T @ head / head.shape[0])
         drafter.markov.basis.copy_((head @ vectors[:, -config.markov_rank :]).T / values[-1].sqrt())
-
-
-@torch.no_grad()
-def _indifferent(head: ConfidenceHead) -> None:
-    for parameter in head.parameters():
-        parameter.zero_()
 
 
 def with_confidence(drafter: BlockDrafter) -> BlockDrafter:
@@ -175,7 +167,6 @@ def with_confidence(drafter: BlockDrafter) -> BlockDrafter:
         return drafter
     drafter.config = replace(drafter.config, confidence_head=True)
     drafter.confidence = ConfidenceHead(drafter.config.hidden_size).to(drafter.norm.weight.device)
-    _indifferent(drafter.confidence)
     return drafter
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from align.errors import UserError
 from align.target import Target, TargetOutput
-from decode.drafters.base import Request, shared
+from decode.drafters.base import Request, shared, within
 from decode.proposal import DenseQ, Law, Proposal
 from decode.sampling import Sampling, best, couple, draw, probs
 from decode.tree import ancestors, chain
@@ -103,8 +103,7 @@ class AutoregressiveDrafter:
     name = "autoregressive"
 
     def __init__(self, model: Target, draft_tokens: int = DRAFT_TOKENS) -> None:
-        if draft_tokens < 1:
-            raise UserError(f"draft_tokens={draft_tokens!r}: must be at least 1")
+        within("draft_tokens", draft_tokens, 1, None)
         self.model = model
         self.draft_tokens = self.draft_nodes = draft_tokens
 

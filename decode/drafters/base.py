@@ -27,10 +27,12 @@ def shared(one: list[int], other: list[int]) -> int:
     return next(i for i in range(count) if one[i] != other[i])
 
 
-def within(name: str, value: int | None, least: int, most: int = MOST_NODES) -> None:
-    """Raises UserError for an option, where it is given, that is out of its range."""
-    if value is not None and not least <= value <= most:
-        raise UserError(f"{name}={value}: must be {least} to {most}")
+def within(name: str, value: int | None, least: int, most: int | None = MOST_NODES) -> None:
+    """Raises UserError for an option, where it is given, that is out of its range; `most` None = without end."""
+    if value is not None and (value < least or (most is not None and value > most)):
+        raise UserError(
+            f"{name}={value!r}: must be {f'at least {least}' if most is None else f'{least} to {most}'}"
+        )
 
 
 @dataclass

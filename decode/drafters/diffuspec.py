@@ -18,7 +18,7 @@ from align.drafters.diffusion import DiffusionDrafter
 from align.errors import UserError
 from align.target import TargetOutput
 from decode.controllers import AdaptiveLength
-from decode.drafters.base import Request
+from decode.drafters.base import Request, within
 from decode.drafters.diffusion import DiffusionSession
 from decode.lattice import best_path, columns
 from decode.ngrams import NgramModel
@@ -72,8 +72,7 @@ class DiffuSpecDrafter:
             ("beam", beam),
             ("shortest", shortest),
         ):
-            if value < 1:
-                raise UserError(f"{name}={value!r}: must be at least 1")
+            within(name, value, 1, None)
         for name, share in (("mass", mass), ("smoothing", smoothing)):
             if not 0 < share <= 1:
                 raise UserError(f"{name}={share!r}: must be above 0 and at most 1")

@@ -16,7 +16,7 @@ from torch import Tensor
 from align.errors import UserError
 from align.target import Target, TargetOutput
 from decode.drafters.autoregressive import CausalContext, check_vocabulary
-from decode.drafters.base import Drafter, DraftSession, Request, shared
+from decode.drafters.base import Drafter, DraftSession, Request, shared, within
 from decode.drafters.block import BlockProposer
 from decode.proposal import DenseQ, Law, Proposal
 from decode.sampling import Sampling, best, couple, probs
@@ -41,8 +41,7 @@ class HierarchicalDrafter:
     """
 
     def __init__(self, model: Target, inner: Drafter, draft_tokens: int = DRAFT_TOKENS) -> None:
-        if draft_tokens < 1:
-            raise UserError(f"draft_tokens={draft_tokens!r}: must be at least 1")
+        within("draft_tokens", draft_tokens, 1, None)
         innermost: Any = inner  # behind CopyingDrafter and its like
         while not isinstance(innermost, BlockProposer) and hasattr(innermost, "inner"):
             innermost = innermost.inner

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from align.errors import UserError
 from align.target import TargetOutput
-from decode.drafters.base import Request
+from decode.drafters.base import Request, within
 from decode.grow import best_first
 from decode.proposal import Law, Proposal
 from decode.sampling import Sampling
@@ -48,8 +47,7 @@ class RetrievalDrafter:
             ("shortest", shortest, 1),
             ("tree_nodes", tree_nodes, 0),
         ):
-            if value < least:
-                raise UserError(f"{name}={value!r}: must be at least {least}")
+            within(name, value, least, None)
         self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
         self.draft_nodes = max(draft_tokens, tree_nodes)
         self.datastore = datastore

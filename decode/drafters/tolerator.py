@@ -38,8 +38,8 @@ class ToleratorDrafter:
         self, drafter: DiffusionDrafter, draft_tokens: int | None = None, steps: int = 1, rounds: int = 2
     ) -> None:
         within("draft_tokens", draft_tokens, 1)
-        within("steps", steps, 1)
-        within("rounds", rounds, 0)
+        within("steps", steps, 1, None)
+        within("rounds", rounds, 0, None)
         self.drafter, self.steps, self.rounds = drafter.eval(), steps, rounds
         self.draft_tokens = self.draft_nodes = draft_tokens or drafter.config.block_size
 

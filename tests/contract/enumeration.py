@@ -184,17 +184,15 @@ def surest(toy: Toy, parents: Parents) -> Case:
 def stopped(toy: Toy, parents: Parents) -> Case:
     """A causal chain that goes on after its first token only while what is drawn so far says so, as a confidence head does:
     a coin for every prefix, tossed before the next token is drawn."""
-    drafts = drawn(toy, parents, True).drafts
+    full = drawn(toy, parents, True)
+    drafts = full.drafts
     length_B = torch.ones(len(drafts.tokens_BN), dtype=torch.int64)
     for d in range(1, len(parents)):
         goes_on = torch.rand((toy.V,) * d, generator=toy.generator) < 0.6
         length_B += (length_B == d) & goes_on[tuple(drafts.tokens_BN[:, j] for j in range(d))]
     each = [chain(n) for n in length_B.tolist()]
     # a token that is not drawn says nothing: what follows a draft's end sums to 1
-    q_BNV = drafts.q_BNV
-    assert q_BNV is not None
-    weight_B = q_BNV.gather(2, drafts.tokens_BN[..., None])[..., 0].prod(1)
-    return case(toy, each, weight_B, drafts.tokens_BN, q_BNV)
+    return case(toy, each, full.weight_B, drafts.tokens_BN, drafts.q_BNV)
 
 
 DRAFTERS: dict[str, Callable[[Toy, Parents], Case]] = {

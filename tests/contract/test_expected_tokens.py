@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from align.target import TargetOutput
 from decode import Decoder, Sampling
 from decode.drafters.base import Request
 from decode.grow import draw_tree
@@ -30,27 +29,12 @@ class ToyTarget(TableTarget):
         self.toy = toy
         self.paths: list[list[int]] = []
 
-    def forward(
-        self,
-        tokens_BL: Tensor,
-        *,
-        cache: Any,
-        see_LL: Tensor | None = None,
-        taps: tuple[int, ...] = (),
-        logits: bool = True,
-    ) -> TargetOutput:
-        past, fresh = cache.length, tokens_BL[0].tolist()
-        cache.write(fresh)
-        see = torch.ones(len(fresh), len(fresh)).tril() if see_LL is None else see_LL
-        self.paths = [
-            [cache.slots[i] for i in (*range(past), *(past + j for j in row.nonzero()[:, 0].tolist()))]
-            for row in see
-        ]
-        places = torch.arange(len(self.paths), dtype=torch.float32)[None, :, None]
-        return TargetOutput(self.head(places) if logits else None, places, None)
+    def hidden(self, paths: list[list[int]]) -> Tensor:
+        """The places of the latest forward."""
+        self.paths = paths
+        return torch.arange(len(paths))[:, None]
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Of the latest forward's places."""
         return torch.stack([self._row(self.paths[int(i)][2:]) for i in hidden[0, :, 0]])[None].float()
 
     def _row(self, done: list[int]) -> Tensor:

@@ -68,13 +68,16 @@ class TableTarget:
         past, fresh = cache.length, tokens_BL[0].tolist()
         cache.write(fresh)
         see = torch.ones(len(fresh), len(fresh)).tril() if see_LL is None else see_LL
-        pairs = []
+        paths = []
         for row in see:
             own = [past + i for i in row.nonzero()[:, 0].tolist()]
-            path = [self.vocab_size, *(cache.slots[i] for i in [*range(past), *own])]
-            pairs.append(path[-2:])
-        pairs = torch.tensor(pairs)
-        return TargetOutput(self.head(pairs[None].float()) if logits else None, pairs[None].float(), None)
+            paths.append([cache.slots[i] for i in [*range(past), *own]])
+        hidden = self.hidden(paths)[None].float()
+        return TargetOutput(self.head(hidden) if logits else None, hidden, None)
+
+    def hidden(self, paths: list[list[int]]) -> Tensor:
+        """What `head` needs of the texts that end at each place, (L, …)."""
+        return torch.tensor([[self.vocab_size, *path][-2:] for path in paths])
 
     def forward_together(self, tokens: Any, caches: Any, see: Any, taps: Any = ()) -> list[TargetOutput]:
         each = zip(tokens, caches, see, strict=True)

@@ -19,6 +19,7 @@ from align.target import Target, load_target
 from decode import Decoder, Sampling
 from decode.drafters.block import BlockDrafts, BlockProposer
 from decode.engine import _NOTHING, Engine
+from decode.frequencies import exact_law
 from decode.proposal import DenseQ, SparseQ
 from decode.sampling import Before, probs
 from tests.decode.test_engine_law import frequencies, plausible
@@ -178,19 +179,7 @@ def test_confidence_where_there_is_none_is_refused(target: Target) -> None:
 @pytest.mark.parametrize("variant", ["shared", "shared markov", "markov confidence"])
 def test_sampled_output_has_the_targets_joint_law(target: Target, variant: str) -> None:
     sampling, runs = Sampling(1.0, top_k=2), 250
-    law: dict[tuple[int, ...], float] = {}
-
-    def walk(done: tuple[int, ...], mass: float) -> None:
-        if len(done) == 4:
-            law[done] = mass
-            return
-        logits = target.forward(torch.tensor([[*PROMPT, *done]])).logits_BLV
-        assert logits is not None
-        row = probs(logits[0, -1], sampling)
-        for token in row.nonzero()[:, 0].tolist():
-            walk((*done, token), mass * float(row[token]))
-
-    walk((), 1.0)
+    law = exact_law(target, PROMPT, 4, sampling)
     confidence = 0.3 if "confidence" in variant else 0.0
     drafter = BlockProposer(network(target, **VARIANTS[variant]), confidence=confidence)
     found = frequencies(Decoder(target, drafter, "token"), sampling, runs, PROMPT, 4)

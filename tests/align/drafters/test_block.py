@@ -80,13 +80,17 @@ def test_training_graph_equals_drafting(
     assert checked > 10
 
 
+def drafted(drafter: BlockDrafter, samples: data.Samples) -> tuple[data.Batch, Anchors, torch.Tensor]:
+    """Packed rows with one block in each, from place 7 on, and the drafter's hidden states of them."""
+    batch = data.collate(data.pack(samples, 64, seed=0))
+    rows = batch.tokens_BL.shape[0]
+    anchors = Anchors(torch.tensor([[7]] * rows), torch.ones(rows, 1, 4).bool())
+    return batch, anchors, drafter(batch, target_features(drafter.target, batch, drafter.config), anchors)
+
+
 def test_markov_bias_in_training_equals_drafting(target: Target, samples: data.Samples) -> None:
     drafter = build(target, samples, markov_rank=8)
-    batch = data.collate(data.pack(samples, 64, seed=0))
-    anchors = Anchors(
-        torch.tensor([[7]] * batch.tokens_BL.shape[0]), torch.ones(batch.tokens_BL.shape[0], 1, 4).bool()
-    )
-    hidden = drafter(batch, target_features(target, batch, drafter.config), anchors)
+    batch, anchors, hidden = drafted(drafter, samples)
     factors = drafter.markov_factors(batch, anchors, hidden)
     assert factors is not None
     session = BlockSession(drafter, target.new_cache(1, 8), 8)
@@ -101,10 +105,7 @@ def test_confidence_in_training_equals_drafting_and_touches_nothing_else(
     target: Target, samples: data.Samples
 ) -> None:
     drafter = build(target, samples, confidence_head=True)
-    batch = data.collate(data.pack(samples, 64, seed=0))
-    rows = batch.tokens_BL.shape[0]
-    anchors = Anchors(torch.tensor([[7]] * rows), torch.ones(rows, 1, 4).bool())
-    hidden = drafter(batch, target_features(target, batch, drafter.config), anchors)
+    batch, anchors, hidden = drafted(drafter, samples)
     logits = drafter.confidence_logits(batch, anchors, hidden)
     assert logits is not None
     session = BlockSession(drafter, target.new_cache(1, 8), 8)
