@@ -37,7 +37,9 @@ class DiffusionConfig:
     block_size: K, the tokens of a block in training; decoding may draft fewer or more. vocab_size: the target's.
     prediction: `log_score` (SEDD) or `logits`; with the mask graph both give the same q.
     window: clean tokens that a network of full attention is shown before a block.
-    mask_id: of a DDiT, where it is not the last id. network: its architecture, to tell one checkpoint from another.
+    mask_id: of a DDiT, where it is not the last id.
+    mask_rates: the shares of masks that a published checkpoint came with (BD3-LM's clipped schedule), kept for whoever
+    saves it again. network: its architecture, to tell one checkpoint from another.
 
     Raises:
         UserError: a value that does not fit, with its key.
@@ -50,6 +52,7 @@ class DiffusionConfig:
     prediction: str = "log_score"
     window: int = 512
     mask_id: int | None = None
+    mask_rates: tuple[float, float] | None = None
     target: str = ""
     target_sha256: str = ""
     network: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +67,10 @@ class DiffusionConfig:
                 raise UserError(f"{name}={value!r:.40} is unknown{nearest(str(value), known)}")
         if not isinstance(self.schedule, dict) or "name" not in self.schedule:
             raise UserError(f"schedule={self.schedule!r:.40} must be an object with a name")
+        if (rates := self.mask_rates) is not None:
+            if not isinstance(rates, list | tuple) or len(rates) != 2 or not 0 <= rates[0] <= rates[1] <= 1:
+                raise UserError(f"mask_rates={rates!r:.40} must be two shares, the smaller one first")
+            object.__setattr__(self, "mask_rates", tuple(rates))  # JSON knows lists only
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

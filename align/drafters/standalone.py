@@ -119,7 +119,7 @@ def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = 
     else:
         known = {k: v for k, v in config.schedule.items() if k in {f.name for f in fields(ScheduleSpec)}}
         mask_id = None if drafter.mask_id < 0 else drafter.mask_id
-        schedule = ScheduleSpec(**known)
+        schedule = ScheduleSpec(**known, mask_rates=config.mask_rates)
         family = family_for(network, config.prediction, config.graph, schedule, mask_id)
         save_published(network, folder, family, graph=config.graph, schedule=schedule, mask_id=mask_id)
     text = json.dumps(config.to_dict(), indent=2) + "\n"
@@ -195,6 +195,7 @@ def _load_network(
             "schedule": {"name": name, **(options if name == "geometric" else {})},
             "prediction": loaded.prediction,
             "mask_id": loaded.mask_id,
+            "mask_rates": loaded.schedule.mask_rates,
         }
     return load_masked_lm(spec, target=target), {"prediction": "logits"}
 

@@ -17,7 +17,7 @@ from align.data import Batch
 from align.diffusion_losses import masked_cross_entropy
 from align.drafters.ddit import DDiT, DDiTConfig
 from align.drafters.diffusion import DiffusionConfig, DiffusionContext, DiffusionDrafter
-from align.drafters.published import ScheduleSpec, save_published
+from align.drafters.published import ScheduleSpec, load_published, save_published
 from align.drafters.standalone import load_standalone, make, open_drafter, save_standalone
 from align.errors import UserError
 from align.pretrain import Pretrain
@@ -390,13 +390,15 @@ def test_block_networks_of_every_kind_can_be_saved(target: Target, tmp_path: Pat
         config = DDiTConfig(
             target.vocab_size + 1, 32, 2, 2, 16, attention="block_causal", block_size=4, time_input=time_input
         )
-        save_published(DDiT(config), tmp_path / time_input, "bd3lm")
+        clipped = ScheduleSpec(mask_rates=(0.25, 0.75))
+        save_published(DDiT(config), tmp_path / time_input, "bd3lm", schedule=clipped)
         loaded = load_standalone(tmp_path / time_input, target)
         save_standalone(loaded, tmp_path / f"{time_input} again")
         again = load_standalone(tmp_path / f"{time_input} again", target).network
         assert isinstance(again, DDiT) and again.config == config
         values = json.loads((tmp_path / f"{time_input} again" / "config.json").read_text())
         assert values["model_type"] == "bd3lm"
+        assert load_published(tmp_path / f"{time_input} again").schedule == clipped
 
 
 def test_a_mask_inside_the_vocabulary_stays_where_it_is(target: Target, tmp_path: Path) -> None:
