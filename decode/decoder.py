@@ -18,8 +18,9 @@ Prompt = str | list[dict[str, str]] | list[int]
 
 
 class Decoder:
-    """A target and what drafts for it. `generate` may be called any number of times; nothing is kept in
-    between.
+    """A target and what drafts for it. `generate` may be called any number of times; nothing is kept in between. A seed
+    repeats a sampled text, unless the drafter looks at the clock (`controller=cost`, several ways in one method): how much
+    it drafts then differs from run to run, the law of the text does not.
 
     Args:
         target: the model whose output law is kept.
@@ -92,7 +93,7 @@ class Decoder:
         """Continue many prompts, `batch_size` at a time in one target call; as one ends the next begins.
 
         Every output is the one that `generate` gives for its prompt, sampling and seed, whatever stands beside it (but for
-        the rounding of products over more rows). Times of a request count what it shared with others.
+        the rounding of products over more rows, and for drafters that look at the clock: see the class). Times of a request count what it shared with others.
 
         Args:
             prompts, max_new_tokens, sampling, stop, raw: as in `generate`; `max_new_tokens` and `sampling` one for all, or

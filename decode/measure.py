@@ -46,16 +46,28 @@ def plan(
     repeats: int,
     seed: int,
 ) -> list[Task]:
-    """All tasks: repeat by repeat, suite by suite; every order of a few methods comes up equally often, of many methods every
-    place of each one (seeded).
+    """All tasks: repeat by repeat, over all suites at once, in an order whose beginnings are spread evenly over every suite
+    (its categories usually lie in blocks): a run that is stopped early is a fair sample. Every order of a few methods
+    comes up equally often, of many methods every place of each one (seeded).
     """
     turn = _orders(list(methods), random.Random(seed))
+    each = [
+        ((rank + 0.5) / len(prompts), name, *prompts[i])
+        for name, prompts in suites
+        for rank, i in enumerate(_spread(len(prompts)))
+    ]
+    each.sort(key=lambda task: task[0])
     return [
         Task(name, prompt, tuple(tokens), repeat, next(turn))
         for repeat in range(repeats)
-        for name, prompts in suites
-        for prompt, tokens in prompts
+        for _, name, prompt, tokens in each
     ]
+
+
+def _spread(count: int) -> list[int]:
+    """0 … count − 1 by their bits reversed: every beginning lies evenly over the whole."""
+    bits = count.bit_length()
+    return sorted(range(count), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
 
 
 def _orders(methods: list[str], rng: random.Random) -> Iterator[tuple[str, ...]]:

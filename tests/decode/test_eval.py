@@ -122,6 +122,18 @@ def test_orders_are_balanced_and_seeded() -> None:
     assert [t.order for t in tasks] != [t.order for t in measure.plan(suites, tasks[0].order, 2, seed=2)]
 
 
+def test_every_beginning_is_spread_over_every_suite() -> None:
+    suites = [(s, [(Prompt(f"{s}{i}", "x"), [1]) for i in range(n)]) for s, n in (("a", 80), ("b", 20))]
+    tasks = measure.plan(suites, ["plain", "lookup"], 1, seed=1)
+    assert len({t.prompt.id for t in tasks}) == 100
+    for done in (10, 25, 50):
+        assert sum(t.suite == "b" for t in tasks[:done]) == pytest.approx(done / 5, abs=1)
+        of_a = [
+            int(t.prompt.id[1:]) // 20 for t in tasks[:done] if t.suite == "a"
+        ]  # four categories in blocks
+        assert max(Counter(of_a).values()) - min(Counter(of_a).values()) <= 3
+
+
 class Interrupted(Exception):
     pass
 
