@@ -19,7 +19,8 @@ from align.acceptance import accepted_greedy, expected_accepted_token
 from align.corruption import clean_prefixes
 from align.datamodule import Step
 from align.drafters.autoregressive import CausalDrafter
-from align.drafters.block import BlockConfig, BlockDrafter
+from align.drafters.block import BlockDrafter
+from align.drafters.block_config import BlockConfig
 from align.drafters.diffusion import DiffusionDrafter
 from align.ema import EMA
 from align.kept import KeptViews, View, look

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from align.drafters.autoregressive import CausalConfig
-from align.drafters.block import BlockConfig
+from align.drafters.block_config import BlockConfig
 from align.drafters.diffusion import DiffusionConfig
 from align.recipe import Recipe, resolve
 from align.run_record import versions

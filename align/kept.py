@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from align.datamodule import Step
-from align.drafters.block import BlockConfig, TargetFeatures, target_features
+from align.drafters.block import TargetFeatures, target_features
+from align.drafters.block_config import BlockConfig
 from align.losses import TargetPlaces, target_places
 from align.target import Target
 

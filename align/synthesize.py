@@ -21,12 +21,13 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from align import data
+from align.debug_target import DEBUG
 from align.duplicates import NearDuplicates
 from align.errors import UserError, cli
 from align.prompts import read_prompts
 from align.recipe import Recipe
 from align.recipe_reader import parse_command
-from align.target import DEBUG, Target, load_target
+from align.target import Target, load_target
 from align.writer import Row, Writer, WriterSettings
 
 _MARK = "\u2402PROMPT\u2402"

@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from align.data import Samples
-from align.drafters.block import BlockConfig, BlockDrafter, BlockLayer, ConfidenceHead
+from align.drafters.block import BlockDrafter
+from align.drafters.block_config import BlockConfig
+from align.drafters.block_layers import BlockLayer, ConfidenceHead
 from align.errors import UserError
 from align.files import write_atomically
 from align.hub import model_folder

@@ -18,7 +18,8 @@ from align.drafters.ddit import DDiT, DDiTConfig
 from align.drafters.diffusion import DiffusionConfig, DiffusionDrafter
 from align.drafters.masked_checkpoint import adapt, load_masked_lm, save_masked_lm
 from align.drafters.masked_lm import MaskedLM, merge_lora, with_lora
-from align.drafters.published import FAMILIES, OWN, ScheduleSpec, family_for, load_published, save_published
+from align.drafters.published import family_for, load_published, save_published
+from align.drafters.published_config import FAMILIES, OWN, ScheduleSpec
 from align.errors import UserError
 from align.files import write_atomically
 from align.hub import model_folder

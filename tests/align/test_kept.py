@@ -7,7 +7,7 @@ import torch
 
 from align import data, kept
 from align.datamodule import Step, make_batch
-from align.drafters.block import BlockConfig
+from align.drafters.block_config import BlockConfig
 from align.drafters.checkpoint import from_target
 from align.recipe import DrafterConfig
 from align.target import load_target

@@ -17,7 +17,8 @@ from align.data import Batch
 from align.diffusion_losses import masked_cross_entropy
 from align.drafters.ddit import DDiT, DDiTConfig
 from align.drafters.diffusion import DiffusionConfig, DiffusionContext, DiffusionDrafter
-from align.drafters.published import ScheduleSpec, load_published, save_published
+from align.drafters.published import load_published, save_published
+from align.drafters.published_config import ScheduleSpec
 from align.drafters.standalone import load_standalone, make, open_drafter, save_standalone
 from align.errors import UserError
 from align.pretrain import Pretrain

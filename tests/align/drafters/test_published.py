@@ -14,7 +14,8 @@ from torch import Tensor
 
 from align.drafters import published
 from align.drafters.ddit import DDiT, DDiTConfig
-from align.drafters.published import ScheduleSpec, load_published, save_published
+from align.drafters.published import load_published, save_published
+from align.drafters.published_config import ScheduleSpec, read_plan
 from align.errors import UserError
 
 SIZES: dict[str, Any] = {"hidden_size": 16, "cond_dim": 6, "n_blocks": 2, "n_heads": 2, "dropout": 0.1}
@@ -516,9 +517,7 @@ def test_published_keys_and_shapes_pass(hidden: int, blocks: int, heads: int, co
             "n_blocks": blocks,
             "n_heads": heads,
         }
-        plan = published._plan(
-            {**SEDD, "tokens": 50257, "model": model}, "sedd", "config.json", torch.empty(1)
-        )
+        plan = read_plan({**SEDD, "tokens": 50257, "model": model}, "sedd", "config.json", torch.empty(1))
         net = DDiT(plan.config)
     assert len(tensors) == count
     assert plan.mask_id == 50257
