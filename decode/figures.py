@@ -29,31 +29,36 @@ def _label(summary: dict[str, Any], method: str) -> str:
     return named(method, summary["overall"][method])
 
 
-def speedups(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None:
-    """Speed-up per suite and method with its 95% interval; the line at 1 is plain decoding."""
+def _bars(axes: Axes, summary: dict[str, Any], of: str) -> list[tuple[float, dict[str, Any]]]:
+    """A bar per suite and method as high as the figure `of`, with its interval where it has one: where each bar stands, and
+    the figures that it belongs to.
+    """
     methods, suites = _methods(summary), list(summary["suites"])
     width = min(0.8 / max(len(methods), 1), 0.3)
+    drawn = []
     for m, method in enumerate(methods):
         for s, suite in enumerate(suites):
             figures = summary["suites"][suite].get(method)
-            if not figures or figures["speedup"] is None:
+            if not figures or figures[of] is None:
                 continue
-            value, lo, hi = figures["speedup"], figures["speedup_lo"], figures["speedup_hi"]
+            value, lo, hi = figures[of], figures.get(f"{of}_lo"), figures.get(f"{of}_hi")
             error = None if lo is None else [[value - min(lo, value)], [max(hi, value) - value]]
             x = s + (m - (len(methods) - 1) / 2) * width
-            axes.bar(
-                x,
-                value,
-                width * 0.92,
-                yerr=error,
-                capsize=3,
-                color=_colour(m),
-                label=_label(summary, method) if s == 0 else None,
-            )
-            axes.text(x, max(value, hi or 0) + 0.02, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
-    axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
+            label = _label(summary, method) if s == 0 else None
+            axes.bar(x, value, width * 0.92, yerr=error, capsize=3, color=_colour(m), label=label)
+            drawn.append((x, figures))
     axes.set_xticks(range(len(suites)), suites)
     axes.set_xlim(-0.6, len(suites) - 0.4)
+    return drawn
+
+
+def speedups(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None:
+    """Speed-up per suite and method with its 95% interval; the line at 1 is plain decoding."""
+    for x, figures in _bars(axes, summary, "speedup"):
+        value = figures["speedup"]
+        top = max(value, figures["speedup_hi"] or 0) + 0.02
+        axes.text(x, top, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
+    axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
     axes.margins(y=0.15)
     axes.set_ylabel("speed-up over plain decoding")
     axes.set_title("Speed-up, 95% interval")
@@ -62,25 +67,9 @@ def speedups(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> 
 
 def taus(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None:
     """τ per suite and method: bars micro, dots macro."""
-    methods, suites = _methods(summary), list(summary["suites"])
-    width = min(0.8 / max(len(methods), 1), 0.3)
-    for m, method in enumerate(methods):
-        for s, suite in enumerate(suites):
-            figures = summary["suites"][suite].get(method)
-            if not figures or figures["tau"] is None:
-                continue
-            x = s + (m - (len(methods) - 1) / 2) * width
-            axes.bar(
-                x,
-                figures["tau"],
-                width * 0.92,
-                color=_colour(m),
-                label=_label(summary, method) if s == 0 else None,
-            )
-            axes.plot(x, figures["tau_macro"], "o", color="#222222", markersize=4)
+    for x, figures in _bars(axes, summary, "tau"):
+        axes.plot(x, figures["tau_macro"], "o", color="#222222", markersize=4)
     axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
-    axes.set_xticks(range(len(suites)), suites)
-    axes.set_xlim(-0.6, len(suites) - 0.4)
     axes.set_ylabel("τ, tokens per target call")
     axes.set_title("τ (bar: all calls together, dot: mean over prompts)")
     _legend(axes)
