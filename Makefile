@@ -53,7 +53,7 @@ quickstart: setup
 	@echo
 	@echo "Report: $(RUN)/report/report.html.  Next:"
 	@echo "  $(PY) -m decode.generate --drafter $(RUN)/drafter \"Explain how rainbows form.\""
-	@echo "  $(PY) -m decode.eval --suite reasoning,coding,math --drafter $(RUN)/drafter"
+	@echo "  $(PY) -m decode.eval --suite reasoning,coding,math --limit 20 --drafter $(RUN)/drafter"
 	@echo "  your own model: $(PY) -m align.synthesize recipe=smollm2_block target.name=YOUR/MODEL output=runs/mine,"
 	@echo "  then align.train with the same words, then decode.eval --target YOUR/MODEL --drafter runs/mine/drafter"
 

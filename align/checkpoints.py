@@ -125,9 +125,12 @@ def _of_target(path: Path, target_sha256: str) -> Path:
     return path
 
 
-def check_drafter(path: Path, drafter: dict[str, Any], strategy: str, trained: str) -> None:
-    """Raises UserError when a checkpoint's drafter has another architecture, was saved by another kind of strategy, or had
-    other parts of it trained."""
+_SETTINGS = {"stage": "stage", "train": "drafter.train", "strategy": "launch.strategy"}
+
+
+def check_same_run(path: Path, drafter: dict[str, Any], settings: dict[str, str]) -> None:
+    """Raises UserError when a checkpoint's drafter has another architecture, or it was saved under other `settings`: stage,
+    train (the parts of the drafter that are trained), strategy (the kind that can read it)."""
     record = read_seal(path)
     # what an older version did not write down was not there then: off, none of it
     added = {name: type(value)() for name, value in drafter.items() if name not in record["drafter"]}
@@ -138,11 +141,9 @@ def check_drafter(path: Path, drafter: dict[str, Any], strategy: str, trained: s
             raise UserError(
                 f"{path}: its drafter has {name}={value!r}, this recipe's {drafter.get(name)!r}; {_ANEW}"
             )
-    if record.get("train", "all") != trained:
-        raise UserError(
-            f"{path}: saved under drafter.train={record.get('train', 'all')}, not {trained}; {_ANEW}"
-        )
-    if record.get("strategy", strategy) != strategy:
-        raise UserError(
-            f"{path}: saved under launch.strategy={record['strategy']}, not {strategy}; give that strategy, or {_ANEW}"
-        )
+    record = {"train": "all", **record}
+    for key, name in _SETTINGS.items():
+        if (before := record.get(key, settings[key])) != settings[key]:
+            raise UserError(
+                f"{path}: saved under {name}={before}, not {settings[key]}; give {name}={before}, or {_ANEW}"
+            )

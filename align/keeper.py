@@ -22,11 +22,11 @@ class Keeper:
 
     Args:
         recipe: trainer and output are read.
-        strategy: what kind of strategy can read these checkpoints again.
+        settings: what a run that goes on from these checkpoints must have in common with this one.
     """
 
-    def __init__(self, recipe: Recipe, strategy: str) -> None:
-        self.options, self.strategy, self.trained = recipe.trainer, strategy, recipe.drafter.train
+    def __init__(self, recipe: Recipe, settings: dict[str, str]) -> None:
+        self.options, self.settings = recipe.trainer, settings
         self.folder = Path(recipe.output) / "checkpoints"
         self._before: dict[int, Any] = {}
         self._saved = -1
@@ -76,8 +76,7 @@ class Keeper:
                 "step": step,
                 "seconds": module.seconds,
                 "target_sha256": config.target_sha256,
-                "strategy": self.strategy,
-                "train": self.trained,
+                **self.settings,
                 "drafter": config.to_dict(),
                 "draft_vocab": None if vocab is None else vocab.tolist(),
             }

@@ -252,13 +252,25 @@ def build_trainer(recipe: Recipe, target: Target, max_steps: int, quiet: bool = 
         callbacks=[
             Reports(
                 Teller(recipe, quiet or not main_process()),
-                Keeper(recipe, _kind(recipe)),
+                Keeper(recipe, _settings(recipe)),
                 t.accumulate,
                 t.validate_first,
             )
         ],
         default_root_dir=recipe.output,
     )
+
+
+def _settings(recipe: Recipe) -> dict[str, str]:
+    return {"stage": recipe.stage, "train": recipe.drafter.train, "strategy": _kind(recipe)}
+
+
+def check_resume(recipe: Recipe, drafter: dict[str, Any], resume: Path) -> None:
+    """Raises UserError for a checkpoint that this recipe can't go on from; `drafter`: its config."""
+    checkpoints.check_same_run(resume, drafter, _settings(recipe))
+    steps, done = recipe.trainer.max_steps, checkpoints.read_seal(resume)["step"]
+    if done > steps:
+        raise UserError(f"trainer.max_steps={steps}: {resume} has {done} steps behind it")
 
 
 def fit(
@@ -268,20 +280,16 @@ def fit(
     resume: Path | None,
     quiet: bool = False,
 ) -> lightning.Trainer:
-    """Train, going on from the checkpoint `resume`; afterwards `module.final_weights` are what is to be saved.
+    """Train, going on from the checkpoint `resume`, which `check_resume` has seen; afterwards `module.final_weights` are what
+    is to be saved.
 
     Raises:
-        UserError: a checkpoint that does not fit. Interrupted, NonFiniteLoss: training stopped before its end.
+        Interrupted, NonFiniteLoss: training stopped before its end.
     """
     steps, t = recipe.trainer.max_steps, recipe.trainer
     if resume is not None:
-        checkpoints.check_drafter(
-            resume, module.drafter.config.to_dict(), _kind(recipe), recipe.drafter.train
-        )
         done = checkpoints.read_seal(resume)
         over = t.max_minutes is not None and done["seconds"] >= 60 * t.max_minutes
-        if done["step"] > steps:
-            raise UserError(f"trainer.max_steps={steps}: {resume} has {done['step']} steps behind it")
         steps = done["step"] if over else steps
     elif main_process():
         checkpoints.set_aside(Path(recipe.output) / "checkpoints")

@@ -139,9 +139,9 @@ class Pretrain(Calibrate):
         return o.distillation * min(1.0, (self.global_step + 1) / max(1, o.distillation_warmup))
 
     def annealed(self, step: Step) -> Annealed | None:
-        """Who of the noisy tokens sees to the right, while that is not yet everybody."""
+        """Who of the noisy tokens sees to the right, while that is not yet everybody. A drafter from elsewhere sees it already."""
         progress = (self.global_step + 1) / max(1, self.recipe.objective.annealing)
-        if self.recipe.objective.annealing == 0 or progress >= 1:
+        if self.recipe.objective.annealing == 0 or self.recipe.drafter.init is not None or progress >= 1:
             return None
         generator, device = keyed_generator(self.recipe.seed, 4, *step.places), step.batch.tokens_BL.device
 

@@ -18,11 +18,11 @@ def clock(seconds: float) -> str:
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def training_line(step: int, steps: int, numbers: Mapping[str, float], left: float) -> str:
-    """`step 20/100  loss …`: means since the line before, and the time left in seconds."""
+def training_line(step: int, steps: int, numbers: Mapping[str, float], left: float, of: str = "block") -> str:
+    """`step 20/100  loss …`: means since the line before, what the loss is `of`, and the time left in seconds."""
     tau = f"expected τ {numbers['train/expected_tau']:.3f}  " if "train/expected_tau" in numbers else ""
     return (
-        f"step {step}/{steps}  loss {numbers['train/loss']:.4f}  {tau}"
+        f"step {step}/{steps}  loss {numbers['train/loss']:.4f} a {of}  {tau}"
         f"{numbers['train/positions_per_second']:.0f} positions/s  {clock(left)} left"
     )
 
@@ -40,7 +40,7 @@ def validation_line(step: int, numbers: Mapping[str, float]) -> str:
     if "bound" in numbers:
         bound = f"bound {numbers['bound']:.3f}±{numbers['bound_se']:.3f} nats a token (perplexity {numbers['perplexity']:.0f}), "
     return (
-        f"validation at step {step}: loss {numbers['loss']:.4f}, {bound}expected τ {tau('greedy', 'at temperature 0')}, "
+        f"validation at step {step}: loss {numbers['loss']:.4f} a block, {bound}expected τ {tau('greedy', 'at temperature 0')}, "
         f"{tau('sampling', 'at temperature 1')}; acceptance by position {each}"
     )
 
@@ -50,6 +50,7 @@ class Teller:
 
     def __init__(self, recipe: Recipe, quiet: bool) -> None:
         self.trainer, self.quiet = recipe.trainer, quiet
+        self._of = "token" if recipe.stage == "pretrain" else "block"
         self._first = self._positions = 0
         self._start = self._since = 0.0
 
@@ -75,7 +76,7 @@ class Teller:
         left = (now - self._start) / max(step - self._first, 1) * (t.max_steps - step)
         if t.max_minutes is not None:
             left = min(left, max(0.0, 60 * t.max_minutes - module.seconds))
-        self._say(training_line(step, t.max_steps, numbers, left))
+        self._say(training_line(step, t.max_steps, numbers, left, self._of))
         return numbers
 
     def validated(self, step: int, module: Calibrate) -> dict[str, float]:

@@ -129,8 +129,8 @@ class DrafterConfig(Group):
     layers: int = option(2, "drafter layers", low=1)
     target_layers: list[int] | None = option(
         None,
-        "target layers shared (one for each drafter layer), tapped (taps) or started from (masked_lm, autoregressive); null = chosen",
-        low=0,
+        "target layers shared (one for each drafter layer), tapped (taps) or started from (masked_lm, autoregressive); "
+        "-1 = the last one, null = chosen",
     )
     taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1)
     draft_vocab: int = option(8192, "size of the draft vocabulary, the commonest tokens; 0 = all", low=0)
@@ -209,7 +209,7 @@ class ObjectiveConfig(Group):
     least_time: float = option(1e-3, "standalone: the earliest time", above=0, high=1)
     annealing: int = option(
         0,
-        "standalone: steps over which noisy tokens come to see those right of them (0 = from the start)",
+        "standalone, without drafter.init: steps over which noisy tokens come to see those right of them (0 = from the start)",
         low=0,
     )
     block_lengths: list[float] = option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,13 +32,13 @@ from align.drafters.standalone import save_standalone
 from align.errors import UserError, cli
 from align.imitate import Imitate
 from align.keeper import Interrupted
-from align.launch import fit
+from align.launch import check_resume, fit
 from align.machine import accelerator, main_process, target_device
 from align.pretrain import Pretrain
 from align.recipe import Recipe
 from align.recipe_reader import parse_command
 from align.run_record import save_run_record
-from align.synthesize import ensure
+from align.synthesize import data_folder, ensure
 from align.target import Target, load_target
 
 
@@ -100,10 +101,16 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     exact = manifest.get("top_p", 1.0) == 1.0 and not manifest.get("top_k", 0)
     rows = RowsModule(recipe, training, validation, drafter.config.block_size, exact)
     module = _module(drafter, recipe)
+    if resume is not None:
+        check_resume(recipe, drafter.config.to_dict(), resume)
     if main_process():
         save_run_record(recipe, output, argv)
-    if resume is not None and not quiet:
-        print(f"going on from {resume}", file=sys.stderr)
+    if not quiet:
+        print(_data_line(folder, training, validation, recipe.data.samples), file=sys.stderr)
+        if resume is not None:
+            print(f"going on from {resume}", file=sys.stderr)
+        elif recipe.drafter.kind == "ddit" and recipe.drafter.init is None and recipe.stage != "pretrain":
+            print("note: no drafter.init: this network starts from nothing", file=sys.stderr)
     trainer = fit(recipe, module, rows, resume, quiet)
     if trainer.is_global_zero:
         if not quiet and trainer.global_step < recipe.trainer.max_steps:
@@ -114,6 +121,14 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         if not quiet:
             print(_next(recipe, output / "drafter"))
     return module
+
+
+def _data_line(folder: Path, training: data.Samples, held_out: data.Samples, wanted: int) -> str:
+    found = len(training) + len(held_out)
+    line = f"training on {len(training)} samples ({len(training.tokens)} tokens) of {folder}, {len(held_out)} held out"
+    if 2 * found < wanted:
+        line += f"\nwarning: the recipe asks for {wanted} samples, {folder} has {found}"
+    return line
 
 
 def _module(drafter: BlockDrafter | DiffusionDrafter | CausalDrafter, recipe: Recipe) -> Calibrate:
@@ -158,10 +173,24 @@ def _next(recipe: Recipe, folder: Path) -> str:
         return f"the drafter is in {folder}; uniform noise has no one-step q, so decode can't use it (absorbing can)"
     target = "" if recipe.target.name == type(recipe.target)().name else f" --target {recipe.target.name}"
     return (
-        f"the drafter is in {folder}; next:\n"
+        f"the drafter is in {folder}; next:\n{_next_stage(recipe, folder)}"
         f"  python -m decode.eval --suite builtin{target} --drafter {folder}\n"
         f'  python -m decode.generate{target} --drafter {folder} "your prompt"'
     )
+
+
+def _next_stage(recipe: Recipe, folder: Path) -> str:
+    """The command that goes on from here; none after the last stage."""
+    stage = {"pretrain": "finetune", "finetune": "calibrate"}.get(recipe.stage)
+    if stage is None:
+        return ""
+    words = [f"recipe={recipe.name}", f"stage={stage}", f"target.name={recipe.target.name}"]
+    words += [
+        f"drafter.init={folder}",
+        f"data.path={data_folder(recipe)}",
+        f"output={recipe.output}-{stage}",
+    ]
+    return f"  python -m align.train {shlex.join(words)}\n"
 
 
 @cli

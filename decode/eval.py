@@ -10,7 +10,7 @@ import datetime
 import os
 import shlex
 import sys
-from argparse import BooleanOptionalAction
+from argparse import BooleanOptionalAction, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from decode.methods import (
     check_parts,
     drafters_by_role,
     lacking,
+    listing,
     open_parts,
     read_method,
     swept,
@@ -54,7 +55,8 @@ def parser() -> Parser:
     p = Parser(
         prog="python -m decode.eval",
         description="Measure speed-up, acceptance and losslessness against plain decoding.",
-        epilog="example: python -m decode.eval --suite mtbench,coding --limit 20",
+        epilog=f"example: python -m decode.eval --suite mtbench,coding --limit 20\n\n{listing()}",
+        formatter_class=RawDescriptionHelpFormatter,
     )
     names = f"{', '.join(SUITES)}; groups {', '.join(GROUPS)}; comma lists"
     add = p.add_argument

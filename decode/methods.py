@@ -53,21 +53,36 @@ def read_method(text: str) -> Method:
     """
     name, *words = text.split(":")
     if name not in SYSTEMS:
-        raise UserError(f"--methods: unknown method {name!r}{nearest(name, SYSTEMS)}")
+        raise UserError(f"unknown method {name!r}{nearest(name, SYSTEMS)}")
     system, options = SYSTEMS[name], dict[str, Any]()
     for word in words:
         key, equals, value = word.partition("=")
         known = [*system.options, *COMMON]
         if not equals or key not in known:
             what = f"option {key!r}" if equals else f"{word!r} is not key=value"
-            raise UserError(f"--methods {text}: unknown {what}{nearest(key, known)}")
+            raise UserError(f"method {text!r}: unknown {what}{nearest(key, known)}")
         if key in options:
-            raise UserError(f"--methods {text}: {key} is given twice")
+            raise UserError(f"method {text!r}: {key} is given twice")
         options[key] = value
     several = {k: v.split("/") for k, v in options.items() if "/" in v and _number(system, k)}
     ways = [read_method(_written(name, options | way)) for way in _every(several)] if several else []
     read = {k: _value(text, system, k, v) for k, v in options.items() if k not in several}
     return Method(text, system, read, tuple(ways))
+
+
+def listing() -> str:
+    """Every system with what it is made of and its options, for the help."""
+    lines = ["methods, each with its options behind colons (specdiff:gamma=16:steps=4):"]
+    for name, system in SYSTEMS.items():
+        needs = f" (needs {', '.join(system.needs)})" if system.needs else ""
+        options = [f"{k}={_shown(p.default)}" for k, p in system.options.items()]
+        lines += [f"  {name}: {system.says}{needs}", *([f"      {', '.join(options)}"] if options else [])]
+    return "\n".join([*lines, "  all of them: verifier=auto, controller=fixed|adl|cost"])
+
+
+def _shown(default: Any) -> str:
+    """A default as it is typed; one that is not there is the drafter's own, or none."""
+    return "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _written(name: str, options: Mapping[str, str]) -> str:
@@ -91,7 +106,7 @@ def _value(text: str, system: System, key: str, value: str) -> Any:
     if value == "none" and "None" in kind:
         return None
     if key == "controller" and value not in CONTROLLERS:
-        raise UserError(f"--methods {text}: controller={value!r} is unknown{nearest(value, CONTROLLERS)}")
+        raise UserError(f"method {text!r}: controller={value!r} is unknown{nearest(value, CONTROLLERS)}")
     try:
         if kind.startswith("bool"):
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
@@ -102,7 +117,7 @@ def _value(text: str, system: System, key: str, value: str) -> Any:
         return float(value) if kind.startswith("float") else value
     except (KeyError, ValueError):
         what = {"bool": "true or false", "int": "a whole number", "floa": "a number"}[kind[:4].strip(" |")]
-        raise UserError(f"--methods {text}: {key}={value!r} must be {what}") from None
+        raise UserError(f"method {text!r}: {key}={value!r} must be {what}") from None
 
 
 def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
@@ -159,6 +174,9 @@ def _drafter(method: Method, parts: Parts, gamma: int | None) -> Drafter | None:
         drafter = method.system.make(parts, **options)
     except UserError as error:
         raise UserError(f"method {method.name!r}: {error}") from None
+    most = 0 if drafter is None else drafter.draft_tokens
+    if most and most < method.options.get("gamma", 0):
+        raise UserError(f"method {method.name!r}: this drafter drafts at most {most} tokens")
     if drafter is not None and (make := _controller(method, drafter.draft_tokens)):
         return AdaptiveDrafter(drafter, make)
     return drafter
@@ -213,13 +231,21 @@ def drafters_by_role(text: str | None, default: str | None = None) -> dict[str, 
     for role, folder in read_drafters(text, default):
         if folder in ("lookup", "none"):
             raise UserError(f"--drafter={folder!r}: name a drafter's folder; lookup and plain are --methods")
-        role = role or role_of(folder)
+        role = _checked(role, folder) if role else role_of(folder)
         if role in found:
             raise UserError(
                 f"--drafter: {found[role]} and {folder} are both of the kind {role}: say which with KIND=FOLDER"
             )
         found[role] = folder
     return found
+
+
+def _checked(role: str, folder: str) -> str:
+    """The role that somebody gave a folder. Raises UserError where its files say that it can't be."""
+    said = role_of(folder) if (Path(folder).expanduser() / "config.json").is_file() else role
+    if (role in ("block", "variable_prefix")) != (said in ("block", "variable_prefix")):
+        raise UserError(f"--drafter {role}={folder}: that is a drafter of the kind {said} ({said}={folder})")
+    return role
 
 
 def open_parts(methods: Sequence[Method], drafters: Mapping[str, str], target: Target) -> Parts:

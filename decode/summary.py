@@ -219,8 +219,7 @@ def _faster(figures: dict[str, Any]) -> str:
     if value is None:
         return "can't be compared with plain decoding (no output was longer than one token)"
     if lo is None:
-        count = plural(figures["prompts"], "prompt")
-        return f"took plain decoding's speed ×{value:.2f} on {count} (too few for an interval)"
+        return f"took plain decoding's speed ×{value:.2f} (too few prompts for an interval)"
     spread = f"{value:.2f}× (95% interval {lo:.2f} to {hi:.2f})"
     if lo > 1:
         return f"makes the target faster by {spread}"

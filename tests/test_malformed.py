@@ -90,7 +90,6 @@ WORDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ("drafter.target_layers=[0, 1]", "drafter.layers=1", "shared_kv"),
     ),
     "no layers": ([DEBUG, "drafter.target_layers=[]", "drafter.context=taps"], ("drafter.target_layers",)),
-    "negative layer": ([DEBUG, "drafter.target_layers=[-1]"], ("drafter.target_layers=[-1]", "at least 0")),
     "rows that can't be split": (
         [DEBUG, "launch.devices=3"],
         ("trainer.batch_size=2", "multiple", "launch.devices"),

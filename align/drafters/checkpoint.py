@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,20 @@ def shared_layers(num_layers: int, layers: int) -> list[int]:
     if layers == 1:
         return [num_layers - 1]
     return [0, *range(num_layers - layers + 1, num_layers)]
+
+
+def named_layers(target: Target, named: Sequence[int] | None) -> list[int]:
+    """The target layers that a recipe names, -1 the last one; none for None.
+
+    Raises:
+        UserError: a layer that the target lacks.
+    """
+    count = target.num_layers
+    if named is not None and not all(-count <= i < count for i in named):
+        raise UserError(
+            f"drafter.target_layers={list(named)}: target {target.spec!r} has the layers 0 to {count - 1} (-1 = the last one)"
+        )
+    return [i % count for i in named or ()]
 
 
 def mask_token(target: Target) -> int:
@@ -106,7 +121,7 @@ def _config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) 
     layers = options.layers
     if layers > target.num_layers:
         raise UserError(f"drafter.layers={layers}: target {target.spec!r} has {target.num_layers} layers")
-    chosen = list(options.target_layers or [])
+    chosen = named_layers(target, options.target_layers)
     if shared and not chosen:
         chosen = shared_layers(target.num_layers, layers)
     elif not shared and not chosen:
@@ -159,6 +174,8 @@ def _initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> Non
     if drafter.markov is not None:
         drafter.markov.out.weight.zero_()
         head = drafter.head_weight_VdD.float()
+        if config.markov_rank > width:
+            raise UserError(f"drafter.markov_rank={config.markov_rank}: at most {width}, the target's width")
         values, vectors = torch.linalg.eigh(head.T @ head / head.shape[0])
         drafter.markov.basis.copy_((head @ vectors[:, -config.markov_rank :]).T / values[-1].sqrt())
 

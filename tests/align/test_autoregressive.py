@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_one_line(target: Target, tmp_path: Path) -> None:
     save_causal(make(Target(other.model, other.tokenizer, "wide", False), OPTIONS), tmp_path)
     with pytest.raises(UserError, match="drafter.init=.* has a vocabulary of 300, target 'debug' has 260"):
         make(target, DrafterConfig(kind="autoregressive", init=str(tmp_path)))
-    with pytest.raises(UserError, match="target 'debug' has layers 0 to 3"):
+    with pytest.raises(UserError, match="drafter.target_layers=.*target 'debug' has the layers 0 to 3"):
         make(target, DrafterConfig(kind="autoregressive", target_layers=[0, 9]))
     with pytest.raises(UserError, match="its architecture 'GPTNeoForCausalLM' can't be trained"):
         make(load_target("debug-gptneo", dtype="float32", device="cpu"), OPTIONS)

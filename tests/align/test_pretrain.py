@@ -15,7 +15,7 @@ from align.datamodule import RowsModule, Step
 from align.diffusion_losses import masked_nll, score_entropy, time_weight
 from align.drafters.ddit import DDiT
 from align.drafters.diffusion import DiffusionDrafter
-from align.drafters.standalone import make
+from align.drafters.standalone import make, save_standalone
 from align.pretrain import Pretrain
 from align.recipe_reader import load_recipe
 from align.schedules import Cosine, Geometric
@@ -114,6 +114,14 @@ def test_annealing_hides_what_is_to_the_right(target: Target, tmp_path: Path) ->
         own = module(target, tmp_path, "stage=finetune", *words, recipe="debug_mdlm")
         losses.append(float(own.training_step(step(target), 0)))
     assert losses[0] != pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_drafter_from_elsewhere_is_not_annealed(target: Target, tmp_path: Path) -> None:
+    """It was trained to see to the right: its next stage does not hide that again."""
+    words = ("stage=calibrate", "objective.annealing=1000000", f"drafter.init={tmp_path / 'first'}")
+    save_standalone(module(target, tmp_path, recipe="debug_mdlm").drafter, tmp_path / "first")
+    assert module(target, tmp_path, *words, recipe="debug_mdlm").annealed(step(target)) is None
+    assert module(target, tmp_path, *words[:2], recipe="debug_mdlm").annealed(step(target)) is not None
 
 
 def test_the_temperature_of_distillation(target: Target, tmp_path: Path) -> None:

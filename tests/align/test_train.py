@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -164,6 +165,47 @@ def test_card_and_record_come_from_the_run(tmp_path: Path, debug_data: Path) -> 
     assert versions["torch"] == torch.__version__.split("+")[0] or versions["torch"] == torch.__version__
     again = load_recipe([f"recipe={tmp_path / 'recipe.yaml'}"])
     assert again.trainer == load_recipe(["recipe=debug_block"]).trainer
+
+
+def test_another_stage_is_another_run(tmp_path: Path) -> None:
+    """Not taken up in silence, and the refused command leaves the run's record as it was."""
+    words = ["recipe=debug_sedd", f"output={tmp_path}", "trainer.max_steps=2", "trainer.warmup_steps=1"]
+    train(load_recipe([*words, "stage=pretrain"]), quiet=True)
+    before = (tmp_path / "recipe.yaml").read_bytes()
+    with pytest.raises(
+        UserError, match="saved under stage=pretrain, not finetune; give stage=pretrain, or use"
+    ):
+        train(load_recipe([*words, "stage=finetune"]), quiet=True)
+    assert (tmp_path / "recipe.yaml").read_bytes() == before
+
+
+def test_the_data_are_said_and_compared_with_the_recipe(
+    tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["recipe=debug_block", f"data.path={debug_data}", "trainer.max_steps=1", "trainer.warmup_steps=0"]
+    train(load_recipe([*words, f"output={tmp_path / 'one'}"]))
+    said = capsys.readouterr().err
+    assert re.search(r"training on \d+ samples \(\d+ tokens\) of .*, \d+ held out", said)
+    assert "warning" not in said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("align.train.ensure", lambda recipe, target: debug_data)
+        train(load_recipe([*words, "data.samples=100000", f"output={tmp_path / 'two'}"]))
+    assert "warning: the recipe asks for 100000 samples" in capsys.readouterr().err
+
+
+def test_a_wide_markov_head_on_a_narrow_target_is_one_line(tmp_path: Path, debug_data: Path) -> None:
+    with pytest.raises(UserError, match="drafter.markov_rank=65: at most 64, the target's width"):
+        run(tmp_path, debug_data, "drafter.markov_rank=65")
+
+
+def test_target_layers_count_from_the_end_as_well(tmp_path: Path, debug_data: Path) -> None:
+    words = ["drafter.layers=1", "trainer.max_steps=1", "trainer.warmup_steps=0"]
+    run(tmp_path / "a", debug_data, "drafter.target_layers=[-1]", *words)
+    config = json.loads((tmp_path / "a" / "drafter" / "config.json").read_text())
+    assert config["target_layer_ids"] == [3]
+    says = r"drafter.target_layers=\[-5\]: target 'debug' has the layers 0 to 3"
+    with pytest.raises(UserError, match=says):
+        run(tmp_path / "b", debug_data, "drafter.target_layers=[-5]", *words)
 
 
 def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(

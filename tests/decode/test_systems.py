@@ -16,7 +16,16 @@ from decode import Decoder, Sampling, eval
 from decode.drafters.diffusion import DiffusionDrafts
 from decode.drafters.switching import SwitchingDrafter
 from decode.frequencies import exact_law
-from decode.methods import build, drafters_by_role, open_parts, read_drafters, read_method, role_of, swept
+from decode.methods import (
+    build,
+    drafters_by_role,
+    listing,
+    open_parts,
+    read_drafters,
+    read_method,
+    role_of,
+    swept,
+)
 from decode.records import read_records
 from decode.systems import ROLES, SYSTEMS, Parts
 from decode.verifiers import find
@@ -263,6 +272,25 @@ def test_a_method_by_name_from_python(parts: Parts, tmp_path: Path) -> None:
         decode.load("debug", method="specdif")
     with pytest.raises(UserError, match="both of the kind diffusion"):
         drafters_by_role(f"{tmp_path / 'sedd'},{tmp_path / 'sedd'}")
+    for role in ("block", "variable_prefix"):
+        with pytest.raises(UserError, match=f"--drafter {role}=.*that is a drafter of the kind diffusion"):
+            drafters_by_role(f"{role}={tmp_path / 'sedd'}")
+
+
+def test_more_tokens_than_a_drafter_drafts_are_refused(parts: Parts) -> None:
+    """A sweep would show the same point under several names."""
+    for text in ("block:gamma=5", "block_tree:gamma=3/5", "d2sd:gamma=9"):
+        with pytest.raises(UserError, match="drafts at most 4 tokens|must be 1 to 4"):
+            build(read_method(text), parts)
+    assert build(read_method("block"), parts, 9).drafter.draft_tokens == 4  # --draft-tokens: at most
+    assert build(read_method("specdiff:gamma=9"), parts).drafter.draft_tokens == 9
+
+
+def test_the_help_names_every_system_and_option() -> None:
+    text = listing()
+    for name, system in SYSTEMS.items():
+        assert f"  {name}: {system.says}" in text
+        assert all(f"{option}=" in text for option in system.options)
 
 
 def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
