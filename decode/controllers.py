@@ -55,6 +55,12 @@ class AdaptiveLength:
         self.update(drafted, accepted)
 
 
+def adaptive_range(longest: int) -> tuple[int, int, float]:
+    """Shortest, longest and growth of `AdaptiveLength` for drafts of up to `longest` tokens: 20, 30 and 10 as published, in
+    proportion."""
+    return max(1, 2 * longest // 3), longest, longest / 3
+
+
 class Line:
     """Seconds as a line over a number of tokens, least squares over rounds that fade: a round weighs `keep` times what the next
     one does. Never falling."""

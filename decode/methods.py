@@ -57,7 +57,7 @@ def read_method(text: str) -> Method:
     system, options = SYSTEMS[name], dict[str, Any]()
     for word in words:
         key, equals, value = word.partition("=")
-        known = [*system.options, *COMMON]
+        known = sorted(_keys(system))
         if not equals or key not in known:
             what = f"option {key!r}" if equals else f"{word!r} is not key=value"
             raise UserError(f"method {text!r}: unknown {what}{nearest(key, known)}")
@@ -77,7 +77,7 @@ def listing() -> str:
         needs = f" (needs {', '.join(system.needs)})" if system.needs else ""
         options = [f"{k}={_shown(p.default)}" for k, p in system.options.items()]
         lines += [f"  {name}: {system.says}{needs}", *([f"      {', '.join(options)}"] if options else [])]
-    return "\n".join([*lines, "  all of them: verifier=auto, controller=fixed|adl|cost"])
+    return "\n".join([*lines, "  all that draft: verifier=auto, controller=fixed|adl|cost (of duo: cost)"])
 
 
 def _shown(default: Any) -> str:
@@ -121,7 +121,8 @@ def _value(text: str, system: System, key: str, value: str) -> Any:
 
 
 def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
-    """Each method once for every combination of the `key=v1,v2,…` that its system has options for.
+    """Each method once for every combination of the `key=v1,v2,…` that its system has options for, those left out that do the same
+    as one before.
 
     Raises:
         UserError: a malformed word, or a key that no method has.
@@ -132,17 +133,31 @@ def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
         if not equals or not text:
             raise UserError(f"--sweep: {word!r} is not key=value,value,…")
         values[key] = [v for v in text.split(",") if v]
-    known = {key for m in methods for key in (*m.system.options, *COMMON)}
+    known = {key for m in methods for key in _keys(m.system)}
     for key in values:
         if key not in known:
             raise UserError(f"--sweep: no method here has the option {key!r}{nearest(key, sorted(known))}")
     found: dict[str, Method] = {}
     for method in methods:
-        free = {*method.system.options, *COMMON} - {*method.given}
+        free = _keys(method.system) - {*method.given}
         for options in _every({k: v for k, v in values.items() if k in free}):
             made = read_method(_written(method.name, options))
-            found[made.name] = made
+            found.setdefault(_program(made), made)
     return list(found.values())
+
+
+def _keys(system: System) -> set[str]:
+    """The options that it has."""
+    return {*system.options, *(COMMON if system.drafts else ())}
+
+
+def _program(method: Method) -> str:
+    """A name that methods have in common which do the same: a draft takes at most as many steps as it has tokens."""
+    gamma, steps = (method.options.get(key) for key in ("gamma", "steps"))
+    options = dict(method.options)
+    if gamma and steps:
+        options["steps"] = min(steps, gamma)
+    return f"{method.system.name} {sorted(options.items())}" if not method.ways else method.name
 
 
 def build(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
@@ -198,13 +213,13 @@ def _switching(method: Method, parts: Parts, gamma: int | None) -> Drafter:
 
 
 def _controller(method: Method, most: int) -> Callable[[], Controller] | None:
-    from decode.controllers import AdaptiveLength, CostAware
+    from decode.controllers import AdaptiveLength, CostAware, adaptive_range
 
-    match method.options.get("controller"):
+    match method.options.get("controller", method.system.controller):
         case "cost":
             return CostAware
-        case "adl":  # as published, 20 to 30 by 10, for drafts of another length
-            return lambda: AdaptiveLength(-(-2 * most // 3), most, most / 3, 0.5)
+        case "adl":
+            return lambda: AdaptiveLength(*adaptive_range(most), smoothing=0.5)
     return None
 
 

@@ -35,6 +35,7 @@ def settings_of(
         "drafter": drafters,
         "drafter_hash": {role: _folder_hash(Path(folder).expanduser()) for role, folder in drafters.items()},
         "methods": list(decoders),
+        "corpus_hash": _corpora(list(decoders)),
         "sweep": options.sweep,
         "suites": [s.name for s, _ in prepared],
         "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
@@ -60,6 +61,13 @@ def settings_of(
         "git_commit": git_commit(),
         "gpu": found.get("gpu") if target.device.type == "cuda" else None,
     }
+
+
+def _corpora(methods: Sequence[str]) -> dict[str, str]:
+    """sha256 of every file that a method reads as its corpus."""
+    words = [word.partition("=") for method in methods for word in method.split(":")[1:]]
+    paths = {path for key, _, path in words if key == "corpus" and path != "none"}
+    return {path: hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest() for path in sorted(paths)}
 
 
 def _folder_hash(folder: Path) -> str | None:

@@ -173,30 +173,33 @@ def _hierarchical(parts: Parts, gamma: int = 4, inner: str = "retrieval") -> Dra
         cheap = _specdiff(parts)
     else:
         cheap = _lookup(parts) if inner == "lookup" else _retrieval(parts)
+    if gamma == 1:
+        raise UserError(
+            "gamma=1 leaves the inner drafter nothing to draft: at least 2 (or autoregressive:gamma=1)"
+        )
     return HierarchicalDrafter(parts.autoregressive, cheap, gamma)
 
 
 def _double(parts: Parts, gamma: int = 4, corpus: str | None = None) -> Drafter:
     """Double: retrieval for drafter and target, the next draft made while the target verifies"""
     from decode.drafters.beside import BesideDrafter
+    from decode.drafters.hierarchical import HierarchicalDrafter
     from decode.drafters.overlapped import OverlappedDrafter
 
-    return BesideDrafter(
-        OverlappedDrafter(_hierarchical(parts, gamma + 1)), _retrieval(parts, gamma, corpus=corpus)
-    )
+    inner = HierarchicalDrafter(parts.autoregressive, _retrieval(parts, corpus=corpus), gamma + 1)
+    return BesideDrafter(OverlappedDrafter(inner), _retrieval(parts, gamma, corpus=corpus))
 
 
 def _duo(parts: Parts, gamma: int = 8, device: str | None = None) -> Drafter:
     """DuoDecoding: the smaller model on a device of its own, ahead of the target, as long a draft as pays"""
     from align.target import again
-    from decode.drafters.adaptive import AdaptiveDrafter
     from decode.drafters.autoregressive import AutoregressiveDrafter
     from decode.drafters.overlapped import OverlappedDrafter
 
     model = parts.autoregressive
     if device is not None and device != str(model.device):
         model = again(model, device)
-    return AdaptiveDrafter(OverlappedDrafter(AutoregressiveDrafter(model, gamma + 1)))
+    return OverlappedDrafter(AutoregressiveDrafter(model, gamma + 1))
 
 
 Make = Callable[..., "Drafter | None"]
@@ -204,13 +207,16 @@ Make = Callable[..., "Drafter | None"]
 
 @dataclass(frozen=True)
 class System:
-    """One of them. `needs`: roles; `verifier`: at temperatures above 0, where it is not `auto`; `switches`: its sessions
+    """One of them. `needs`: roles; `verifier`: at temperatures above 0, where it is not `auto`; `controller`: unless another one is
+    named; `drafts`: it does; `switches`: its sessions
     read their options anew for every draft (decode/drafters/switching.py); `target`: what becomes of the target before it decodes."""
 
     name: str
     make: Make
     needs: tuple[str, ...] = ()
     verifier: str = "auto"
+    controller: str = "fixed"
+    drafts: bool = True
     switches: bool = False
     target: Callable[[Target], Target] | None = None
 
@@ -237,7 +243,7 @@ def _through_compile(target: Target) -> Target:
 SYSTEMS: dict[str, System] = {
     s.name: s
     for s in (
-        System("compiled", _compiled, target=_through_compile),
+        System("compiled", _compiled, drafts=False, target=_through_compile),
         System("lookup", _lookup),
         System("retrieval", _retrieval),
         System("autoregressive", _autoregressive, ("autoregressive",)),
@@ -249,7 +255,7 @@ SYSTEMS: dict[str, System] = {
         System("d2sd", _d2sd, ("block", "variable_prefix"), switches=True),
         System("hierarchical", _hierarchical, ("autoregressive",)),
         System("double", _double, ("autoregressive",)),
-        System("duo", _duo, ("autoregressive",)),
+        System("duo", _duo, ("autoregressive",), controller="cost"),
         System("tolerator", _tolerator, ("diffusion",), switches=True),
         System("specdec_lossy", _specdec, ("diffusion",), "lossy_top_beta"),
     )

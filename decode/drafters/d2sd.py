@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from align.drafters.block import BlockDrafter, BlockSession
 from align.errors import UserError
 from align.target import TargetOutput
-from decode.drafters.base import Request
+from decode.drafters.base import Request, within
 from decode.grow import prefix_tree
 from decode.proposal import Law, Proposal
 from decode.sampling import Sampling, best, couple, penalised, probs
@@ -56,12 +56,11 @@ class D2SDDrafter:
                 "loaded for one"
             )
         block = min(first.config.block_size, second.config.block_size)
-        if draft_tokens is not None and not 1 <= draft_tokens <= block:
-            raise UserError(f"draft_tokens={draft_tokens!r}: must be 1 to {block}, the shorter block")
+        within("draft_tokens", draft_tokens, 1, None)
         if boundaries < 1:
             raise UserError(f"boundaries={boundaries!r}: must be at least 1 (without any: the block drafter)")
         self.first, self.second = first.eval(), second.eval()
-        self.draft_tokens = draft_tokens or block
+        self.draft_tokens = min(draft_tokens or block, block)
         self.boundaries, self.lowest = boundaries, int(first is second)
         # the branch behind boundary i has its first i tokens in common with the first draft
         fresh = [self.draft_tokens - i for i in range(self.lowest, self.draft_tokens)]

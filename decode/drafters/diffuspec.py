@@ -17,7 +17,7 @@ from torch import Tensor
 from align.drafters.diffusion import DiffusionDrafter
 from align.errors import UserError
 from align.target import TargetOutput
-from decode.controllers import AdaptiveLength
+from decode.controllers import AdaptiveLength, adaptive_range
 from decode.drafters.base import Request, within
 from decode.drafters.diffusion import DiffusionSession
 from decode.lattice import best_path, columns
@@ -32,7 +32,7 @@ class DiffuSpecDrafter:
     Args:
         drafter: over the target's vocabulary.
         draft_tokens: the most that its network drafts usefully; default its training's block. `shortest` and `longest` are
-            cut down to it: a network of short blocks needs a smaller `shortest` for the length to adapt at all.
+            cut down to it.
         path_search: CPS; without it each position's most probable token.
         adaptive_length: ADL; without it always `longest`.
         mass, candidates: a position's candidates are the most probable tokens with so much of q, at most so many.
@@ -40,7 +40,8 @@ class DiffuSpecDrafter:
         weight: λ, of ln q against the n-gram model's ln p.
         corpus: texts that the n-gram model has read before any request, as the target's tokens
             (`decode.corpus.read_corpus`).
-        shortest, longest, growth, smoothing: of `AdaptiveLength`.
+        shortest, longest, growth, smoothing: of `AdaptiveLength`; by default 20 to 30 by 10 as published, in the same proportions
+            for networks of shorter blocks.
 
     Raises:
         UserError: a number out of its range.
@@ -60,14 +61,18 @@ class DiffuSpecDrafter:
         beam: int = 3,
         weight: float = 0.5,
         corpus: Iterable[Sequence[int]] = (),
-        shortest: int = 20,
-        longest: int = 30,
-        growth: float = 10,
+        shortest: int | None = None,
+        longest: int | None = None,
+        growth: float | None = None,
         smoothing: float = 0.5,
     ) -> None:
         most = drafter.config.block_size if draft_tokens is None else draft_tokens
+        within("draft_tokens", most, 1, None)
+        low, high, step = adaptive_range(min(most, 30))
+        longest = high if longest is None else longest
+        shortest = min(low, longest) if shortest is None else shortest
+        growth = step if growth is None else growth
         for name, value in (
-            ("draft_tokens", most),
             ("candidates", candidates),
             ("beam", beam),
             ("shortest", shortest),

@@ -35,14 +35,15 @@ class SwitchingDrafter:
         self.fastest = Fastest(len(ways))
 
     def law(self, sampling: Sampling) -> Law:
-        """The widest one: independent draws are causal ones.
+        """The widest one: independent draws are causal ones, and either are unmasked ones, from left to right.
 
         Raises:
             UserError: ways whose laws have no verifier in common.
         """
         laws = dict.fromkeys(way.law(sampling) for way in self.ways)
-        if set(laws) == {"independent", "causal"}:
-            return "causal"
+        for law in ("causal", "unmasked"):
+            if law in laws and set(laws) <= {"independent", "causal", law}:
+                return law
         if len(laws) > 1:
             raise UserError(
                 f"the ways {', '.join(self.names)} draft by different laws ({', '.join(laws)}): they can't take turns"

@@ -87,7 +87,7 @@ def test_published_numbers_are_cut_to_the_networks_block(target: Target) -> None
     assert (as_published.growth, as_published.smoothing, as_published.weight) == (10, 0.5, 0.5)
     assert (as_published.mass, as_published.candidates, as_published.beam) == (0.8, 15, 3)
     own = DiffuSpecDrafter(network)  # of blocks of 3
-    assert (own.shortest, own.longest, own.draft_tokens) == (3, 3, 3)
+    assert (own.shortest, own.longest, own.draft_tokens) == (2, 3, 3)
 
 
 @pytest.mark.parametrize(("path_search", "adaptive_length"), ABLATION)

@@ -67,6 +67,8 @@ METHODS = [
     "specdiff2:candidates=2/5",
     "block_tree:nodes=3/7",
     "d2sd:boundaries=1/3",
+    "specdiff:gamma=1/4:steps=1/2:order=random",
+    "duo:controller=fixed",
 ]
 
 
@@ -88,6 +90,7 @@ def test_greedy_output_is_plain_decodings(parts: Parts, name: str) -> None:
         "hierarchical:gamma=2",
         "autoregressive:gamma=2",
         "specdiff:gamma=2/3:steps=1/3",
+        "specdiff:gamma=2/3:steps=1/2:order=random",
         "specdiff2:candidates=1/3",
         "block_tree:nodes=2/4",
     ],
@@ -280,10 +283,26 @@ def test_a_method_by_name_from_python(parts: Parts, tmp_path: Path) -> None:
 def test_more_tokens_than_a_drafter_drafts_are_refused(parts: Parts) -> None:
     """A sweep would show the same point under several names."""
     for text in ("block:gamma=5", "block_tree:gamma=3/5", "d2sd:gamma=9"):
-        with pytest.raises(UserError, match="drafts at most 4 tokens|must be 1 to 4"):
+        with pytest.raises(UserError, match="this drafter drafts at most 4 tokens"):
             build(read_method(text), parts)
-    assert build(read_method("block"), parts, 9).drafter.draft_tokens == 4  # --draft-tokens: at most
+    for name in ("block", "d2sd"):
+        assert build(read_method(name), parts, 9).drafter.draft_tokens == 4  # --draft-tokens: at most
     assert build(read_method("specdiff:gamma=9"), parts).drafter.draft_tokens == 9
+
+
+def test_what_says_nothing_is_refused_or_left_out(parts: Parts) -> None:
+    with pytest.raises(UserError, match="gamma=1 leaves the inner drafter nothing"):
+        build(read_method("hierarchical:gamma=1"), parts)
+    with pytest.raises(UserError, match="unknown option 'controller'"):
+        read_method("compiled:controller=cost")
+    points = swept([read_method("specdiff")], ["gamma=2,4", "steps=1,2,8"])
+    assert [m.name.removeprefix("specdiff:") for m in points] == [
+        "gamma=2:steps=1", "gamma=2:steps=2", "gamma=4:steps=1", "gamma=4:steps=2", "gamma=4:steps=8",
+    ]  # fmt: skip
+    fixed, own = (build(read_method(f"duo{how}"), parts).drafter for how in (":controller=fixed", ""))
+    assert not isinstance(fixed, AdaptiveDrafter) and isinstance(own, AdaptiveDrafter)
+    adaptive = build(read_method("diffuspec:gamma=8"), parts).drafter
+    assert (adaptive.shortest, adaptive.longest) == (5, 8)  # it does adapt  # type: ignore[union-attr]
 
 
 def test_the_help_names_every_system_and_option() -> None:
