@@ -332,8 +332,7 @@ def test_options_are_checked(target: Target, monkeypatch: pytest.MonkeyPatch) ->
     net = network(target, 1, "shared_kv")
     for options, says in (
         ({"boundaries": 0}, "boundaries=0: must be at least 1"),
-        ({"draft_tokens": 0}, "draft_tokens=0: must be 1 to 4"),
-        ({"draft_tokens": 5}, "draft_tokens=5: must be 1 to 4"),
+        ({"draft_tokens": 0}, "draft_tokens=0: must be at least 1"),
     ):
         with pytest.raises(UserError, match=says):
             D2SDDrafter(net, net, **options)

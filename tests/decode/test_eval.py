@@ -134,6 +134,17 @@ def test_every_beginning_is_spread_over_every_suite() -> None:
         assert max(Counter(of_a).values()) - min(Counter(of_a).values()) <= 3
 
 
+def test_another_corpus_is_another_measurement(prompts: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "c.txt"
+    corpus.write_text("one two three")
+    words = ("--prompts", prompts, "--out", tmp_path / "o", "--methods", f"retrieval:corpus={corpus}")
+    run(*words)
+    run(*words)
+    corpus.write_text("three two one")
+    with pytest.raises(UserError, match="holds a measurement under other settings .corpus_hash"):
+        run(*words)
+
+
 class Interrupted(Exception):
     pass
 

@@ -13,6 +13,7 @@ import decode
 from align.errors import UserError
 from align.target import Target, load_target
 from decode import Decoder, Sampling, eval
+from decode.drafters.adaptive import AdaptiveDrafter
 from decode.drafters.diffusion import DiffusionDrafts
 from decode.drafters.switching import SwitchingDrafter
 from decode.frequencies import exact_law
