@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from align.errors import UserError, nearest
 from align.recipe import GROUPS, Key, Recipe, keys, resolve
+from align.recipe_rules import check
 from align.run_record import save_run_record
 from align.strict_yaml import dump_yaml, parse_yaml
 
@@ -205,7 +206,7 @@ def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
         setattr(getattr(recipe, group) if group else recipe, last, _convert(value, key.type, name, where))
     recipe.output = recipe.output or f"runs/{recipe.name}"
     try:
-        recipe.check()
+        check(recipe)
     except UserError as error:
         # Of the keys that the line names, the first that was given somewhere: the others are defaults.
         words = re.findall(r"[\w.]+", str(error))

@@ -300,9 +300,9 @@ def ensure(recipe: Recipe, target: Target) -> Path:
         synthesize(recipe, target, folder, quiet=True)
     elif not (folder / "manifest.json").exists():
         words = [f"recipe={recipe.name}", f"output={recipe.output}", f"target.name={recipe.target.name}"]
-        other = " (or name others that this target wrote: data.path=FOLDER)"
         raise UserError(
-            f"{folder}: no data yet; write them with python -m align.synthesize {' '.join(map(shlex.quote, words))}{other}"
+            f"{folder}: no data yet; write them with python -m align.synthesize {shlex.join(words)} "
+            "(or name others that this target wrote: data.path=FOLDER)"
         )
     return folder
 

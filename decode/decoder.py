@@ -93,7 +93,8 @@ class Decoder:
         """Continue many prompts, `batch_size` at a time in one target call; as one ends the next begins.
 
         Every output is the one that `generate` gives for its prompt, sampling and seed, whatever stands beside it (but for
-        the rounding of products over more rows, and for drafters that look at the clock: see the class). Times of a request count what it shared with others.
+        the rounding of products over more rows, and for drafters that look at the clock: see the class). Times of a request
+        count what it shared with others.
 
         Args:
             prompts, max_new_tokens, sampling, stop, raw: as in `generate`; `max_new_tokens` and `sampling` one for all, or

@@ -155,7 +155,8 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
         console.print(loaded.describe(), markup=False, highlight=False)
     drafters = _used(methods, drafters)
     decoders = _decoders(spec, drafters, methods, options)
-    return _measure(options, decoders, suites, skipped, sampling, drafters, console, command)
+    corpora = sorted({m.given["corpus"] for m in methods.values() if m and m.given.get("corpus")})
+    return _measure(options, decoders, suites, skipped, sampling, drafters, corpora, console, command)
 
 
 def _check_folder(folder: Path | None) -> None:
@@ -290,6 +291,7 @@ def _measure(
     skipped: list[str],
     sampling: Any,
     drafters: dict[str, str],
+    corpora: list[str],
     console: Console,
     command: str,
 ) -> tuple[dict[str, Any], Path]:
@@ -305,7 +307,7 @@ def _measure(
         prepared.append((loaded, pairs))
     if not any(pairs for _, pairs in prepared):
         raise UserError(f"no prompt can be answered: {skipped[0]}")
-    settings = settings_of(options, decoders, drafters, prepared)
+    settings = settings_of(options, decoders, drafters, prepared, corpora)
     folder = options.out or Path("runs/eval") / folder_name(suites, settings)
     run = Run(
         settings=settings,

@@ -186,8 +186,8 @@ def _check_drafter(spec: str) -> None:
     if spec in _NAMES or folder.is_file() or any((folder / x).exists() for x in ("config.json", ".hydra")):
         return
     if folder.is_dir():
-        within = folder / "drafter"  # where a run leaves it
-        hint = f" (did you mean {str(within)!r}?)" if (within / "config.json").is_file() else ""
+        inside = folder / "drafter"  # where a run leaves it
+        hint = f" (did you mean {str(inside)!r}?)" if (inside / "config.json").is_file() else ""
         raise UserError(f"drafter {spec!r}: no config.json in that folder{hint}")
     if spec.count("/") != 1 or spec.startswith((".", "/", "~")):  # else perhaps a hub id
         known = "" if "/" in spec else nearest(spec, _NAMES)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from decode.decoder import Decoder
     from decode.drafters.base import Drafter
 
-COMMON = {"verifier": "auto", "controller": "fixed"}
-"""Options of every system: the verifier, and who chooses how many tokens are drafted."""
+COMMON = ("verifier", "controller")
+"""Options of every system that drafts: the verifier, and who chooses how many tokens are drafted."""
 CONTROLLERS = ("fixed", "adl", "cost")
 """Always gamma; DiffuSpec's adaptive draft length; the length of the most tokens a second."""
 
@@ -77,7 +77,9 @@ def listing() -> str:
         needs = f" (needs {', '.join(system.needs)})" if system.needs else ""
         options = [f"{k}={_shown(p.default)}" for k, p in system.options.items()]
         lines += [f"  {name}: {system.says}{needs}", *([f"      {', '.join(options)}"] if options else [])]
-    return "\n".join([*lines, "  all that draft: verifier=auto, controller=fixed|adl|cost (of duo: cost)"])
+    return "\n".join(
+        [*lines, f"  all that draft: verifier=auto, controller={'|'.join(CONTROLLERS)} (of duo: cost)"]
+    )
 
 
 def _shown(default: Any) -> str:
@@ -257,9 +259,12 @@ def drafters_by_role(text: str | None, default: str | None = None) -> dict[str, 
 
 def _checked(role: str, folder: str) -> str:
     """The role that somebody gave a folder. Raises UserError where its files say that it can't be."""
-    said = role_of(folder) if (Path(folder).expanduser() / "config.json").is_file() else role
-    if (role in ("block", "variable_prefix")) != (said in ("block", "variable_prefix")):
-        raise UserError(f"--drafter {role}={folder}: that is a drafter of the kind {said} ({said}={folder})")
+    if (Path(folder).expanduser() / "config.json").is_file():
+        said = role_of(folder)
+        if (role in ("block", "variable_prefix")) != (said == "block"):
+            raise UserError(
+                f"--drafter {role}={folder}: that is a drafter of the kind {said} ({said}={folder})"
+            )
     return role
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from align.errors import UserError
+from align.hub import sha256_file
 from decode.provenance import git_commit, machine, versions
 from decode.records import PLAIN, RECORDS, RUN, SUMMARY, Record, Run, read_records, read_run, write_run
 from decode.suites.sources import Loaded
@@ -22,8 +23,9 @@ def settings_of(
     decoders: dict[str, Decoder],
     drafters: dict[str, str],
     prepared: Sequence[tuple[Loaded, Sequence[tuple[Any, list[int]]]]],
+    corpora: Sequence[str],
 ) -> dict[str, Any]:
-    """Everything that a figure depends on."""
+    """Everything that a figure depends on; `corpora`: files that methods read."""
     import torch
 
     target = decoders[PLAIN].target
@@ -35,7 +37,7 @@ def settings_of(
         "drafter": drafters,
         "drafter_hash": {role: _folder_hash(Path(folder).expanduser()) for role, folder in drafters.items()},
         "methods": list(decoders),
-        "corpus_hash": _corpora(list(decoders)),
+        "corpus_hash": {file: sha256_file(Path(file).expanduser()) for file in corpora},
         "sweep": options.sweep,
         "suites": [s.name for s, _ in prepared],
         "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
@@ -61,13 +63,6 @@ def settings_of(
         "git_commit": git_commit(),
         "gpu": found.get("gpu") if target.device.type == "cuda" else None,
     }
-
-
-def _corpora(methods: Sequence[str]) -> dict[str, str]:
-    """sha256 of every file that a method reads as its corpus."""
-    words = [word.partition("=") for method in methods for word in method.split(":")[1:]]
-    paths = {path for key, _, path in words if key == "corpus" and path != "none"}
-    return {path: hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest() for path in sorted(paths)}
 
 
 def _folder_hash(folder: Path) -> str | None:

@@ -207,9 +207,9 @@ Make = Callable[..., "Drafter | None"]
 
 @dataclass(frozen=True)
 class System:
-    """One of them. `needs`: roles; `verifier`: at temperatures above 0, where it is not `auto`; `controller`: unless another one is
-    named; `drafts`: it does; `switches`: its sessions
-    read their options anew for every draft (decode/drafters/switching.py); `target`: what becomes of the target before it decodes."""
+    """One of them. `needs`: roles; `verifier`: at temperatures above 0, where it is not `auto`; `controller`: unless another is
+    named; `drafts`: anything at all; `switches`: its sessions read their options anew for every draft
+    (decode/drafters/switching.py); `target`: what becomes of the target before it decodes."""
 
     name: str
     make: Make

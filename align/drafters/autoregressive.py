@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from align.attention import register
 from align.data import Batch
-from align.drafters.checkpoint import named_layers, shared_layers
+from align.drafters.checkpoint import first_layers
 from align.drafters.families import BASES
 from align.drafters.masked_checkpoint import own_layers, write_weights
 from align.drafters.masked_lm import embedding_names
@@ -108,7 +108,7 @@ def make(target: Target, options: DrafterConfig) -> CausalDrafter:
     Raises:
         UserError: a layer, vocabulary or architecture that does not fit.
     """
-    layers = named_layers(target, options.target_layers) or shared_layers(target.num_layers, options.layers)
+    layers = first_layers(target, options)
     embedding_VD, head_VD = target.embedding_VD, target.head_weight_VD
     if options.init is not None:
         start = load_target(options.init, "float32", str(target.device), fast=False)

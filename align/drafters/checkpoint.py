@@ -60,6 +60,11 @@ def named_layers(target: Target, named: Sequence[int] | None) -> list[int]:
     return [i % count for i in named or ()]
 
 
+def first_layers(target: Target, options: DrafterConfig) -> list[int]:
+    """The target layers that a drafter starts from: those that the recipe names, else `shared_layers`."""
+    return named_layers(target, options.target_layers) or shared_layers(target.num_layers, options.layers)
+
+
 def mask_token(target: Target) -> int:
     """A row of the frozen embedding that text never uses: a padding row, else an unused special token.
 
@@ -121,11 +126,14 @@ def _config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) 
     layers = options.layers
     if layers > target.num_layers:
         raise UserError(f"drafter.layers={layers}: target {target.spec!r} has {target.num_layers} layers")
-    chosen = named_layers(target, options.target_layers)
-    if shared and not chosen:
-        chosen = shared_layers(target.num_layers, layers)
-    elif not shared and not chosen:
-        chosen = tap_layers(target.num_layers, options.taps)
+    if options.markov_rank > target.hidden_size:
+        raise UserError(
+            f"drafter.markov_rank={options.markov_rank}: at most {target.hidden_size}, the target's width"
+        )
+    if shared:
+        chosen = first_layers(target, options)
+    else:
+        chosen = named_layers(target, options.target_layers) or tap_layers(target.num_layers, options.taps)
     if shared and len(chosen) != layers:
         raise UserError(f"drafter.target_layers names {len(chosen)} layers for drafter.layers={layers}")
     return BlockConfig(
@@ -174,8 +182,6 @@ def _initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> Non
     if drafter.markov is not None:
         drafter.markov.out.weight.zero_()
         head = drafter.head_weight_VdD.float()
-        if config.markov_rank > width:
-            raise UserError(f"drafter.markov_rank={config.markov_rank}: at most {width}, the target's width")
         values, vectors = torch.linalg.eigh(head.T @ head / head.shape[0])
         drafter.markov.basis.copy_((head @ vectors[:, -config.markov_rank :]).T / values[-1].sqrt())
 

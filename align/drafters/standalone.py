@@ -13,7 +13,7 @@ from torch import Tensor
 
 from align.drafters import checkpoint
 from align.drafters.block import BlockDrafter
-from align.drafters.checkpoint import load_drafter, mask_token, named_layers, shared_layers
+from align.drafters.checkpoint import first_layers, load_drafter, mask_token
 from align.drafters.ddit import DDiT, DDiTConfig
 from align.drafters.diffusion import DiffusionConfig, DiffusionDrafter
 from align.drafters.masked_checkpoint import adapt, load_masked_lm, save_masked_lm
@@ -73,9 +73,7 @@ def make(target: Target, options: DrafterConfig, seed: int = 0) -> DiffusionDraf
 
 def _network(target: Target, options: DrafterConfig) -> DDiT | MaskedLM:
     if options.kind == "masked_lm":
-        layers = named_layers(target, options.target_layers) or shared_layers(
-            target.num_layers, options.layers
-        )
+        layers = first_layers(target, options)
         mask = mask_token(target) if options.mask_token_id is None else options.mask_token_id
         return adapt(
             target, layers, mask, attention=options.attention, share_embedding=options.share_embedding

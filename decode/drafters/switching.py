@@ -2,7 +2,8 @@
 
 The ways share one session, which reads its options from its `proposer`. The choice (decode/controllers.py) looks at rounds
 that are over and their times alone, before anything of the next one is drawn: each proposal keeps its law. What a seed
-draws then depends on the clock, as under controller=cost: other tokens of the same law. Under verifier `gumbel` the output is the seed's alone.
+draws then depends on the clock, as under controller=cost: other tokens of the same law. Under verifier `gumbel` the output
+is the seed's alone.
 """
 
 from __future__ import annotations
