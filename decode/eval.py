@@ -6,13 +6,11 @@ come; the summary, the page and the table are made from them (decode/report.py).
 
 from __future__ import annotations
 
-import datetime
 import os
 import shlex
 import sys
-from argparse import BooleanOptionalAction, RawDescriptionHelpFormatter
-from collections.abc import Sequence
-from functools import partial
+from argparse import BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,18 +30,19 @@ from decode.methods import (
     read_method,
     swept,
 )
-from decode.provenance import git_commit, machine, versions
-from decode.records import PLAIN, Run, append, write_run
-from decode.settings import folder_name, open_folder, settings_of
+from decode.records import PLAIN
 from decode.suites.registry import GROUPS, SUITES, resolve
 from decode.suites.sources import Loaded, choose, load_prompts_file, load_suite
 from decode.summary import plural
 from decode.systems import ROLES, SYSTEMS
+from decode.tune import PROMPTS as TUNING_PROMPTS
+from decode.tune import SUITE as TUNING_SUITE
+from decode.tune import settings_to_try
 
 if TYPE_CHECKING:
     from align.target import Target
     from decode.decoder import Decoder
-    from decode.measure import Settings, Task
+    from decode.sampling import Sampling
 
 METHODS = (PLAIN, "lookup", "drafter", "combined")
 """The default ones: `drafter` is the drafter given, as it decodes by itself; `combined` has lookup in front of it where the
@@ -80,6 +79,15 @@ def parser() -> Parser:
         default=[],
         metavar="KEY=V,V",
         help="every combination of these options: gamma=4,8,16 steps=1,2,4",
+    )
+    add(
+        "--tune",
+        type=whole(5),
+        nargs="?",
+        const=TUNING_PROMPTS,
+        metavar="N",
+        help=f"first choose every method's setting on N built-in prompts (default {TUNING_PROMPTS}), among --sweep's values "
+        "or the system's own",
     )
     add("--draft-tokens", type=whole(1), metavar="K", help="draft at most K tokens ahead")
     add(
@@ -143,20 +151,32 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
     Raises:
         UserError: an input that can't be used, before anything is measured.
     """
+    from decode.measurement import begin
     from decode.sampling import Sampling
 
+    if (
+        options.tune
+        and not options.prompts
+        and TUNING_SUITE in {s.name for s, _ in resolve(options.suite or "builtin")}
+    ):
+        raise UserError(
+            f"--tune chooses on the prompts of {TUNING_SUITE}: measure on others (--suite mtbench, or --prompts FILE)"
+        )
     sampling = Sampling(options.temperature, options.top_p, options.top_k, seed=options.seed)
     _check_folder(options.out)
     spec, drafters = _target_and_drafters(options, console)
-    methods, left_out = _methods(options.methods, options.sweep, drafters)
+    methods, left_out = _methods(options.methods, [] if options.tune else options.sweep, drafters)
     suites, skipped = prompts_of(options)
     skipped += left_out
     for loaded in suites:
         console.print(loaded.describe(), markup=False, highlight=False)
     drafters = _used(methods, drafters)
-    decoders = _decoders(spec, drafters, methods, options)
-    corpora = sorted({m.given["corpus"] for m in methods.values() if m and m.given.get("corpus")})
-    return _measure(options, decoders, suites, skipped, sampling, drafters, corpora, console, command)
+    if options.tune is None:
+        decoders = _decoders(spec, drafters, methods, options)
+    else:
+        methods, decoders, options = _tuned(spec, drafters, methods, sampling, options, console, command)
+    corpora = corpora_of(methods.values())
+    return begin(options, decoders, suites, skipped, sampling, drafters, corpora, console, command).finish()
 
 
 def _check_folder(folder: Path | None) -> None:
@@ -215,6 +235,11 @@ def _methods(
     return found | {m.name: m for m in systems}, left_out
 
 
+def corpora_of(methods: Iterable[Method | None]) -> list[str]:
+    """The files that methods read."""
+    return sorted({m.given["corpus"] for m in methods if m and m.given.get("corpus")})
+
+
 def _used(methods: dict[str, Method | None], drafters: dict[str, str]) -> dict[str, str]:
     """The drafters that a figure may depend on."""
     roles = {role for m in methods.values() if m for role in m.system.needs}
@@ -249,9 +274,13 @@ def prompts_of(options: Any) -> tuple[list[Loaded], list[str]]:
 
 
 def _decoders(
-    spec: str, drafters: dict[str, str], methods: dict[str, Method | None], options: Any
+    spec: str,
+    drafters: dict[str, str],
+    methods: dict[str, Method | None],
+    options: Any,
+    may_lack: Container[str] = (),
 ) -> dict[str, Decoder]:
-    """One decoder per method, all on the same target."""
+    """One decoder per method, all on the same target; without those of `may_lack` that these drafters can't do."""
     import torch
 
     import decode
@@ -279,93 +308,51 @@ def _decoders(
             target = decoders[name].target
     parts = open_parts([m for m in methods.values() if m], drafters, decoders[PLAIN].target)
     for name, method in methods.items():
-        if method is not None:
-            decoders[name] = build(method, parts, options.draft_tokens)
-    return {name: decoders[name] for name in methods}
+        try:
+            if method is not None:
+                decoders[name] = build(method, parts, options.draft_tokens)
+        except UserError:
+            if name not in may_lack:
+                raise
+    return {name: decoders[name] for name in methods if name in decoders}
 
 
-def _measure(
-    options: Any,
-    decoders: dict[str, Decoder],
-    suites: Sequence[Loaded],
-    skipped: list[str],
-    sampling: Any,
+def _tuned(
+    spec: str,
     drafters: dict[str, str],
-    corpora: list[str],
+    asked: dict[str, Method | None],
+    sampling: Sampling,
+    options: Any,
     console: Console,
     command: str,
-) -> tuple[dict[str, Any], Path]:
-    """Plan, continue or begin the folder, run what is missing, report."""
-    from decode import measure
-    from decode.report import make_report
+) -> tuple[dict[str, Method | None], dict[str, Decoder], Any]:
+    """Every method that was asked for in its best setting, the decoders, and the options of the measurement that follows."""
+    from decode.measurement import begin
 
-    prepared = []
-    for loaded in suites:
-        pairs, refused = measure.tokenised(decoders[PLAIN], loaded.prompts)
-        if refused:
-            skipped.append(f"{loaded.name}: {plural(len(refused), 'prompt')}, the first is {refused[0]}")
-        prepared.append((loaded, pairs))
-    if not any(pairs for _, pairs in prepared):
-        raise UserError(f"no prompt can be answered: {skipped[0]}")
-    settings = settings_of(options, decoders, drafters, prepared, corpora)
-    folder = options.out or Path("runs/eval") / folder_name(suites, settings)
-    run = Run(
-        settings=settings,
-        suites=[
-            {"name": s.name, "title": s.title, "group": s.group, "prompts": len(pairs), "source": s.source}
-            for s, pairs in prepared
-        ],
-        command=command,
-        machine=machine(),
-        versions=versions(),
-        git_commit=git_commit(),
-        skipped=skipped,
-        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    )
-    run, records = open_folder(folder, run, not options.resume)
-    tasks = measure.plan(
-        [(s.name, pairs) for s, pairs in prepared], list(decoders), options.repeats, options.seed
-    )
-    missing = list(measure.remaining(tasks, records))
-    if records:
-        note = f"continuing {folder}: {len(tasks) - len(missing)} of {len(tasks)} rounds are there"
-        note += "" if missing else " (--no-resume measures again)"
+    trying = settings_to_try([m for m in asked.values() if m], options.sweep)
+    every: dict[str, Method | None] = {name: None for name, m in asked.items() if m is None}
+    every |= {m.name: m for made in trying.values() for m in made}
+    able = {m.name for made in trying.values() for m in made[1:]}
+    decoders = _decoders(spec, drafters, every, options, able)
+    if unable := [name for name in able if name not in decoders]:
+        note = f"left out, as these drafters draft no more: {', '.join(sorted(unable))}"
         console.print(note, markup=False, highlight=False)
-    if missing:
-        common = measure.Settings(sampling, options.max_new_tokens)
-        _run_tasks(folder, run, decoders, missing, common, options, console)
-    summary, _ = make_report(folder)
-    return summary, folder
-
-
-def _run_tasks(
-    folder: Path,
-    run: Run,
-    decoders: dict[str, Decoder],
-    tasks: Sequence[Task],
-    settings: Settings,
-    options: Any,
-    console: Console,
-) -> None:
-    """Warm up, time transformers once, then one task after another, each task's records written when it is
-    done.
-    """
-    from decode.baseline import against_transformers
-    from decode.measure import run_task, warm_up
-    from decode.progress import TaskProgress
-
-    warm_up(decoders, list(tasks[0].tokens), settings, options.warmup)
-    if not options.no_hf_check and run.baseline is None:
-        console.print("timing plain decoding against transformers' own generate …", markup=False)
-        run.baseline = against_transformers(
-            decoders[PLAIN], [list(tasks[0].tokens)], min(options.max_new_tokens, 64)
+    groups = {name: [m.name for m in made if m.name in decoders] for name, made in trying.items()}
+    won = {name: made[0] for name, made in groups.items()}
+    if several := {name: made for name, made in groups.items() if len(made) > 1}:
+        own = {"suite": TUNING_SUITE, "prompts": None, "data_dir": None, "limit": options.tune, "repeats": 1}
+        own |= {"out": options.out and options.out / "tuning", "no_hf_check": True}
+        local = Namespace(**vars(options) | own)
+        racing = {name: decoders[name] for name in (PLAIN, *(n for made in several.values() for n in made))}
+        suites, skipped = prompts_of(local)
+        corpora = corpora_of(every.values())
+        won |= begin(local, racing, suites, skipped, sampling, drafters, corpora, console, command).race(
+            several
         )
-        write_run(folder, run)
-    with TaskProgress(console, len(tasks), list(decoders)) as progress:
-        for task in tasks:
-            records = run_task(decoders, task, settings, partial(progress.step, task.prompt.id))
-            append(folder, records)
-            progress.done(records)
+    lines = [f"{won[name]}, of {plural(len(made), 'setting')}" for name, made in several.items()]
+    best = {won.get(name, name): every[won.get(name, name)] for name in asked}
+    left = Namespace(**vars(options) | {"sweep": [], "tuned": lines})
+    return best, {name: decoders[name] for name in best}, left
 
 
 def next_step(summary: dict[str, Any], options: Any) -> str:

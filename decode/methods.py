@@ -57,7 +57,7 @@ def read_method(text: str) -> Method:
     system, options = SYSTEMS[name], dict[str, Any]()
     for word in words:
         key, equals, value = word.partition("=")
-        known = sorted(_keys(system))
+        known = sorted(keys_of(system))
         if not equals or key not in known:
             what = f"option {key!r}" if equals else f"{word!r} is not key=value"
             raise UserError(f"method {text!r}: unknown {what}{nearest(key, known)}")
@@ -135,20 +135,20 @@ def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
         if not equals or not text:
             raise UserError(f"--sweep: {word!r} is not key=value,value,…")
         values[key] = [v for v in text.split(",") if v]
-    known = {key for m in methods for key in _keys(m.system)}
+    known = {key for m in methods for key in keys_of(m.system)}
     for key in values:
         if key not in known:
             raise UserError(f"--sweep: no method here has the option {key!r}{nearest(key, sorted(known))}")
     found: dict[str, Method] = {}
     for method in methods:
-        free = _keys(method.system) - {*method.given}
+        free = keys_of(method.system) - {*method.given}
         for options in _every({k: v for k, v in values.items() if k in free}):
             made = read_method(_written(method.name, options))
             found.setdefault(_program(made), made)
     return list(found.values())
 
 
-def _keys(system: System) -> set[str]:
+def keys_of(system: System) -> set[str]:
     """The options that it has."""
     return {*system.options, *(COMMON if system.drafts else ())}
 

@@ -81,6 +81,21 @@ class TaskProgress:
         ) + (" tokens/s" if rates else "")
 
 
+class RaceProgress:
+    """A line for every round of a race between settings (decode/tune.py)."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.console, self.total, self.finished = console, total, 0
+        self.started = monotonic()
+
+    def done(self, left: int) -> None:
+        """A round is over, and so many settings are still in."""
+        self.finished += 1
+        seconds = (monotonic() - self.started) / self.finished * (self.total - self.finished)
+        text = f"round {self.finished}/{self.total}: {left} settings left · {_clock(seconds)} left at most"
+        self.console.print(text, markup=False, highlight=False)
+
+
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

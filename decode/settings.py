@@ -39,6 +39,8 @@ def settings_of(
         "methods": list(decoders),
         "corpus_hash": {file: sha256_file(Path(file).expanduser()) for file in corpora},
         "sweep": options.sweep,
+        "tune": options.tune,
+        "tuned": getattr(options, "tuned", None),
         "suites": [s.name for s, _ in prepared],
         "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
         "limit": options.limit,

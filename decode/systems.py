@@ -209,7 +209,8 @@ Make = Callable[..., "Drafter | None"]
 class System:
     """One of them. `needs`: roles; `verifier`: at temperatures above 0, where it is not `auto`; `controller`: unless another is
     named; `drafts`: anything at all; `switches`: its sessions read their options anew for every draft
-    (decode/drafters/switching.py); `target`: what becomes of the target before it decodes."""
+    (decode/drafters/switching.py); `grid`: values worth trying, `key=v1,v2` (decode/tune.py); `target`: what becomes of the target
+    before it decodes."""
 
     name: str
     make: Make
@@ -218,6 +219,7 @@ class System:
     controller: str = "fixed"
     drafts: bool = True
     switches: bool = False
+    grid: tuple[str, ...] = ()
     target: Callable[[Target], Target] | None = None
 
     @property
@@ -244,19 +246,26 @@ SYSTEMS: dict[str, System] = {
     s.name: s
     for s in (
         System("compiled", _compiled, drafts=False, target=_through_compile),
-        System("lookup", _lookup),
-        System("retrieval", _retrieval),
-        System("autoregressive", _autoregressive, ("autoregressive",)),
-        System("block", _block, ("block",), switches=True),
-        System("block_tree", _block_tree, ("block",), switches=True),
-        System("specdiff", _specdiff, ("diffusion",), switches=True),
-        System("specdiff2", _specdiff2, ("diffusion",), "self_selection", switches=True),
-        System("diffuspec", _diffuspec, ("diffusion",)),
-        System("d2sd", _d2sd, ("block", "variable_prefix"), switches=True),
-        System("hierarchical", _hierarchical, ("autoregressive",)),
-        System("double", _double, ("autoregressive",)),
-        System("duo", _duo, ("autoregressive",), controller="cost"),
-        System("tolerator", _tolerator, ("diffusion",), switches=True),
-        System("specdec_lossy", _specdec, ("diffusion",), "lossy_top_beta"),
+        System("lookup", _lookup, grid=("gamma=2,4,8,16",)),
+        System("retrieval", _retrieval, grid=("gamma=2,4,8,16",)),
+        System("autoregressive", _autoregressive, ("autoregressive",), grid=("gamma=1,2,4,8",)),
+        System("block", _block, ("block",), switches=True, grid=("gamma=2,4,8,16",)),
+        System("block_tree", _block_tree, ("block",), switches=True, grid=("nodes=3,5,8,16",)),
+        System("specdiff", _specdiff, ("diffusion",), switches=True, grid=("gamma=1,2,4,8", "steps=1,2")),
+        System(
+            "specdiff2",
+            _specdiff2,
+            ("diffusion",),
+            "self_selection",
+            switches=True,
+            grid=("gamma=2,4,8", "candidates=2,4,8"),
+        ),
+        System("diffuspec", _diffuspec, ("diffusion",), grid=("gamma=2,4,8,16",)),
+        System("d2sd", _d2sd, ("block", "variable_prefix"), switches=True, grid=("boundaries=1,2,4",)),
+        System("hierarchical", _hierarchical, ("autoregressive",), grid=("gamma=2,4,8",)),
+        System("double", _double, ("autoregressive",), grid=("gamma=1,2,4",)),
+        System("duo", _duo, ("autoregressive",), controller="cost", grid=("gamma=2,4,8",)),
+        System("tolerator", _tolerator, ("diffusion",), switches=True, grid=("gamma=2,4,8", "rounds=1,2")),
+        System("specdec_lossy", _specdec, ("diffusion",), "lossy_top_beta", grid=("gamma=2,4,8",)),
     )
 }

@@ -1,0 +1,157 @@
+"""A measurement under way: its folder begun or continued, the missing rounds run, the report made."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from align.errors import UserError
+from decode import measure
+from decode.baseline import against_transformers
+from decode.progress import RaceProgress, TaskProgress
+from decode.provenance import git_commit, machine, versions
+from decode.records import PLAIN, Record, Run, append, write_run
+from decode.report import make_report
+from decode.settings import folder_name, open_folder, settings_of
+from decode.suites.sources import Loaded
+from decode.summary import plural
+from decode.tune import race
+
+if TYPE_CHECKING:
+    from decode.decoder import Decoder
+    from decode.sampling import Sampling
+
+
+@dataclass
+class Measurement:
+    """A folder with what it holds so far (`begin`)."""
+
+    folder: Path
+    run: Run
+    records: list[Record]
+    tasks: list[measure.Task]
+    decoders: dict[str, Decoder]
+    settings: measure.Settings
+    options: Any
+    """`warmup`, `no_hf_check`, `max_new_tokens` are read."""
+    console: Console
+
+    def finish(self) -> tuple[dict[str, Any], Path]:
+        """Run what is missing; the summary, and the folder that holds it."""
+        missing = list(measure.remaining(self.tasks, self.records))
+        if self.records:
+            note = f"continuing {self.folder}: {len(self.tasks) - len(missing)} of {len(self.tasks)} rounds are there"
+            self._say(note + ("" if missing else " (--no-resume measures again)"))
+        if missing:
+            self._warm_up(missing[0])
+            with TaskProgress(self.console, len(missing), list(self.decoders)) as progress:
+                for task in missing:
+                    records = self._run(task, partial(progress.step, task.prompt.id))
+                    progress.done(records)
+        return make_report(self.folder)[0], self.folder
+
+    def race(self, groups: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """Run the settings of every group against each other; the name of each group's fastest (decode/tune.py)."""
+        count = sum(map(len, groups.values()))
+        rounds = len(self.tasks)
+        self._say(
+            f"tuning: {plural(count, 'setting')} of {plural(len(groups), 'method')} on {plural(rounds, 'prompt')}"
+        )
+        warm = False
+
+        def run(task: measure.Task) -> list[Record]:
+            nonlocal warm
+            if not warm:
+                self._warm_up(task)
+                warm = True
+            return self._run(task)
+
+        won = race(groups, self.tasks, self.records, run, RaceProgress(self.console, rounds).done)
+        make_report(self.folder)
+        self._say("tuned: " + ", ".join(won.values()) + f" ({self.folder / 'report.html'})")
+        return won
+
+    def _run(self, task: measure.Task, ended: Any = lambda method: None) -> list[Record]:
+        """One task, its records written when it is over."""
+        records = measure.run_task(self.decoders, task, self.settings, ended)
+        append(self.folder, records)
+        return records
+
+    def _warm_up(self, task: measure.Task) -> None:
+        """Untimed rounds, and plain decoding against transformers' own, once a folder."""
+        tokens = list(task.tokens)
+        measure.warm_up(self.decoders, tokens, self.settings, self.options.warmup)
+        if not self.options.no_hf_check and self.run.baseline is None:
+            self._say("timing plain decoding against transformers' own generate …")
+            most = min(self.options.max_new_tokens, 64)
+            self.run.baseline = against_transformers(self.decoders[PLAIN], [tokens], most)
+            write_run(self.folder, self.run)
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False)
+
+
+def begin(
+    options: Any,
+    decoders: dict[str, Decoder],
+    suites: Sequence[Loaded],
+    skipped: Iterable[str],
+    sampling: Sampling,
+    drafters: dict[str, str],
+    corpora: Sequence[str],
+    console: Console,
+    command: str,
+) -> Measurement:
+    """Plan it, and open its folder: `options.out`, or one named after the settings.
+
+    Args:
+        decoders: by method, plain decoding among them.
+        skipped: a line for everything that was left out so far.
+        drafters, corpora: folders by kind and files that a figure depends on.
+
+    Raises:
+        UserError: no prompt fits, or the folder holds a measurement under other settings.
+    """
+    prepared, skipped = [], list(skipped)
+    for loaded in suites:
+        pairs, refused = measure.tokenised(decoders[PLAIN], loaded.prompts)
+        if refused:
+            skipped.append(f"{loaded.name}: {plural(len(refused), 'prompt')}, the first is {refused[0]}")
+        prepared.append((loaded, pairs))
+    if not any(pairs for _, pairs in prepared):
+        raise UserError(f"no prompt can be answered: {skipped[0]}")
+    settings = settings_of(options, decoders, drafters, prepared, corpora)
+    folder = options.out or Path("runs/eval") / folder_name(suites, settings)
+    run = Run(
+        settings=settings,
+        suites=[
+            {"name": s.name, "title": s.title, "group": s.group, "prompts": len(pairs), "source": s.source}
+            for s, pairs in prepared
+        ],
+        command=command,
+        machine=machine(),
+        versions=versions(),
+        git_commit=git_commit(),
+        skipped=skipped,
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+    run, records = open_folder(folder, run, not options.resume)
+    tasks = measure.plan(
+        [(s.name, pairs) for s, pairs in prepared], list(decoders), options.repeats, options.seed
+    )
+    return Measurement(
+        folder,
+        run,
+        records,
+        tasks,
+        decoders,
+        measure.Settings(sampling, options.max_new_tokens),
+        options,
+        console,
+    )

@@ -1,0 +1,98 @@
+"""Every system at its best setting: its settings race on prompts that are not measured afterwards (`decode.eval --tune`).
+
+A round is one prompt that every setting still in the race decodes, plain decoding beside them, in changing order. A setting leaves when
+the paired interval of its speed lies below its system's fastest. What is left is a function of the records, so that a race that
+was stopped goes on as it would have; its folder is a measurement like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from decode.methods import Method, keys_of, swept
+from decode.records import PLAIN, Record
+from decode.statistics import FEWEST, paired_ratio, times
+
+if TYPE_CHECKING:
+    from decode.measure import Task
+
+SUITE = "builtin"
+"""Where the prompts come from: those of this project, which are no benchmark."""
+PROMPTS = 12
+
+
+def settings_to_try(methods: Sequence[Method], sweep: Sequence[str]) -> dict[str, list[Method]]:
+    """Method as it was asked for → its settings: every combination of the system's own grid for the options that it leaves open,
+    those of `sweep` (`key=v1,v2`) in their place where they name the same option.
+
+    Raises:
+        UserError: a malformed word, or a key that no method has.
+    """
+    swept(methods, sweep)
+    words = {word.partition("=")[0]: word for word in sweep}
+    found = {}
+    for method in methods:
+        own = {word.partition("=")[0]: word for word in method.system.grid} | words
+        found[method.name] = swept([method], [w for key, w in own.items() if key in keys_of(method.system)])
+    return found
+
+
+def survivors(
+    groups: Mapping[str, Sequence[str]], alive: Sequence[str], records: Sequence[Record]
+) -> list[str]:
+    """Those of `alive`, which took part in every round so far, that are not slower than the fastest of their group beyond chance,
+    by seconds per token over the same prompts.
+    """
+    found = []
+    for names in groups.values():
+        here = [name for name in names if name in alive]
+        seconds = {name: times(records, name) for name in here}
+        best = _fastest(seconds)
+        for name in here:
+            ratio = paired_ratio(seconds[best], seconds[name])
+            if name == best or ratio is None or ratio.prompts < FEWEST or (ratio.hi or 1.0) >= 1:
+                found.append(name)
+    return found
+
+
+def _fastest(seconds: Mapping[str, Mapping[tuple[str, str], float]]) -> str:
+    """Least seconds per token, in the mean over the prompts."""
+
+    def mean(name: str) -> float:
+        values = seconds[name].values()
+        return sum(values) / len(values) if values else float("inf")
+
+    return min(seconds, key=mean)
+
+
+def race(
+    groups: Mapping[str, Sequence[str]],
+    tasks: Sequence[Task],
+    records: Sequence[Record],
+    run: Callable[[Task], list[Record]],
+    ended: Callable[[int], object] = lambda left: None,
+) -> dict[str, str]:
+    """Group → the setting that won.
+
+    Args:
+        groups: method as it was asked for → its settings.
+        tasks: one a prompt, each with all settings and plain decoding in its order.
+        records: of the rounds that were run before; the others are run now.
+        run: one task; writes its records.
+        ended: told after a round how many settings are left.
+    """
+    known = {record.key: record for record in records}
+    seen: list[Record] = []
+    alive = [name for names in groups.values() for name in names]
+    for task in tasks:
+        task = replace(task, order=tuple(m for m in task.order if m in alive or m == PLAIN))
+        keys = [(task.suite, task.prompt.id, method, task.repeat) for method in task.order]
+        seen += [known[key] for key in keys] if all(key in known for key in keys) else run(task)
+        alive = survivors(groups, alive, seen)
+        ended(len(alive))
+    return {
+        asked: _fastest({name: times(seen, name) for name in names if name in alive})
+        for asked, names in groups.items()
+    }

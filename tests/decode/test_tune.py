@@ -1,0 +1,193 @@
+"""The race between a system's settings: who leaves, who wins, going on after a stop; and the command around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from align.errors import UserError
+from align.target import Target, load_target
+from decode import eval, figures, measure
+from decode.measure import Task
+from decode.methods import keys_of, read_method, swept
+from decode.records import Record, read_records, read_run
+from decode.suites.prompt import Prompt
+from decode.systems import SYSTEMS
+from decode.tune import race, settings_to_try, survivors
+from tests.decode.test_statistics import record
+
+GROUPS = {"a": ["a1", "a2", "a3"], "b": ["b1", "b2"]}
+SECONDS = {"plain": 9.0, "a1": 1.0, "a2": 1.02, "a3": 2.0, "b1": 8.0, "b2": 5.0}
+"""Per round; a2 is as good as a1 within the noise of `records_of`."""
+
+
+def tasks(count: int) -> list[Task]:
+    order = tuple(SECONDS)
+    return [Task("s", Prompt(f"p{i}", "?", ""), (1,), 0, order) for i in range(count)]
+
+
+def records_of(task: Task) -> list[Record]:
+    number = int(task.prompt.id[1:])
+    noise = {"a2": 0.1 * (-1) ** number}
+    return [record(m, task.prompt.id, SECONDS[m] + noise.get(m, 0.0)) for m in task.order]
+
+
+def test_the_fastest_of_each_group_wins_and_the_slow_ones_leave() -> None:
+    ran: list[tuple[str, ...]] = []
+
+    def run(task: Task) -> list[Record]:
+        ran.append(task.order)
+        return records_of(task)
+
+    left: list[int] = []
+    assert race(GROUPS, tasks(8), [], run, left.append) == {"a": "a1", "b": "b2"}
+    assert ran[:5] == [tuple(SECONDS)] * 5  # nobody leaves before there is an interval
+    assert set(ran[5:]) == {("plain", "a1", "a2", "b2")} and left == [5, 5, 5, 5, 3, 3, 3, 3]
+
+
+def test_a_race_that_was_stopped_goes_on_as_it_would_have() -> None:
+    whole: list[Record] = []
+    orders: list[tuple[str, ...]] = []
+
+    def run(task: Task) -> list[Record]:
+        orders.append(task.order)
+        whole.extend(made := records_of(task))
+        return made
+
+    won = race(GROUPS, tasks(9), [], run)
+    for stopped in (3, 5, 7, 9):
+        before = [r for r in whole if int(r.prompt[1:]) < stopped]
+        again: list[tuple[str, ...]] = []
+
+        def goes_on(task: Task, again: list[tuple[str, ...]] = again) -> list[Record]:
+            again.append(task.order)
+            return records_of(task)
+
+        assert race(GROUPS, tasks(9), before, goes_on) == won and again == orders[stopped:]
+
+
+def test_only_settings_of_one_system_are_compared() -> None:
+    seen = [r for task in tasks(6) for r in records_of(task)]
+    alive = survivors({"a": ["a3"], "b": ["b1"]}, ["a3", "b1"], seen)
+    assert alive == ["a3", "b1"]  # a1 is out of this race, and b1 has no rival
+
+
+def test_answers_of_one_token_decide_nothing() -> None:
+    assert race(GROUPS, tasks(6), [], lambda task: [_empty(r) for r in records_of(task)]) == {
+        "a": "a1",
+        "b": "b1",
+    }
+
+
+def _empty(made: Record) -> Record:
+    made.committed = made.calls = 0
+    return made
+
+
+@pytest.mark.parametrize("name", [name for name, s in SYSTEMS.items() if s.grid])
+def test_every_grid_is_of_the_systems_own_options(name: str) -> None:
+    system = SYSTEMS[name]
+    assert {word.partition("=")[0] for word in system.grid} <= keys_of(system)
+    made = settings_to_try([read_method(name)], [])[name]
+    assert len(made) > 1 and all(m.options for m in made)
+
+
+def test_what_is_given_stays_and_a_sweep_replaces_the_grid() -> None:
+    def names(text: str, sweep: Sequence[str] = ()) -> list[str]:
+        return [m.name for m in settings_to_try([read_method(text)], sweep)[text]]
+
+    assert names("specdiff:gamma=2:steps=1") == ["specdiff:gamma=2:steps=1"]
+    assert names("specdiff:gamma=2") == ["specdiff:gamma=2:steps=1", "specdiff:gamma=2:steps=2"]
+    assert names("lookup", ["gamma=3,5"]) == ["lookup:gamma=3", "lookup:gamma=5"]
+    assert names("lookup", ["longest=1,2", "gamma=3"]) == [
+        "lookup:gamma=3:longest=1",
+        "lookup:gamma=3:longest=2",
+    ]
+    with pytest.raises(UserError, match="no method here has the option 'steps'"):
+        names("lookup", ["steps=1,2"])
+    assert names("compiled") == ["compiled"] and swept([read_method("lookup")], [])[0].name == "lookup"
+
+
+# ---- the command ----
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return load_target("debug", dtype="float32", device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "picture", lambda *args: b"png")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.txt"
+    path.write_text("Say one one one one.\nWhy is the sky blue?\nCount: 1 2 3 1 2 3 1 2\n")
+    return path
+
+
+def run(*words: Any) -> tuple[dict[str, Any], Path]:
+    fixed = ["--target", "debug", "--device", "cpu", "--dtype", "float32", "--no-hf-check"]
+    options = eval.parser().parse_args([*fixed, "--max-new-tokens", "6", *map(str, words)])
+    return eval.evaluate(options, Console(quiet=True), "command")
+
+
+def test_the_command_tunes_on_other_prompts_then_measures(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = measure.run_task
+
+    def timed(decoders: Any, task: Task, *rest: Any) -> list[Record]:
+        records = honest(decoders, task, *rest)
+        for r in records:
+            r.seconds = r.committed * (1.0 if r.method == "lookup:gamma=4" else 2.0)
+        return records
+
+    monkeypatch.setattr(measure, "run_task", timed)
+    words = ["--methods", "lookup,retrieval:gamma=2", "--tune", 6, "--out", tmp_path / "o", "--prompts"]
+    summary, folder = run(*words, prompts)
+    assert list(summary["overall"]) == ["plain", "lookup:gamma=4", "retrieval:gamma=2"]
+    assert summary["settings"]["tuned"] == ["lookup:gamma=4, of 4 settings"]
+    assert summary["settings"]["sweep"] == [] and summary["settings"]["tune"] == 6
+    assert "lookup:gamma=4, of 4 settings" in (folder / "report.html").read_text()
+    tuning = read_records(folder / "tuning")
+    assert {r.suite for r in tuning} == {"builtin"} and len({r.prompt for r in tuning}) == 6
+    assert {r.method for r in tuning if r.prompt == tuning[-1].prompt} == {"plain", "lookup:gamma=4"}
+    assert read_run(folder / "tuning").settings["max_new_tokens"] == 6
+    assert not {r.prompt for r in tuning} & {r.prompt for r in read_records(folder)}
+
+    def never(*args: Any) -> list[Record]:
+        raise AssertionError("all of it is there")
+
+    monkeypatch.setattr(measure, "run_task", never)
+    again, _ = run(*words, prompts)
+    assert again["overall"] == summary["overall"]
+
+
+def test_settings_that_a_drafter_cannot_do_are_left_out(
+    target: Target, prompts: Path, tmp_path: Path
+) -> None:
+    from align.drafters.checkpoint import from_target, save_drafter
+    from align.recipe import DrafterConfig
+
+    save_drafter(
+        from_target(target, DrafterConfig(block_size=3, layers=1, markov_rank=0), None), tmp_path / "d"
+    )
+    words = ["--drafter", tmp_path / "d", "--methods", "block", "--prompts", prompts, "--out", tmp_path / "o"]
+    summary, folder = run(*words, "--tune", 5, "--sweep", "gamma=1,3,4")
+    racing = {r.method for r in read_records(folder / "tuning")}
+    assert racing == {"plain", "block:gamma=1", "block:gamma=3"}
+    assert next(m for m in summary["overall"] if m != "plain") in racing
+
+
+def test_one_does_not_choose_on_what_one_measures(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--tune chooses on the prompts of builtin: measure on others"):
+        run("--methods", "lookup", "--tune", "--out", tmp_path / "o")
+    with pytest.raises(UserError, match="--tune chooses"):
+        run("--suite", "mtbench,builtin", "--methods", "lookup", "--tune", "--out", tmp_path / "o")
