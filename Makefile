@@ -1,5 +1,6 @@
 # make quickstart   set up, write a little data, calibrate the shipped drafter, measure, report
 # make test         set up, run the tests
+# make systems      a drafter of every kind, then every system at its best setting, in one table (hours)
 # make lint         style, types
 # make setup        the virtual environment alone      (PYTHON=, VENV=, SYSTEM_PACKAGES=1)
 # make clean        remove the environment and caches; runs/ stays
@@ -13,12 +14,15 @@ SYSTEM_PACKAGES ?= $(shell grep -qs 'include-system-site-packages = true' $(VENV
 TORCH ?= 2.13.0
 LIMIT ?= 16
 NEW_TOKENS ?= 128
+PER_SUITE ?= 8
 QUICK ?=
 RUN = runs/smollm2_quickstart
+SYSTEMS = runs/smollm2_systems
+SUITES ?= mtbench,reasoning,coding,math
 PY = $(VENV)/bin/python
 STAMP = $(VENV)/.ready
 
-.PHONY: quickstart test lint setup clean
+.PHONY: quickstart systems test lint setup clean
 .DEFAULT_GOAL := quickstart
 
 setup: $(STAMP)
@@ -56,6 +60,18 @@ quickstart: setup
 	@echo "  $(PY) -m decode.eval --suite reasoning,coding,math --limit 20 --drafter $(RUN)/drafter"
 	@echo "  your own model: $(PY) -m align.synthesize recipe=smollm2_block target.name=YOUR/MODEL output=runs/mine,"
 	@echo "  then align.train with the same words, then decode.eval --target YOUR/MODEL --drafter runs/mine/drafter"
+
+# what one stage wrote the next one reads; each goes on where it was
+systems: setup
+	$(PY) -m align.synthesize recipe=smollm2_openings output=$(SYSTEMS) $(QUICK)
+	for kind in mdlm variable_prefix autoregressive; do \
+	  $(PY) -m align.train recipe=smollm2_$$kind data.path=$(SYSTEMS)/data output=$(SYSTEMS)/$$kind $(QUICK) || exit; \
+	done
+	for temperature in 0 1; do \
+	  $(PY) -m decode.eval --suite $(SUITES) --limit $(PER_SUITE) --max-new-tokens 48 --temperature $$temperature --dtype float32 \
+	    --methods all --tune --drafter drafters/smollm2-135m-block,$(SYSTEMS)/mdlm/drafter,variable_prefix=$(SYSTEMS)/variable_prefix/drafter,$(SYSTEMS)/autoregressive/drafter \
+	    --out $(SYSTEMS)/table_$$temperature || exit; \
+	done
 
 test: setup
 	$(PY) -m pytest

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from decode.records import Record
-from decode.tables import COLUMNS, baseline_line, headline, number, rows, source_lines
+from decode.tables import COLUMNS, baseline_line, headline, number, overview, rows, source_lines
 
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#222}
@@ -32,6 +32,7 @@ def page(summary: dict[str, Any], records: Sequence[Record], png: bytes) -> str:
         "<h1>How much faster, and is it the same?</h1>",
         f"<p>{html.escape(headline(summary))}</p>",
         f'<p class="verdict">{html.escape(summary["verdict"])}</p>',
+        _table(*overview(summary)) if len(summary["suites"]) > 1 else "",
         _table(COLUMNS, [tuple(row.values()) for row in rows(summary)]),
         f"<p>{html.escape(baseline)}</p>" if baseline else "",
         f'<img alt="plots" src="data:image/png;base64,{base64.b64encode(png).decode()}">',

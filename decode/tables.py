@@ -96,17 +96,32 @@ def table(summary: dict[str, Any]) -> Table:
     return result
 
 
+def overview(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Several suites at a glance: a line for every method over all of them, its speed-up on each at the end."""
+    shown = (METHOD, SPEED, SPEEDUP, TAU, PLACES, TIMES, SAME)
+    header = [*shown, *(titles(summary).get(name, name) for name in summary["suites"])]
+    body = []
+    for method, figures in summary["overall"].items():
+        row = _row("all", method, figures)
+        each = [number(methods[method]["speedup"], 2, "×") for methods in summary["suites"].values()]
+        body.append([row[column] for column in shown] + each)
+    return header, body
+
+
 def markdown(summary: dict[str, Any]) -> str:
-    """Headline, table and machine as Markdown: what a README or a model card quotes."""
+    """Headline, table (of several suites the overview) and machine as Markdown: what a README or a model card quotes."""
     settings, machine = summary["settings"], summary["machine"]
+    header, body = overview(summary)
+    if len(summary["suites"]) == 1:
+        header, body = list(COLUMNS), [list(row.values()) for row in rows(summary)]
     lines = [
         f"**{headline(summary)}**, up to {settings['max_new_tokens']} new tokens, batch 1, "
         f"{plural(settings['threads'], 'thread')}, {machine.get('processor', 'unknown processor')}",
         "",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|" + "---|" * len(COLUMNS),
+        "| " + " | ".join(header) + " |",
+        "|" + "---|" * len(header),
     ]
-    return "\n".join(lines + ["| " + " | ".join(row[c] for c in COLUMNS) + " |" for row in rows(summary)])
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in body])
 
 
 def source_lines(summary: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -216,3 +216,24 @@ def test_markdown_is_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(tables.rows(summary)) and "Suite S" in lines[2]
     assert text.startswith("**t/<model> · greedy · float32 · Suite S**, up to 20 new tokens")
+
+
+def test_several_suites_have_an_overview(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line a method: its figures over all suites, then its speed-up on each."""
+    from decode.report import main
+
+    folder = fill(tmp_path / "run")
+    run = read_run(folder)
+    run.suites.append({**run.suites[0], "name": "z", "title": "Suite Z"})
+    write_run(folder, run)
+    append(folder, [replace(r, suite="z", seconds=r.seconds * 2) for r in read_records(folder)])
+    summary, _ = make_report(folder)
+    header, body = tables.overview(summary)
+    assert header[-2:] == ["Suite S", "Suite Z"] and [row[0] for row in body] == list(summary["overall"])
+    mine = dict(zip(header, body[-1], strict=True))
+    assert mine["Suite S"] == mine["Suite Z"] == "2.00×" and mine["speed-up [95%]"].startswith("2.00× [")
+    assert mine["accepted at 1, 2, 4, 8"] == "1.00 0.00" and mine["identical"] == "12/12"
+    main([str(folder), "--markdown"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(body) and "Suite Z" in lines[0]
+    assert (folder / "report.html").read_text().count("<th>Suite Z</th>") == 1
