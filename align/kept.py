@@ -6,6 +6,7 @@ epochs spends about half its time on it: kept in fp16, a later epoch costs the d
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -84,12 +85,12 @@ class KeptViews:
         parts = [row.features for row in rows]
         dtype = self.target.dtype
         features = TargetFeatures(
-            torch.cat([p.hidden_BLD for p in parts]).to(dtype),
-            [torch.cat(layer).to(dtype) for layer in zip(*(p.keys for p in parts), strict=True)],
-            [torch.cat(layer).to(dtype) for layer in zip(*(p.values for p in parts), strict=True)],
+            _joined([p.hidden_BLD for p in parts], dtype),
+            [_joined(layer, dtype) for layer in zip(*(p.keys for p in parts), strict=True)],
+            [_joined(layer, dtype) for layer in zip(*(p.values for p in parts), strict=True)],
             None
             if parts[0].taps_BLFD is None
-            else torch.cat([p.taps_BLFD for p in parts if p.taps_BLFD is not None]).to(dtype),
+            else _joined([p.taps_BLFD for p in parts if p.taps_BLFD is not None], dtype),
         )
         used = used_places(step)
         places = TargetPlaces(
@@ -129,3 +130,8 @@ def _half(x: Tensor) -> Tensor:
     """An fp16 copy; fp32 where fp16 overflows."""
     half = x.to(torch.float16, copy=True)
     return half if bool(half.isfinite().all()) else x.to(torch.float32, copy=True)
+
+
+def _joined(rows: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
+    """Rows as one batch. Each is converted first: autocast to bf16 refuses to join what is fp16."""
+    return torch.cat([row.to(dtype) for row in rows])

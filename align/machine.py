@@ -10,7 +10,7 @@ import torch
 
 from align.errors import UserError
 from align.recipe import Recipe
-from align.target import Target, has_fast_bf16
+from align.target import Target
 
 
 def main_process() -> bool:
@@ -84,7 +84,7 @@ def precision(recipe: Recipe, target: Target) -> Literal["bf16-mixed", "32-true"
     """
     name, half = recipe.trainer.precision, target.dtype != torch.float32
     if name == "auto":
-        name = "bf16" if half or has_fast_bf16(target.device) else "fp32"
+        name = "bf16" if half else "fp32"
     if name == "fp32" and half:
         raise UserError("trainer.precision=fp32 needs a target in fp32: add target.dtype=float32")
     return "bf16-mixed" if name == "bf16" else "32-true"

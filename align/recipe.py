@@ -230,7 +230,7 @@ class TrainerConfig(Group):
     accumulate: int = option(1, "micro-batches a step; batch_size is split over them", low=1)
     ema: float = option(0.0, "decay of the averaged weights; 0 = off", low=0, high=0.99999)
     precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto", "auto = bf16 where hardware multiplies it, else fp32"
+        "auto", "of products; auto = bf16 where the target is in half precision, else fp32"
     )
     show_samples: int = option(
         0,

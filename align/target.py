@@ -266,7 +266,7 @@ def load_target(
 
     Args:
         spec: hub id, folder in hub layout, `FILE.gguf`, `debug` (a tiny random Llama for tests).
-        dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32), float32, bfloat16, float16.
+        dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32; a debug target fp32), float32, bfloat16, float16.
         device: auto, cpu, cuda, cuda:N.
         fast: pack linear layers where that helps (CPU).
         options: `revision`, `trust_remote_code` (default False), passed to transformers.
@@ -276,7 +276,8 @@ def load_target(
     """
     place = _device(device)
     number = _dtype(dtype, place)
-    if spec in DEBUG:
+    if spec in DEBUG:  # the same on every machine
+        number = torch.float32 if dtype == "auto" else number
         model, tokenizer = debug_model(DEBUG[spec], _attention)
         return Target(model.to(place, number), tokenizer, spec, fast)
     folder = resolve_folder(spec)

@@ -14,7 +14,7 @@ from decode.decoder import Decoder, prompt_tokens
 from decode.divergence import examine
 from decode.generation import Generation
 from decode.provenance import load_average
-from decode.records import PLAIN, Record
+from decode.records import LOSSY, PLAIN, Record
 from decode.sampling import Sampling
 from decode.suites.prompt import Prompt
 
@@ -127,6 +127,8 @@ def run_task(
             list(task.tokens), max_new_tokens=settings.max_new_tokens, sampling=sampling
         )
         verifier = "" if decoders[method].drafter is None else decoders[method].verifier_for(sampling)
+        if verifier and sampling.greedy and not verifier.startswith(LOSSY):
+            verifier = "greedy"  # whichever was asked for: the engine draws nothing
         records.append(record_of(task, method, position, generation, verifier))
         trees.append(generation.trees)
         ended(method)

@@ -77,6 +77,18 @@ def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str) ->
     assert losses(parts)[-8:] == losses(whole)[-8:]
 
 
+@pytest.mark.parametrize("recipe", ["debug_block", "debug_autoregressive"])
+def test_bf16_products_over_kept_views(tmp_path: Path, debug_data: Path, recipe: str) -> None:
+    """What machines with fast bf16 do by themselves: kept in memory or not, training sees the same."""
+    found = []
+    for kept in ("1e-4", "1"):
+        words = [f"recipe={recipe}", f"output={tmp_path / kept}", f"data.path={debug_data}"]
+        words += ["trainer.max_steps=4", "trainer.warmup_steps=1", f"trainer.keep_features_gb={kept}"]
+        train(load_recipe([*words, "trainer.precision=bf16"]), quiet=True)
+        found.append(losses(tmp_path / kept))
+    assert len(found[0]) == 4 and found[0] == found[1]
+
+
 def test_checkpoint_loads_weights_only(tmp_path: Path, debug_data: Path) -> None:
     run(tmp_path, debug_data)
     state = torch.load(tmp_path / "checkpoints" / "step-12.ckpt", weights_only=True)

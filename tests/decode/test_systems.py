@@ -331,5 +331,6 @@ def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path, monkeypatch: pyt
     assert {r.method for r in records} == {"plain", *here}
     assert all(r.identical for r in records if not r.lossy) and summary["bugs"] == 0
     assert {r.method for r in records if r.lossy} == {"specdec_lossy"}
+    assert {r.verifier for r in records if not r.lossy} == {"", "greedy"}  # what ran, not what runs above 0
     assert any("d2sd: no drafter of the kind block" in line for line in summary["skipped"])
     torch.set_num_threads(1)
