@@ -335,7 +335,7 @@ def _tuned(
     able = {m.name for made in trying.values() for m in made[1:]}
     decoders = _decoders(spec, drafters, every, options, able)
     if unable := [name for name in able if name not in decoders]:
-        note = f"left out, as these drafters draft no more: {', '.join(sorted(unable))}"
+        note = f"not in the race, as these drafters or options don't go together: {', '.join(sorted(unable))}"
         console.print(note, markup=False, highlight=False)
     groups = {name: [m.name for m in made if m.name in decoders] for name, made in trying.items()}
     won = {name: made[0] for name, made in groups.items()}

@@ -251,7 +251,13 @@ SYSTEMS: dict[str, System] = {
         System("autoregressive", _autoregressive, ("autoregressive",), grid=("gamma=1,2,4,8",)),
         System("block", _block, ("block",), switches=True, grid=("gamma=2,4,8,16",)),
         System("block_tree", _block_tree, ("block",), switches=True, grid=("nodes=3,5,8,16",)),
-        System("specdiff", _specdiff, ("diffusion",), switches=True, grid=("gamma=1,2,4,8", "steps=1,2")),
+        System(
+            "specdiff",
+            _specdiff,
+            ("diffusion",),
+            switches=True,
+            grid=("gamma=2,4,8", "steps=1,2", "nodes=0,5"),
+        ),
         System(
             "specdiff2",
             _specdiff2,
