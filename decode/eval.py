@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from argparse import BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from decode.methods import (
     swept,
 )
 from decode.records import PLAIN
+from decode.settings import check_early
 from decode.suites.registry import GROUPS, SUITES, resolve
 from decode.suites.sources import Loaded, choose, load_prompts_file, load_suite
 from decode.summary import plural
@@ -86,8 +87,8 @@ def parser() -> Parser:
         nargs="?",
         const=TUNING_PROMPTS,
         metavar="N",
-        help=f"first choose every method's setting on N built-in prompts (default {TUNING_PROMPTS}), among --sweep's values "
-        "or the system's own",
+        help=f"first choose the setting of every system named (drafter and combined have none) on N built-in prompts "
+        f"(default {TUNING_PROMPTS}, at most 40), among --sweep's values or the system's own",
     )
     add("--draft-tokens", type=whole(1), metavar="K", help="draft at most K tokens ahead")
     add(
@@ -152,7 +153,6 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
         UserError: an input that can't be used, before anything is measured.
     """
     from decode.measurement import begin
-    from decode.sampling import Sampling
 
     if (
         options.tune
@@ -162,8 +162,10 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
         raise UserError(
             f"--tune chooses on the prompts of {TUNING_SUITE}: measure on others (--suite mtbench, or --prompts FILE)"
         )
-    sampling = Sampling(options.temperature, options.top_p, options.top_k, seed=options.seed)
+    sampling = sampling_of(options)
     _check_folder(options.out)
+    if options.tune:
+        check_early(options.out, options)
     spec, drafters = _target_and_drafters(options, console)
     methods, left_out = _methods(options.methods, [] if options.tune else options.sweep, drafters)
     suites, skipped = prompts_of(options)
@@ -176,7 +178,15 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
     else:
         methods, decoders, options = _tuned(spec, drafters, methods, sampling, options, console, command)
     corpora = corpora_of(methods.values())
-    return begin(options, decoders, suites, skipped, sampling, drafters, corpora, console, command).finish()
+    measurement = begin(options, decoders, suites, skipped, sampling, drafters, corpora, console, command)
+    return measurement.finish()
+
+
+def sampling_of(options: Any) -> Sampling:
+    """Raises UserError for values out of their range."""
+    from decode.sampling import Sampling
+
+    return Sampling(options.temperature, options.top_p, options.top_k, seed=options.seed)
 
 
 def _check_folder(folder: Path | None) -> None:
@@ -278,9 +288,10 @@ def _decoders(
     drafters: dict[str, str],
     methods: dict[str, Method | None],
     options: Any,
-    may_lack: Container[str] = (),
+    refused: dict[str, UserError] | None = None,
 ) -> dict[str, Decoder]:
-    """One decoder per method, all on the same target; without those of `may_lack` that these drafters can't do."""
+    """One decoder per method, all on the same target. `refused`: takes the methods that can't be built, which are left out;
+    without it the first of them is raised."""
     import torch
 
     import decode
@@ -308,12 +319,17 @@ def _decoders(
             target = decoders[name].target
     parts = open_parts([m for m in methods.values() if m], drafters, decoders[PLAIN].target)
     for name, method in methods.items():
+        if method is None:
+            continue
         try:
-            if method is not None:
-                decoders[name] = build(method, parts, options.draft_tokens)
-        except UserError:
-            if name not in may_lack:
+            decoders[name] = build(method, parts, options.draft_tokens)
+            if refused is not None:
+                decoders[name].verifier_for(sampling_of(options))
+        except UserError as error:
+            if refused is None:
                 raise
+            refused[name] = error
+            decoders.pop(name, None)
     return {name: decoders[name] for name in methods if name in decoders}
 
 
@@ -327,30 +343,39 @@ def _tuned(
     command: str,
 ) -> tuple[dict[str, Method | None], dict[str, Decoder], Any]:
     """Every method that was asked for in its best setting, the decoders, and the options of the measurement that follows."""
+    from decode.drafters.switching import SwitchingDrafter
     from decode.measurement import begin
 
-    trying = settings_to_try([m for m in asked.values() if m], options.sweep)
+    fixed = ("gamma",) if options.draft_tokens else ()
+    trying = settings_to_try([m for m in asked.values() if m], options.sweep, fixed)
     every: dict[str, Method | None] = {name: None for name, m in asked.items() if m is None}
     every |= {m.name: m for made in trying.values() for m in made}
-    able = {m.name for made in trying.values() for m in made[1:]}
-    decoders = _decoders(spec, drafters, every, options, able)
-    if unable := [name for name in able if name not in decoders]:
-        note = f"not in the race, as these drafters or options don't go together: {', '.join(sorted(unable))}"
-        console.print(note, markup=False, highlight=False)
+    refused: dict[str, UserError] = {}
+    decoders = _decoders(spec, drafters, every, options, refused)
     groups = {name: [m.name for m in made if m.name in decoders] for name, made in trying.items()}
+    for name, made in trying.items():
+        if not groups[name]:
+            raise refused[made[0].name]
+    if refused:
+        note = f"not in the race, as these drafters or options don't go together: {', '.join(refused)}"
+        console.print(note, markup=False, highlight=False)
     won = {name: made[0] for name, made in groups.items()}
+    lines = []
     if several := {name: made for name, made in groups.items() if len(made) > 1}:
         own = {"suite": TUNING_SUITE, "prompts": None, "data_dir": None, "limit": options.tune, "repeats": 1}
-        own |= {"out": options.out and options.out / "tuning", "no_hf_check": True}
+        own |= {"out": options.out and options.out / "tuning", "no_hf_check": True, "race": True}
         local = Namespace(**vars(options) | own)
         racing = {name: decoders[name] for name in (PLAIN, *(n for made in several.values() for n in made))}
         suites, skipped = prompts_of(local)
         corpora = corpora_of(every.values())
-        won |= begin(local, racing, suites, skipped, sampling, drafters, corpora, console, command).race(
-            several
-        )
-    lines = [f"{won[name]}, of {plural(len(made), 'setting')}" for name, made in several.items()]
+        race = begin(local, racing, suites, skipped, sampling, drafters, corpora, console, command)
+        won |= race.race(several)
+        on = f"{plural(len(race.tasks), 'prompt')} of {TUNING_SUITE}"
+        lines = [f"{won[name]}, of {plural(len(made), 'setting')} on {on}" for name, made in several.items()]
     best = {won.get(name, name): every[won.get(name, name)] for name in asked}
+    for name in best:
+        if isinstance(drafter := decoders[name].drafter, SwitchingDrafter):
+            drafter.forget()
     left = Namespace(**vars(options) | {"sweep": [], "tuned": lines})
     return best, {name: decoders[name] for name in best}, left
 
@@ -360,7 +385,9 @@ def next_step(summary: dict[str, Any], options: Any) -> str:
     target = f" --target {shlex.quote(options.target)}" if options.target else ""
     drafter = f" --drafter {shlex.quote(options.drafter)}" if options.drafter else ""
     trained = {
-        name: f for name, f in summary["overall"].items() if name not in (PLAIN, "lookup") and not f["lossy"]
+        name: f
+        for name, f in summary["overall"].items()
+        if name.partition(":")[0] not in (PLAIN, "lookup") and not f["lossy"]
     }
     if not trained:
         return (

@@ -11,10 +11,13 @@ from matplotlib.figure import Figure
 
 from decode.records import PLAIN, Record
 from decode.statistics import times
-from decode.summary import named
+from decode.summary import named, titles
 from decode.sweeps import grids, heat
 
 _COLOURS = ("#1f6f8b", "#c8553d", "#6a8d3a", "#8a5a9e", "#b58900", "#555555")
+
+MANY = 6
+"""Methods beyond which bars side by side and legends are no longer read."""
 
 
 def _colour(index: int) -> str:
@@ -131,15 +134,60 @@ def _legend(axes: Axes) -> None:
 PLOTS = (speedups, taus, acceptance_by_position, per_prompt)
 
 
+def ranked(axes: Axes, summary: dict[str, Any], of: str, title: str) -> None:
+    """One figure of many methods, over all suites: a line each, with its interval where it has one."""
+    methods = _methods(summary)[::-1]
+    for y, method in enumerate(methods):
+        figures = summary["overall"][method]
+        value, lo, hi = figures[of], figures.get(f"{of}_lo"), figures.get(f"{of}_hi")
+        if value is None:
+            continue
+        error = None if lo is None else [[value - min(lo, value)], [max(hi, value) - value]]
+        colour = _COLOURS[1] if figures["lossy"] else _COLOURS[0]
+        axes.barh(y, value, xerr=error, capsize=2, height=0.7, color=colour, alpha=0.85)
+        axes.text(max(value, hi or 0) + 0.02, y, f"{value:.2f}", va="center", fontsize=8)
+    axes.axvline(1.0, color="#333333", linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(methods)), [_label(summary, m) for m in methods], fontsize=8)
+    axes.margins(x=0.12, y=0.01)
+    axes.set_title(title)
+    _legend(axes)
+
+
+def by_suite(axes: Axes, summary: dict[str, Any], of: str, title: str) -> None:
+    """One figure of many methods on every suite, as a coloured table."""
+    methods, suites = _methods(summary), list(summary["suites"])
+    values = [[summary["suites"][s].get(m, {}).get(of) or float("nan") for s in suites] for m in methods]
+    axes.imshow(values, aspect="auto", cmap="viridis")
+    for y, row in enumerate(values):
+        for x, value in enumerate(row):
+            if value == value:
+                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color="white", fontsize=8)
+    axes.set_xticks(range(len(suites)), [titles(summary).get(s, s) for s in suites], fontsize=8)
+    axes.set_yticks(range(len(methods)), [_label(summary, m) for m in methods], fontsize=8)
+    axes.set_title(title)
+
+
 def picture(summary: dict[str, Any], records: Sequence[Record], title: str) -> bytes:
-    """The four plots as one PNG; below them, for every sweep, speed-up and τ over its grid."""
-    swept = grids(summary)
-    figure = Figure(figsize=(12.8, 4.2 * (2 + len(swept))), layout="constrained")
+    """The four plots as one PNG, of many methods two long ones and what they are on every suite; below them, for every sweep,
+    speed-up and τ over its grid.
+    """
+    swept, count = grids(summary), len(_methods(summary))
+    many, several = count > MANY, len(summary["suites"]) > 1
+    first = [max(4.2, 1.2 + 0.26 * count)] * (1 + several) if many else [4.2, 4.2]
+    heights = [*first, *[4.2] * len(swept)]
+    figure = Figure(figsize=(12.8, sum(heights)), layout="constrained")
     figure.suptitle(title)
-    places = figure.subplots(2 + len(swept), 2)
-    for axes, plot in zip(places[:2].flat, PLOTS, strict=True):
-        plot(axes, summary, records)
-    for row, grid in zip(places[2:], swept, strict=True):
+    places = figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights)
+    if many:
+        shown = ("speedup", "speed-up over plain decoding"), ("tau", "τ, tokens per target call")
+        for axes, (of, says) in zip(places[0], shown, strict=True):
+            ranked(axes, summary, of, f"{says}, 95% interval" if of == "speedup" else says)
+        for axes, (of, says) in zip(places[1] if several else (), shown, strict=False):
+            by_suite(axes, summary, of, says)
+    else:
+        for axes, plot in zip(places[:2].flat, PLOTS, strict=True):
+            plot(axes, summary, records)
+    for row, grid in zip(places[len(first) :], swept, strict=True):
         heat(row[0], summary, grid, "speedup", "speed-up")
         heat(row[1], summary, grid, "tau", "τ")
     buffer = io.BytesIO()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from align.errors import UserError
 from decode.decoder import Decoder, prompt_tokens
 from decode.divergence import examine
+from decode.drafters.overlapped import settle
 from decode.generation import Generation
 from decode.provenance import load_average
 from decode.records import LOSSY, PLAIN, Record
@@ -129,6 +130,7 @@ def run_task(
         verifier = "" if decoders[method].drafter is None else decoders[method].verifier_for(sampling)
         if verifier and sampling.greedy and not verifier.startswith(LOSSY):
             verifier = "greedy"  # whichever was asked for: the engine draws nothing
+        settle()  # else it takes the next one's time
         records.append(record_of(task, method, position, generation, verifier))
         trees.append(generation.trees)
         ended(method)

@@ -21,7 +21,7 @@ from decode.report import make_report
 from decode.settings import folder_name, open_folder, settings_of
 from decode.suites.sources import Loaded
 from decode.summary import plural
-from decode.tune import race
+from decode.tune import changed, race
 
 if TYPE_CHECKING:
     from decode.decoder import Decoder
@@ -52,35 +52,68 @@ class Measurement:
             self._warm_up(missing[0])
             with TaskProgress(self.console, len(missing), list(self.decoders)) as progress:
                 for task in missing:
-                    records = self._run(task, partial(progress.step, task.prompt.id))
-                    progress.done(records)
+                    progress.done(self._run(task, partial(progress.step, task.prompt.id)))
         return make_report(self.folder)[0], self.folder
 
     def race(self, groups: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        """Run the settings of every group against each other; the name of each group's fastest (decode/tune.py)."""
+        """Run the settings of every group against each other; the name of each group's fastest (decode/tune.py).
+
+        Raises:
+            UserError: no setting of a group can decode here.
+            SystemExit: exit code 1, an output changed.
+        """
+        groups = self._able(groups)
         count = sum(map(len, groups.values()))
-        rounds = len(self.tasks)
-        self._say(
-            f"tuning: {plural(count, 'setting')} of {plural(len(groups), 'method')} on {plural(rounds, 'prompt')}"
-        )
-        warm = False
+        what = f"{plural(count, 'setting')} of {plural(len(groups), 'method')}"
+        self._say(f"tuning: {what} on {plural(len(self.tasks), 'prompt')}")
+        progress = RaceProgress(self.console, len(self.tasks))
 
         def run(task: measure.Task) -> list[Record]:
-            nonlocal warm
-            if not warm:
-                self._warm_up(task)
-                warm = True
+            progress.begin()
             return self._run(task)
 
-        won = race(groups, self.tasks, self.records, run, RaceProgress(self.console, rounds).done)
+        def ended(left: int) -> None:
+            progress.done(left)
+            if wrong := changed(self.records):
+                make_report(self.folder)
+                self._say(
+                    f"OUTPUT CHANGED beyond rounding by {', '.join(wrong)}: {self.folder / 'report.html'}"
+                )
+                raise SystemExit(1)
+
+        won = race(groups, self.tasks, self.records, run, ended)
         make_report(self.folder)
-        self._say("tuned: " + ", ".join(won.values()) + f" ({self.folder / 'report.html'})")
+        self._say(f"tuned: {', '.join(won.values())} ({self.folder / 'report.html'})")
         return won
+
+    def _able(self, groups: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """The settings that can decode here, each warmed up; the others said. Those of a race that has begun took part in it.
+
+        Raises:
+            UserError: none of a group can: why the first one can't.
+        """
+        here = {record.method for record in self.records}
+        if here:
+            return {asked: [name for name in names if name in here] for asked, names in groups.items()}
+        tokens, why = list(self.tasks[0].tokens), dict[str, UserError]()
+        for name, decoder in self.decoders.items():
+            try:
+                measure.warm_up({name: decoder}, tokens, self.settings, max(1, self.options.warmup))
+            except UserError as error:
+                why[name] = error
+        able = {asked: [name for name in names if name not in why] for asked, names in groups.items()}
+        for asked, names in groups.items():
+            if not able[asked]:
+                raise why[names[0]]
+        if why:
+            self._say(f"not in the race, as the target or the settings don't allow it: {', '.join(why)}")
+        return able
 
     def _run(self, task: measure.Task, ended: Any = lambda method: None) -> list[Record]:
         """One task, its records written when it is over."""
         records = measure.run_task(self.decoders, task, self.settings, ended)
         append(self.folder, records)
+        self.records += records
         return records
 
     def _warm_up(self, task: measure.Task) -> None:

@@ -135,6 +135,8 @@ def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
         if not equals or not text:
             raise UserError(f"--sweep: {word!r} is not key=value,value,…")
         values[key] = [v for v in text.split(",") if v]
+        if not values[key]:
+            raise UserError(f"--sweep: {word!r} names no value of {key}")
     known = {key for m in methods for key in keys_of(m.system)}
     for key in values:
         if key not in known:

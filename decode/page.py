@@ -87,7 +87,7 @@ def _method_notes(summary: dict[str, Any]) -> list[str]:
     settings = summary["settings"]
     repeats, warmup = settings.get("repeats", 1), settings.get("warmup", 0)
     tuned = settings.get("tuned") or []
-    chosen = f"Chosen before, on {settings.get('tune')} other prompts (tuning/): {'; '.join(tuned)}."
+    chosen = f"Chosen before, on other prompts: {'; '.join(tuned)}."
     return [
         *([chosen] if tuned else []),
         "Every method runs on a prompt before the next prompt begins, in changing order; "

@@ -85,14 +85,22 @@ class RaceProgress:
     """A line for every round of a race between settings (decode/tune.py)."""
 
     def __init__(self, console: Console, total: int) -> None:
-        self.console, self.total, self.finished = console, total, 0
-        self.started = monotonic()
+        self.console, self.total, self.finished, self.ran = console, total, 0, 0
+        self.seconds, self.began = 0.0, 0.0
+
+    def begin(self) -> None:
+        """A round is run, not read."""
+        self.began = monotonic()
+        self.ran += 1
 
     def done(self, left: int) -> None:
         """A round is over, and so many settings are still in."""
         self.finished += 1
-        seconds = (monotonic() - self.started) / self.finished * (self.total - self.finished)
-        text = f"round {self.finished}/{self.total}: {left} settings left · {_clock(seconds)} left at most"
+        if not self.began:
+            return
+        self.seconds, self.began = self.seconds + monotonic() - self.began, 0.0
+        rest = _clock(self.seconds / self.ran * (self.total - self.finished))
+        text = f"round {self.finished}/{self.total}: {left} settings left · {rest} left at most"
         self.console.print(text, markup=False, highlight=False)
 
 

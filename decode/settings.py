@@ -41,6 +41,7 @@ def settings_of(
         "sweep": options.sweep,
         "tune": options.tune,
         "tuned": getattr(options, "tuned", None),
+        "race": getattr(options, "race", None),
         "suites": [s.name for s, _ in prepared],
         "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
         "limit": options.limit,
@@ -102,6 +103,44 @@ def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record
     except OSError as error:
         raise UserError(f"--out={str(folder)!r} can't be written: {error.strerror}") from None
     return run, []
+
+
+OWN = (
+    "limit",
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "repeats",
+    "warmup",
+    "draft_tokens",
+    "tree_nodes",
+    "verifier",
+    "steps",
+    "order",
+    "drafter_tokenizer",
+    "tune",
+)
+"""Settings that are options as they were typed."""
+
+
+def check_early(folder: Path | None, options: Any) -> None:
+    """Before a race that takes long: whether its measurement's folder can be continued with these options. One that is to be
+    replaced is emptied now, so that it is not taken for the new one when the race is interrupted.
+
+    Raises:
+        UserError: it can't.
+    """
+    if folder is None or not (folder / RUN).is_file():
+        return
+    if not options.resume:
+        for name in (RECORDS, RUN, SUMMARY):
+            (folder / name).unlink(missing_ok=True)
+        return
+    old = read_run(folder).settings
+    now = {key: getattr(options, key) for key in OWN} | {"git_commit": git_commit()}
+    _check_same(folder, {key: old.get(key) for key in now}, now)
 
 
 def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:

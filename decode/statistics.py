@@ -71,9 +71,10 @@ def paired_ratio(
     method: dict[PromptKey, float],
     seed: int = 0,
     resamples: int = RESAMPLES,
+    level: float = 0.95,
 ) -> Estimate | None:
-    """mean(baseline) / mean(method) over the prompts that both have, resampled within each suite; over all of them
-    together where a suite has fewer than `FEWEST`.
+    """mean(baseline) / mean(method) over the prompts that both have, with its interval of that level: resampled within each
+    suite; over all of them together where a suite has fewer than `FEWEST`.
 
     Returns None when they share no prompt. An interval needs two prompts.
     """
@@ -93,7 +94,7 @@ def paired_ratio(
         stratum = pairs[names == name]
         drawn = generator.integers(len(stratum), size=(resamples, len(stratum)))
         sums += stratum[drawn].sum(axis=1)
-    lo, hi = np.quantile(sums[:, 0] / sums[:, 1], [0.025, 0.975])
+    lo, hi = np.quantile(sums[:, 0] / sums[:, 1], [(1 - level) / 2, (1 + level) / 2])
     return Estimate(value, float(lo), float(hi), len(keys))
 
 

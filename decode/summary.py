@@ -163,6 +163,11 @@ def verdict(summary: dict[str, Any]) -> str:
     others = [m for m in overall if m != PLAIN]
     if not others:
         return "Only plain decoding was measured: nothing to compare it with."
+    if settings.get("race"):
+        return (
+            "A race between settings, not a measurement: the slower ones left early, so their figures stand on fewer prompts, "
+            "and the winners were chosen by these very figures."
+        )
     best = max(others, key=lambda m: (m == "drafter", overall[m]["speedup"] or 0.0))
     count = overall[best]["prompts"]
     sources = summary["sources"]

@@ -98,7 +98,7 @@ def table(summary: dict[str, Any]) -> Table:
 
 def overview(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Several suites at a glance: a line for every method over all of them, its speed-up on each at the end."""
-    shown = (METHOD, SPEED, SPEEDUP, TAU, PLACES, TIMES, SAME)
+    shown = (METHOD, SPEED, SPEEDUP, TAU, PLACES, TIMES, SAME, PROMPTS)
     header = [*shown, *(titles(summary).get(name, name) for name in summary["suites"])]
     body = []
     for method, figures in summary["overall"].items():

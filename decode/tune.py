@@ -1,19 +1,21 @@
 """Every system at its best setting: its settings race on prompts that are not measured afterwards (`decode.eval --tune`).
 
-A round is one prompt that every setting still in the race decodes, plain decoding beside them, in changing order. A setting leaves when
-the paired interval of its speed lies below its system's fastest. What is left is a function of the records, so that a race that
-was stopped goes on as it would have; its folder is a measurement like any other.
+A round is one prompt that every setting still in the race decodes, plain decoding beside them, in an order of its own. A setting leaves when
+the paired 99% interval of its speed lies below its system's fastest, which is a rule of thumb, no test: what is claimed of the winner is measured on other prompts. An output changed
+beyond rounding ends the race. Who is left is a function of the records, so that a race that was stopped goes on as it would have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from decode.methods import Method, keys_of, swept
 from decode.records import PLAIN, Record
 from decode.statistics import FEWEST, paired_ratio, times
+from decode.summary import BUG
 
 if TYPE_CHECKING:
     from decode.measure import Task
@@ -21,11 +23,15 @@ if TYPE_CHECKING:
 SUITE = "builtin"
 """Where the prompts come from: those of this project, which are no benchmark."""
 PROMPTS = 12
+LEVEL = 0.99
+"""Of the interval that has to lie below the fastest."""
 
 
-def settings_to_try(methods: Sequence[Method], sweep: Sequence[str]) -> dict[str, list[Method]]:
+def settings_to_try(
+    methods: Sequence[Method], sweep: Sequence[str], fixed: Container[str] = ()
+) -> dict[str, list[Method]]:
     """Method as it was asked for → its settings: every combination of the system's own grid for the options that it leaves open,
-    those of `sweep` (`key=v1,v2`) in their place where they name the same option.
+    those of `sweep` (`key=v1,v2`) in their place where they name the same option. `fixed`: options that no grid changes.
 
     Raises:
         UserError: a malformed word, or a key that no method has.
@@ -34,9 +40,15 @@ def settings_to_try(methods: Sequence[Method], sweep: Sequence[str]) -> dict[str
     words = {word.partition("=")[0]: word for word in sweep}
     found = {}
     for method in methods:
-        own = {word.partition("=")[0]: word for word in method.system.grid} | words
-        found[method.name] = swept([method], [w for key, w in own.items() if key in keys_of(method.system)])
+        own = {word.partition("=")[0]: word for word in method.system.grid}
+        each = {key: word for key, word in own.items() if key not in fixed} | words
+        found[method.name] = swept([method], [w for key, w in each.items() if key in keys_of(method.system)])
     return found
+
+
+def changed(records: Sequence[Record]) -> list[str]:
+    """The methods that changed an output beyond rounding."""
+    return list(dict.fromkeys(r.method for r in records if r.divergence and r.divergence.kind == BUG))
 
 
 def survivors(
@@ -49,9 +61,9 @@ def survivors(
     for names in groups.values():
         here = [name for name in names if name in alive]
         seconds = {name: times(records, name) for name in here}
-        best = _fastest(seconds)
+        best = _fastest(seconds) if here else ""
         for name in here:
-            ratio = paired_ratio(seconds[best], seconds[name])
+            ratio = paired_ratio(seconds[best], seconds[name], level=LEVEL)
             if name == best or ratio is None or ratio.prompts < FEWEST or (ratio.hi or 1.0) >= 1:
                 found.append(name)
     return found
@@ -87,7 +99,11 @@ def race(
     seen: list[Record] = []
     alive = [name for names in groups.values() for name in names]
     for task in tasks:
-        task = replace(task, order=tuple(m for m in task.order if m in alive or m == PLAIN))
+        order = sorted(m for m in task.order if m in alive or m == PLAIN)
+        random.Random(f"{task.suite} {task.prompt.id} {task.repeat}").shuffle(
+            order
+        )  # no two always neighbours
+        task = replace(task, order=tuple(order))
         keys = [(task.suite, task.prompt.id, method, task.repeat) for method in task.order]
         seen += [known[key] for key in keys] if all(key in known for key in keys) else run(task)
         alive = survivors(groups, alive, seen)

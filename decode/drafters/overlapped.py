@@ -10,6 +10,7 @@ It needs a drafter on another device than the target, or cores to spare: two tha
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -22,9 +23,16 @@ from decode.drafters.base import Drafter, Request
 from decode.proposal import Law, Proposal
 from decode.sampling import Sampling
 
-_POOL = ThreadPoolExecutor(max_workers=4, thread_name_prefix="draft")
+_THREAD = "draft ahead"
 _OWN_STREAM = 0x0A17
 """What the seed of the randomness ahead differs by from the request's."""
+
+
+def settle() -> None:
+    """Wait for drafts that were begun and that nobody asks for any more."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(_THREAD):
+            thread.join()
 
 
 class OverlappedDrafter:
@@ -95,7 +103,11 @@ class OverlappedSession:
         if len(tokens) > k:
             self._guess(tokens[: k + 1])
         if len(self.request.tokens) < len(self.guessed.tokens) < self.request.cache.capacity - k:
-            self.ahead = _POOL.submit(self._run, k + 1)
+            # A thread for every draft: OpenMP keeps a team for each thread that lives, and with more of them than cores
+            # every team sleeps between products, which halves the speed of all that the process decodes from then on.
+            thread = ThreadPoolExecutor(1, thread_name_prefix=_THREAD)
+            self.ahead = thread.submit(self._run, k + 1)
+            thread.shutdown(wait=False)
         return draft.cut(k)
 
     def _guess(self, tokens: list[int]) -> None:

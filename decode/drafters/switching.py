@@ -33,7 +33,11 @@ class SwitchingDrafter:
         self.name = f"{ways[0].name}, {len(ways)} ways"
         self.draft_tokens = max(way.draft_tokens for way in ways)
         self.draft_nodes = max(way.draft_nodes for way in ways)
-        self.fastest = Fastest(len(ways))
+        self.forget()
+
+    def forget(self) -> None:
+        """As if nothing had been measured yet."""
+        self.fastest = Fastest(len(self.ways))
 
     def law(self, sampling: Sampling) -> Law:
         """The widest one: independent draws are causal ones, and either are unmasked ones, from left to right.

@@ -7,13 +7,16 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from decode import tables
+from decode.figures import by_suite, ranked
 from decode.records import Divergence, Record, Run, append, read_records, read_run, write_run
 from decode.report import make_report, print_report
 from decode.summary import summarise, verdict
@@ -216,6 +219,28 @@ def test_markdown_is_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(tables.rows(summary)) and "Suite S" in lines[2]
     assert text.startswith("**t/<model> · greedy · float32 · Suite S**, up to 20 new tokens")
+
+
+def test_many_methods_have_a_line_each(tmp_path: Path) -> None:
+    """And no bars side by side; every name is on the axes, over all suites and on each."""
+    folder = fill(tmp_path / "run")
+    run = read_run(folder)
+    run.suites.append({**run.suites[0], "name": "z", "title": "Suite Z"})
+    names = [f"lookup:gamma={n}" for n in range(1, 41)]
+    run.settings["methods"] += names
+    write_run(folder, run)
+    rows = read_records(folder)
+    append(folder, [replace(r, method=n) for n in names for r in rows if r.method == "lookup"])
+    append(folder, [replace(r, suite="z") for r in read_records(folder)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # a layout without room is one
+        summary, _ = make_report(folder)
+    figure = Figure()
+    ranked(figure.subplots(), summary, "speedup", "speed-up")
+    by_suite(other := figure.subplots(), summary, "tau", "tau")
+    for axes, order in ((figure.axes[0], -1), (other, 1)):
+        shown = [label.get_text() for label in axes.get_yticklabels()]
+        assert shown[::order] == ["lookup", "drafter", *names]
 
 
 def test_several_suites_have_an_overview(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from align.target import Target, load_target
 from decode import Decoder, Sampling, eval
 from decode.drafters.adaptive import AdaptiveDrafter
 from decode.drafters.diffusion import DiffusionDrafts
+from decode.drafters.overlapped import settle
 from decode.drafters.switching import SwitchingDrafter
 from decode.frequencies import exact_law
 from decode.methods import (
@@ -304,6 +306,15 @@ def test_what_says_nothing_is_refused_or_left_out(parts: Parts) -> None:
     assert not isinstance(fixed, AdaptiveDrafter) and isinstance(own, AdaptiveDrafter)
     adaptive = build(read_method("diffuspec:gamma=8"), parts).drafter
     assert (adaptive.shortest, adaptive.longest) == (5, 8)  # it does adapt  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["duo:gamma=2", "double"])
+def test_no_thread_outlives_its_draft(parts: Parts, name: str) -> None:
+    """One that did would halve the speed of everything decoded after it, plain decoding's too."""
+    before = set(threading.enumerate())
+    build(read_method(name), parts).generate(PROMPT, max_new_tokens=20)
+    settle()
+    assert set(threading.enumerate()) == before
 
 
 def test_the_help_names_every_system_and_option() -> None:

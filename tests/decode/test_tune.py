@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ from rich.console import Console
 from align.errors import UserError
 from align.target import Target, load_target
 from decode import eval, figures, measure
+from decode.drafters.lookup import LookupDrafter
+from decode.drafters.switching import SwitchingDrafter
 from decode.measure import Task
 from decode.methods import keys_of, read_method, swept
-from decode.records import Record, read_records, read_run
+from decode.records import Divergence, Record, read_records, read_run
 from decode.suites.prompt import Prompt
 from decode.systems import SYSTEMS
 from decode.tune import race, settings_to_try, survivors
+from tests.align.test_standalone import drafter as standalone
 from tests.decode.test_statistics import record
 
 GROUPS = {"a": ["a1", "a2", "a3"], "b": ["b1", "b2"]}
@@ -45,8 +49,9 @@ def test_the_fastest_of_each_group_wins_and_the_slow_ones_leave() -> None:
 
     left: list[int] = []
     assert race(GROUPS, tasks(8), [], run, left.append) == {"a": "a1", "b": "b2"}
-    assert ran[:5] == [tuple(SECONDS)] * 5  # nobody leaves before there is an interval
-    assert set(ran[5:]) == {("plain", "a1", "a2", "b2")} and left == [5, 5, 5, 5, 3, 3, 3, 3]
+    assert all(set(order) == {*SECONDS} for order in ran[:5])  # nobody leaves before there is an interval
+    assert all(set(order) == {"plain", "a1", "a2", "b2"} for order in ran[5:])
+    assert left == [5, 5, 5, 5, 3, 3, 3, 3] and len(set(ran[:5])) > 1  # neighbours change
 
 
 def test_a_race_that_was_stopped_goes_on_as_it_would_have() -> None:
@@ -100,8 +105,10 @@ def test_what_is_given_stays_and_a_sweep_replaces_the_grid() -> None:
     def names(text: str, sweep: Sequence[str] = ()) -> list[str]:
         return [m.name for m in settings_to_try([read_method(text)], sweep)[text]]
 
-    assert names("specdiff:gamma=2:steps=1") == ["specdiff:gamma=2:steps=1"]
-    assert names("specdiff:gamma=2") == ["specdiff:gamma=2:steps=1", "specdiff:gamma=2:steps=2"]
+    assert names("specdiff:gamma=2:steps=1:nodes=0") == ["specdiff:gamma=2:steps=1:nodes=0"]
+    assert names("specdiff:gamma=2:nodes=0") == [f"specdiff:gamma=2:nodes=0:steps={t}" for t in (1, 2)]
+    asked = read_method("lookup")
+    assert settings_to_try([asked], [], fixed=("gamma",)) == {"lookup": [asked]}  # --draft-tokens says it
     assert names("lookup", ["gamma=3,5"]) == ["lookup:gamma=3", "lookup:gamma=5"]
     assert names("lookup", ["longest=1,2", "gamma=3"]) == [
         "lookup:gamma=3:longest=1",
@@ -109,6 +116,8 @@ def test_what_is_given_stays_and_a_sweep_replaces_the_grid() -> None:
     ]
     with pytest.raises(UserError, match="no method here has the option 'steps'"):
         names("lookup", ["steps=1,2"])
+    with pytest.raises(UserError, match="'gamma=,' names no value of gamma"):
+        names("lookup", ["gamma=,"])
     assert names("compiled") == ["compiled"] and swept([read_method("lookup")], [])[0].name == "lookup"
 
 
@@ -153,13 +162,15 @@ def test_the_command_tunes_on_other_prompts_then_measures(
     words = ["--methods", "lookup,retrieval:gamma=2", "--tune", 6, "--out", tmp_path / "o", "--prompts"]
     summary, folder = run(*words, prompts)
     assert list(summary["overall"]) == ["plain", "lookup:gamma=4", "retrieval:gamma=2"]
-    assert summary["settings"]["tuned"] == ["lookup:gamma=4, of 4 settings"]
+    assert summary["settings"]["tuned"] == ["lookup:gamma=4, of 4 settings on 6 prompts of builtin"]
     assert summary["settings"]["sweep"] == [] and summary["settings"]["tune"] == 6
     assert "lookup:gamma=4, of 4 settings" in (folder / "report.html").read_text()
     tuning = read_records(folder / "tuning")
     assert {r.suite for r in tuning} == {"builtin"} and len({r.prompt for r in tuning}) == 6
     assert {r.method for r in tuning if r.prompt == tuning[-1].prompt} == {"plain", "lookup:gamma=4"}
     assert read_run(folder / "tuning").settings["max_new_tokens"] == 6
+    said = json.loads((folder / "tuning" / "summary.json").read_text())["verdict"]
+    assert said.startswith("A race between settings, not a measurement") and "UNFINISHED" not in said
     assert not {r.prompt for r in tuning} & {r.prompt for r in read_records(folder)}
 
     def never(*args: Any) -> list[Record]:
@@ -168,6 +179,66 @@ def test_the_command_tunes_on_other_prompts_then_measures(
     monkeypatch.setattr(measure, "run_task", never)
     again, _ = run(*words, prompts)
     assert again["overall"] == summary["overall"]
+    with pytest.raises(UserError, match=r"\(seed: 0 there, 1 now\)"):  # before the race, not after it
+        run(*words, prompts, "--seed", 1)
+
+
+def test_replacing_empties_the_old_measurement_before_the_race(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--methods", "lookup", "--tune", 5, "--out", tmp_path / "o", "--prompts", prompts]
+    run(*words)
+
+    def stop(*args: Any) -> list[Record]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "run_task", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(*words, "--no-resume")
+    assert not (tmp_path / "o" / "records.jsonl").exists()
+
+
+def test_a_changed_output_ends_the_race(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = measure.run_task
+
+    def broken(decoders: Any, task: Task, *rest: Any) -> list[Record]:
+        records = honest(decoders, task, *rest)
+        for r in records:
+            if r.method == "lookup:gamma=8":
+                r.divergence = Divergence(0, 1, 2, "BUG")
+        return records
+
+    monkeypatch.setattr(measure, "run_task", broken)
+    for _ in range(2):  # the same command again does not get past it
+        with pytest.raises(SystemExit) as stop:
+            run("--methods", "lookup", "--tune", 5, "--out", tmp_path / "o", "--prompts", prompts)
+        assert stop.value.code == 1
+    assert {r.prompt for r in read_records(tmp_path / "o" / "tuning")} == {"builtin-chat-1"}
+
+
+def test_settings_that_cannot_decode_are_left_out_of_the_race(prompts: Path, tmp_path: Path) -> None:
+    """Trees on a target that takes chains alone show it only while they decode; a verifier, before."""
+    from align.drafters.standalone import save_standalone
+
+    target = load_target("debug-gptneo", dtype="float32", device="cpu")
+    save_standalone(standalone(target, "ddit"), tmp_path / "d")
+    words = ["--target", "debug-gptneo", "--drafter", tmp_path / "d", "--prompts", prompts, "--tune", 5]
+    _, folder = run(*words, "--methods", "specdiff:gamma=3:steps=1", "--out", tmp_path / "o")
+    assert {r.method for r in read_records(folder)} == {"plain", "specdiff:gamma=3:steps=1:nodes=0"}
+    words += ["--methods", "specdiff:gamma=3:steps=1:verifier=block", "--temperature", 1]
+    _, folder = run(*words, "--out", tmp_path / "p")
+    name = "specdiff:gamma=3:steps=1:verifier=block:nodes=0"
+    assert {r.method for r in read_records(folder)} == {"plain", name}
+
+
+def test_ways_begin_the_measurement_without_memories() -> None:
+    ways = [LookupDrafter(k) for k in (2, 4)]
+    drafter = SwitchingDrafter(ways, ["two", "four"])
+    drafter.fastest.observe(0, 3, 0.1)
+    drafter.forget()
+    assert drafter.fastest.tried == [0, 0]
 
 
 def test_settings_that_a_drafter_cannot_do_are_left_out(
@@ -183,6 +254,11 @@ def test_settings_that_a_drafter_cannot_do_are_left_out(
     summary, folder = run(*words, "--tune", 5, "--sweep", "gamma=1,3,4")
     racing = {r.method for r in read_records(folder / "tuning")}
     assert racing == {"plain", "block:gamma=1", "block:gamma=3"}
+    words[-1] = tmp_path / "p"
+    summary, folder = run(*words, "--tune", 5, "--sweep", "gamma=4,3,1")  # in whichever order
+    assert {r.method for r in read_records(folder / "tuning")} == racing
+    with pytest.raises(UserError, match="drafts at most 3 tokens"):
+        run(*words[:-1], tmp_path / "q", "--tune", 5, "--sweep", "gamma=4,5")
     assert next(m for m in summary["overall"] if m != "plain") in racing
 
 
