@@ -9,6 +9,7 @@ from align.drafters.block import BlockDrafter
 from align.drafters.diffusion import DiffusionDrafter
 from align.drafters.standalone import load_standalone, open_drafter
 from align.errors import UserError, nearest
+from align.linear import speed_up_linears
 from align.target import DEFAULT_TARGET, Target, load_target, load_tokenizer
 from decode.decoder import Decoder
 from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveWriter
@@ -171,11 +172,21 @@ def _read(
         drafter = drafter.to(target.dtype)
         if target.fast:
             drafter.lighten()
+    else:
+        _fast(drafter, target)
     return drafter
+
+
+def _fast(drafter: DiffusionDrafter, target: Target) -> None:
+    """A draft is few rows, as a verified one is."""
+    if target.fast:
+        first = next(drafter.network.parameters())
+        speed_up_linears(drafter.network, first.dtype, first.device)
 
 
 def _writer(spec: str | Path, target: Target, tokens: int, draft_tokens: int | None) -> DiffusionWriter:
     drafter = load_standalone(spec, target, tokens)
+    _fast(drafter, target)
     _check_masks(drafter)
     return DiffusionWriter(drafter, draft_tokens)
 
