@@ -305,7 +305,8 @@ class Calibrate(lightning.LightningModule):
         self.eval()
         self.on_validation_epoch_start()
         for i, step in enumerate(rows.datamodule.val_dataloader()):
-            self.validation_step(step.to(self.device), i)
+            with self.trainer.precision_plugin.val_step_context():  # Lightning's own loop enters it by itself
+                self.validation_step(step.to(self.device), i)
         self.on_validation_epoch_end()
         self.train()
 

@@ -20,6 +20,8 @@ from align.calibrate import Calibrate
 from align.checkpoints import newest
 from align.errors import UserError
 from align.recipe_reader import load_recipe
+from align.synthesize import synthesize
+from align.target import load_target
 from align.train import main, train
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "debug_block.json"
@@ -78,13 +80,15 @@ def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str) ->
 
 
 @pytest.mark.parametrize("recipe", ["debug_block", "debug_autoregressive"])
-def test_bf16_products_over_kept_views(tmp_path: Path, debug_data: Path, recipe: str) -> None:
-    """What machines with fast bf16 do by themselves: kept in memory or not, training sees the same."""
+def test_a_target_in_bf16(tmp_path: Path, recipe: str) -> None:
+    """What machines with fast bf16 do by themselves: before the first step, and whether views are kept or not."""
+    common = [f"recipe={recipe}", "target.dtype=bfloat16", f"data.path={tmp_path / 'data'}"]
+    synthesize(load_recipe(common), load_target("debug", dtype="bfloat16"), tmp_path / "data", quiet=True)
     found = []
     for kept in ("1e-4", "1"):
-        words = [f"recipe={recipe}", f"output={tmp_path / kept}", f"data.path={debug_data}"]
-        words += ["trainer.max_steps=4", "trainer.warmup_steps=1", f"trainer.keep_features_gb={kept}"]
-        train(load_recipe([*words, "trainer.precision=bf16"]), quiet=True)
+        words = [*common, f"output={tmp_path / kept}", f"trainer.keep_features_gb={kept}"]
+        words += ["trainer.max_steps=4", "trainer.warmup_steps=1", "trainer.validate_first=true"]
+        train(load_recipe(words), quiet=True)
         found.append(losses(tmp_path / kept))
     assert len(found[0]) == 4 and found[0] == found[1]
 
