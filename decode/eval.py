@@ -153,6 +153,7 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
         UserError: an input that can't be used, before anything is measured.
     """
     from decode.measurement import begin
+    from decode.sampling import Sampling
 
     if (
         options.tune
@@ -162,7 +163,7 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
         raise UserError(
             f"--tune chooses on the prompts of {TUNING_SUITE}: measure on others (--suite mtbench, or --prompts FILE)"
         )
-    sampling = sampling_of(options)
+    sampling = Sampling(options.temperature, options.top_p, options.top_k, seed=options.seed)
     _check_folder(options.out)
     if options.tune:
         check_early(options.out, options)
@@ -174,19 +175,12 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
         console.print(loaded.describe(), markup=False, highlight=False)
     drafters = _used(methods, drafters)
     if options.tune is None:
-        decoders = _decoders(spec, drafters, methods, options)
+        decoders = _decoders(spec, drafters, methods, options, sampling)
     else:
         methods, decoders, options = _tuned(spec, drafters, methods, sampling, options, console, command)
-    corpora = corpora_of(methods.values())
+    corpora = _corpora(methods.values())
     measurement = begin(options, decoders, suites, skipped, sampling, drafters, corpora, console, command)
     return measurement.finish()
-
-
-def sampling_of(options: Any) -> Sampling:
-    """Raises UserError for values out of their range."""
-    from decode.sampling import Sampling
-
-    return Sampling(options.temperature, options.top_p, options.top_k, seed=options.seed)
 
 
 def _check_folder(folder: Path | None) -> None:
@@ -245,7 +239,7 @@ def _methods(
     return found | {m.name: m for m in systems}, left_out
 
 
-def corpora_of(methods: Iterable[Method | None]) -> list[str]:
+def _corpora(methods: Iterable[Method | None]) -> list[str]:
     """The files that methods read."""
     return sorted({m.given["corpus"] for m in methods if m and m.given.get("corpus")})
 
@@ -288,6 +282,7 @@ def _decoders(
     drafters: dict[str, str],
     methods: dict[str, Method | None],
     options: Any,
+    sampling: Sampling,
     refused: dict[str, UserError] | None = None,
 ) -> dict[str, Decoder]:
     """One decoder per method, all on the same target. `refused`: takes the methods that can't be built, which are left out;
@@ -324,7 +319,7 @@ def _decoders(
         try:
             decoders[name] = build(method, parts, options.draft_tokens)
             if refused is not None:
-                decoders[name].verifier_for(sampling_of(options))
+                decoders[name].verifier_for(sampling)
         except UserError as error:
             if refused is None:
                 raise
@@ -351,7 +346,7 @@ def _tuned(
     every: dict[str, Method | None] = {name: None for name, m in asked.items() if m is None}
     every |= {m.name: m for made in trying.values() for m in made}
     refused: dict[str, UserError] = {}
-    decoders = _decoders(spec, drafters, every, options, refused)
+    decoders = _decoders(spec, drafters, every, options, sampling, refused)
     groups = {name: [m.name for m in made if m.name in decoders] for name, made in trying.items()}
     for name, made in trying.items():
         if not groups[name]:
@@ -367,7 +362,7 @@ def _tuned(
         local = Namespace(**vars(options) | own)
         racing = {name: decoders[name] for name in (PLAIN, *(n for made in several.values() for n in made))}
         suites, skipped = prompts_of(local)
-        corpora = corpora_of(every.values())
+        corpora = _corpora(every.values())
         race = begin(local, racing, suites, skipped, sampling, drafters, corpora, console, command)
         won |= race.race(several)
         on = f"{plural(len(race.tasks), 'prompt')} of {TUNING_SUITE}"

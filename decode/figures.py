@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from decode.records import PLAIN, Record
 from decode.statistics import times
 from decode.summary import named, titles
-from decode.sweeps import grids, heat
+from decode.sweeps import coloured, grids, heat
 
 _COLOURS = ("#1f6f8b", "#c8553d", "#6a8d3a", "#8a5a9e", "#b58900", "#555555")
 
@@ -32,6 +32,12 @@ def _label(summary: dict[str, Any], method: str) -> str:
     return named(method, summary["overall"][method])
 
 
+def _error(figures: dict[str, Any], of: str) -> list[list[float]] | None:
+    """How far the interval of the figure `of` goes below and above it; None where it has none."""
+    value, lo, hi = figures[of], figures.get(f"{of}_lo"), figures.get(f"{of}_hi")
+    return None if lo is None or hi is None else [[value - min(lo, value)], [max(hi, value) - value]]
+
+
 def _bars(axes: Axes, summary: dict[str, Any], of: str) -> list[tuple[float, dict[str, Any]]]:
     """A bar per suite and method as high as the figure `of`, with its interval where it has one: where each bar stands, and
     the figures that it belongs to.
@@ -44,8 +50,7 @@ def _bars(axes: Axes, summary: dict[str, Any], of: str) -> list[tuple[float, dic
             figures = summary["suites"][suite].get(method)
             if not figures or figures[of] is None:
                 continue
-            value, lo, hi = figures[of], figures.get(f"{of}_lo"), figures.get(f"{of}_hi")
-            error = None if lo is None else [[value - min(lo, value)], [max(hi, value) - value]]
+            value, error = figures[of], _error(figures, of)
             x = s + (m - (len(methods) - 1) / 2) * width
             label = _label(summary, method) if s == 0 else None
             axes.bar(x, value, width * 0.92, yerr=error, capsize=3, color=_colour(m), label=label)
@@ -139,13 +144,13 @@ def ranked(axes: Axes, summary: dict[str, Any], of: str, title: str) -> None:
     methods = _methods(summary)[::-1]
     for y, method in enumerate(methods):
         figures = summary["overall"][method]
-        value, lo, hi = figures[of], figures.get(f"{of}_lo"), figures.get(f"{of}_hi")
+        value = figures[of]
         if value is None:
             continue
-        error = None if lo is None else [[value - min(lo, value)], [max(hi, value) - value]]
+        error = _error(figures, of)
         colour = _COLOURS[1] if figures["lossy"] else _COLOURS[0]
         axes.barh(y, value, xerr=error, capsize=2, height=0.7, color=colour, alpha=0.85)
-        axes.text(max(value, hi or 0) + 0.02, y, f"{value:.2f}", va="center", fontsize=8)
+        axes.text(max(value, figures.get(f"{of}_hi") or 0) + 0.02, y, f"{value:.2f}", va="center", fontsize=8)
     axes.axvline(1.0, color="#333333", linewidth=1, linestyle="--")
     axes.set_yticks(range(len(methods)), [_label(summary, m) for m in methods], fontsize=8)
     axes.margins(x=0.12, y=0.01)
@@ -157,13 +162,9 @@ def by_suite(axes: Axes, summary: dict[str, Any], of: str, title: str) -> None:
     """One figure of many methods on every suite, as a coloured table."""
     methods, suites = _methods(summary), list(summary["suites"])
     values = [[summary["suites"][s].get(m, {}).get(of) or float("nan") for s in suites] for m in methods]
-    axes.imshow(values, aspect="auto", cmap="viridis")
-    for y, row in enumerate(values):
-        for x, value in enumerate(row):
-            if value == value:
-                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color="white", fontsize=8)
-    axes.set_xticks(range(len(suites)), [titles(summary).get(s, s) for s in suites], fontsize=8)
-    axes.set_yticks(range(len(methods)), [_label(summary, m) for m in methods], fontsize=8)
+    shown = titles(summary)
+    coloured(axes, values, [shown.get(s, s) for s in suites], [_label(summary, m) for m in methods], 8)
+    axes.tick_params(labelsize=8)
     axes.set_title(title)
 
 

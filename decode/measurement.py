@@ -39,7 +39,7 @@ class Measurement:
     decoders: dict[str, Decoder]
     settings: measure.Settings
     options: Any
-    """`warmup`, `no_hf_check`, `max_new_tokens` are read."""
+    """`warmup` and `no_hf_check` are read."""
     console: Console
 
     def finish(self) -> tuple[dict[str, Any], Path]:
@@ -122,7 +122,7 @@ class Measurement:
         measure.warm_up(self.decoders, tokens, self.settings, self.options.warmup)
         if not self.options.no_hf_check and self.run.baseline is None:
             self._say("timing plain decoding against transformers' own generate …")
-            most = min(self.options.max_new_tokens, 64)
+            most = min(self.settings.max_new_tokens, 64)
             self.run.baseline = against_transformers(self.decoders[PLAIN], [tokens], most)
             write_run(self.folder, self.run)
 

@@ -86,10 +86,9 @@ def _differences(summary: dict[str, Any], records: Sequence[Record]) -> str:
 def _method_notes(summary: dict[str, Any]) -> list[str]:
     settings = summary["settings"]
     repeats, warmup = settings.get("repeats", 1), settings.get("warmup", 0)
-    tuned = settings.get("tuned") or []
-    chosen = f"Chosen before, on other prompts: {'; '.join(tuned)}."
+    tuned = settings.get("tuned")
     return [
-        *([chosen] if tuned else []),
+        *([f"Chosen before, on other prompts: {'; '.join(tuned)}."] if tuned else []),
         "Every method runs on a prompt before the next prompt begins, in changing order; "
         f"{repeats} repeat(s) of each prompt, after {warmup} untimed round(s).",
         "Speed-up: mean over prompts of plain decoding's time per token over the mean of the method's; the "

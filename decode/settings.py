@@ -39,25 +39,11 @@ def settings_of(
         "methods": list(decoders),
         "corpus_hash": {file: sha256_file(Path(file).expanduser()) for file in corpora},
         "sweep": options.sweep,
-        "tune": options.tune,
         "tuned": getattr(options, "tuned", None),
         "race": getattr(options, "race", None),
         "suites": [s.name for s, _ in prepared],
         "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
-        "limit": options.limit,
-        "max_new_tokens": options.max_new_tokens,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
-        "top_k": options.top_k,
-        "seed": options.seed,
-        "repeats": options.repeats,
-        "warmup": options.warmup,
-        "draft_tokens": options.draft_tokens,
-        "tree_nodes": options.tree_nodes,
-        "verifier": options.verifier,
-        "steps": options.steps,
-        "order": options.order,
-        "drafter_tokenizer": options.drafter_tokenizer,
+        **_typed(options),
         "dtype": target.dtype_name,
         "device": str(target.device),
         "threads": torch.get_num_threads(),
@@ -93,8 +79,7 @@ def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if replace:
-            for name in (RECORDS, RUN, SUMMARY):
-                (folder / name).unlink(missing_ok=True)
+            _empty(folder)
         if (folder / RUN).is_file() or (folder / RECORDS).is_file():
             old = read_run(folder)
             _check_same(folder, old.settings, run.settings)
@@ -105,7 +90,7 @@ def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record
     return run, []
 
 
-OWN = (
+_TYPED = (
     "limit",
     "max_new_tokens",
     "temperature",
@@ -125,6 +110,15 @@ OWN = (
 """Settings that are options as they were typed."""
 
 
+def _typed(options: Any) -> dict[str, Any]:
+    return {key: getattr(options, key) for key in _TYPED}
+
+
+def _empty(folder: Path) -> None:
+    for name in (RECORDS, RUN, SUMMARY):
+        (folder / name).unlink(missing_ok=True)
+
+
 def check_early(folder: Path | None, options: Any) -> None:
     """Before a race that takes long: whether its measurement's folder can be continued with these options. One that is to be
     replaced is emptied now, so that it is not taken for the new one when the race is interrupted.
@@ -135,11 +129,10 @@ def check_early(folder: Path | None, options: Any) -> None:
     if folder is None or not (folder / RUN).is_file():
         return
     if not options.resume:
-        for name in (RECORDS, RUN, SUMMARY):
-            (folder / name).unlink(missing_ok=True)
+        _empty(folder)
         return
     old = read_run(folder).settings
-    now = {key: getattr(options, key) for key in OWN} | {"git_commit": git_commit()}
+    now = _typed(options) | {"git_commit": git_commit()}
     _check_same(folder, {key: old.get(key) for key in now}, now)
 
 

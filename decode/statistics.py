@@ -20,7 +20,7 @@ A prompt whose output ended with the prefill's token has no decoding to compare 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,8 +67,8 @@ def times(
 
 
 def paired_ratio(
-    baseline: dict[PromptKey, float],
-    method: dict[PromptKey, float],
+    baseline: Mapping[PromptKey, float],
+    method: Mapping[PromptKey, float],
     seed: int = 0,
     resamples: int = RESAMPLES,
     level: float = 0.95,

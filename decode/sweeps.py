@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +69,21 @@ def heat(axes: Axes, summary: dict[str, Any], grid: Grid, figure: str, title: st
         [float("nan") if m is None else summary["overall"][m][figure] or float("nan") for m in row]
         for row in grid.cells
     ]
-    axes.imshow(values, aspect="auto", cmap="viridis", origin="lower")
-    for y, row in enumerate(values):
-        for x, value in enumerate(row):
-            if value == value:
-                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color="white", fontsize=9)
-    axes.set_xticks(range(len(grid.x)), grid.x)
-    axes.set_yticks(range(len(grid.y)), grid.y)
+    coloured(axes, values, grid.x, grid.y, 9)
+    axes.invert_yaxis()  # small values below
     axes.set_xlabel(grid.keys[0])
     axes.set_ylabel(grid.keys[1])
     axes.set_title(f"{grid.title}: {title}")
+
+
+def coloured(
+    axes: Axes, values: Sequence[Sequence[float]], x: Sequence[str], y: Sequence[str], fontsize: int
+) -> None:
+    """Values in rows as a coloured table, the first row on top; a cell that is not a number stays empty."""
+    axes.imshow(values, aspect="auto", cmap="viridis")
+    for i, row in enumerate(values):
+        for j, value in enumerate(row):
+            if value == value:
+                axes.text(j, i, f"{value:.2f}", ha="center", va="center", color="white", fontsize=fontsize)
+    axes.set_xticks(range(len(x)), x)
+    axes.set_yticks(range(len(y)), y)

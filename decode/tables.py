@@ -99,7 +99,8 @@ def table(summary: dict[str, Any]) -> Table:
 def overview(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Several suites at a glance: a line for every method over all of them, its speed-up on each at the end."""
     shown = (METHOD, SPEED, SPEEDUP, TAU, PLACES, TIMES, SAME, PROMPTS)
-    header = [*shown, *(titles(summary).get(name, name) for name in summary["suites"])]
+    title = titles(summary)
+    header = [*shown, *(title.get(name, name) for name in summary["suites"])]
     body = []
     for method, figures in summary["overall"].items():
         row = _row("all", method, figures)
@@ -111,8 +112,9 @@ def overview(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def markdown(summary: dict[str, Any]) -> str:
     """Headline, table (of several suites the overview) and machine as Markdown: what a README or a model card quotes."""
     settings, machine = summary["settings"], summary["machine"]
-    header, body = overview(summary)
-    if len(summary["suites"]) == 1:
+    if len(summary["suites"]) > 1:
+        header, body = overview(summary)
+    else:
         header, body = list(COLUMNS), [list(row.values()) for row in rows(summary)]
     lines = [
         f"**{headline(summary)}**, up to {settings['max_new_tokens']} new tokens, batch 1, "

@@ -1,8 +1,9 @@
 """Every system at its best setting: its settings race on prompts that are not measured afterwards (`decode.eval --tune`).
 
-A round is one prompt that every setting still in the race decodes, plain decoding beside them, in an order of its own. A setting leaves when
-the paired 99% interval of its speed lies below its system's fastest, which is a rule of thumb, no test: what is claimed of the winner is measured on other prompts. An output changed
-beyond rounding ends the race. Who is left is a function of the records, so that a race that was stopped goes on as it would have.
+A round is one prompt that every setting still in the race decodes, plain decoding beside them, in an order of its own. A
+setting leaves when the paired 99% interval of its speed lies below its system's fastest, which is a rule of thumb, no test:
+what is claimed of the winner is measured on other prompts. An output changed beyond rounding ends the race. Who is left is a
+function of the records, so that a race that was stopped goes on as it would have.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from decode.methods import Method, keys_of, swept
 from decode.records import PLAIN, Record
-from decode.statistics import FEWEST, paired_ratio, times
+from decode.statistics import FEWEST, PromptKey, paired_ratio, times
 from decode.summary import BUG
 
 if TYPE_CHECKING:
@@ -61,15 +62,20 @@ def survivors(
     for names in groups.values():
         here = [name for name in names if name in alive]
         seconds = {name: times(records, name) for name in here}
-        best = _fastest(seconds) if here else ""
-        for name in here:
-            ratio = paired_ratio(seconds[best], seconds[name], level=LEVEL)
-            if name == best or ratio is None or ratio.prompts < FEWEST or (ratio.hi or 1.0) >= 1:
-                found.append(name)
+        best = seconds[_fastest(seconds)] if here else {}
+        found += [name for name in here if not _slower(seconds[name], best)]
     return found
 
 
-def _fastest(seconds: Mapping[str, Mapping[tuple[str, str], float]]) -> str:
+def _slower(mine: Mapping[PromptKey, float], best: Mapping[PromptKey, float]) -> bool:
+    """Whether the interval of the speed, against the fastest, lies below 1; never over few prompts."""
+    if mine is best or len(mine.keys() & best.keys()) < FEWEST:
+        return False
+    ratio = paired_ratio(best, mine, level=LEVEL)
+    return ratio is not None and ratio.hi is not None and ratio.hi < 1
+
+
+def _fastest(seconds: Mapping[str, Mapping[PromptKey, float]]) -> str:
     """Least seconds per token, in the mean over the prompts."""
 
     def mean(name: str) -> float:
@@ -100,9 +106,8 @@ def race(
     alive = [name for names in groups.values() for name in names]
     for task in tasks:
         order = sorted(m for m in task.order if m in alive or m == PLAIN)
-        random.Random(f"{task.suite} {task.prompt.id} {task.repeat}").shuffle(
-            order
-        )  # no two always neighbours
+        own = random.Random(f"{task.suite} {task.prompt.id} {task.repeat}")
+        own.shuffle(order)  # no two are always neighbours
         task = replace(task, order=tuple(order))
         keys = [(task.suite, task.prompt.id, method, task.repeat) for method in task.order]
         seen += [known[key] for key in keys] if all(key in known for key in keys) else run(task)

@@ -14,13 +14,8 @@ from align.errors import UserError
 from align.prompts import read_prompts
 from align.recipe_reader import load_recipe
 from align.synthesize import chat_template, synthesize
-from align.target import Target, load_target
+from align.target import Target
 from align.writer import Row, Writer, WriterSettings, draw
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug")
 
 
 def test_draw_has_the_softmax_law() -> None:

@@ -13,11 +13,6 @@ from align.errors import UserError
 from align.target import Target, load_target
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug")
-
-
 def test_cached_forward_equals_whole_forward(target: Target) -> None:
     tokens = torch.randint(4, target.vocab_size, (2, 19), generator=torch.Generator().manual_seed(0))
     whole = target.forward(tokens).logits_BLV

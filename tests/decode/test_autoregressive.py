@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from align.errors import UserError
-from align.target import Target, load_target
+from align.target import Target
 from decode import Decoder, Sampling
 from decode.drafters.autoregressive import (
     AutoregressiveDrafter,
@@ -46,11 +46,6 @@ def smaller(target: Target, layers: int = 3, noise: float = 0.02, vocab_size: in
     if vocab_size is not None:
         model.resize_token_embeddings(vocab_size)
     return Target(model, target.tokenizer, "smaller", fast=False)
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")

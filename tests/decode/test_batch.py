@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from align.errors import UserError
-from align.target import Target, load_target
+from align.target import Target
 from decode import Decoder, Sampling
 from decode.drafters.block import BlockProposer
 from decode.drafters.copying import CopyingDrafter
@@ -17,11 +17,6 @@ from tests.decode.test_block import network
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6][: 2 + i % 7] + [i] for i in range(12)]
 LIMITS = [1, 2, 3, 30, 7, 24, 5, 1, 40, 12, 9, 18]
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
 
 
 def test_a_shared_forward_is_each_request_alone(target: Target) -> None:

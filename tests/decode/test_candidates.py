@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from align.errors import UserError
-from align.target import Target, load_target
+from align.target import Target
 from decode import Decoder, Sampling
 from decode.drafters.base import Drafter
 from decode.drafters.candidates import CandidatesDrafter
@@ -17,11 +17,6 @@ from tests.align.test_standalone import drafter
 from tests.decode.test_block import PROMPT, VARIED
 from tests.decode.test_diffusion import sessions
 from tests.decode.test_engine_law import frequencies, plausible
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
 
 
 def made(target: Target, name: str) -> Drafter:

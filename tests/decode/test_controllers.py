@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from align.target import Target, load_target
+from align.target import Target
 from decode import Decoder, Sampling
 from decode.controllers import CostAware, Fastest, Line
 from decode.drafters.adaptive import AdaptiveDrafter
@@ -75,11 +75,6 @@ def test_the_fastest_of_several_ways_is_found_again_when_it_changes(drift: bool)
     assert chosen[300:600].count(1) > 150 and chosen[300:600].count(2) < 60
     if drift:
         assert chosen[-300:].count(2) > 200
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
 
 
 def test_greedy_output_is_plain_decodings(target: Target) -> None:

@@ -25,11 +25,6 @@ from tests.decode.test_block import PROMPT, VARIED
 from tests.decode.test_engine_law import frequencies, plausible
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("steps", "order"), [(1, "left_to_right"), (3, "left_to_right"), (2, "random"), (9, "confidence")]

@@ -29,11 +29,6 @@ from tests.decode.test_engine_law import frequencies, plausible
 ABLATION = [(False, False), (True, False), (False, True), (True, True)]
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
-
-
 def made(target: Target, kind: str = "ddit", draft_tokens: int = 6, **options: Any) -> DiffuSpecDrafter:
     return DiffuSpecDrafter(drafter(target, kind), draft_tokens, **{"shortest": 2, "longest": 6, **options})
 

@@ -15,13 +15,14 @@ import decode
 from align.drafters.checkpoint import from_target, save_drafter
 from align.errors import UserError
 from align.recipe import DrafterConfig
-from align.target import Target, load_target
-from decode import baseline, eval, figures, measure
+from align.target import Target
+from decode import baseline, eval, measure
 from decode.generation import Tree
 from decode.records import Divergence, read_records, read_run
 from decode.sampling import Sampling
 from decode.suites.prompt import Prompt, Suite
 
+pytestmark = pytest.mark.usefixtures("no_plots")
 QUIET = [
     "--target",
     "debug",
@@ -36,29 +37,11 @@ QUIET = [
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
-
-
-@pytest.fixture(scope="module")
 def drafter(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = DrafterConfig(block_size=3, layers=1, markov_rank=0)
     folder = tmp_path_factory.mktemp("drafter")
     save_drafter(from_target(target, options, None), folder, dtype=torch.float32)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/decode/test_report.py draws them."""
-    monkeypatch.setattr(figures, "picture", lambda *args: b"png")
-
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    path = tmp_path / "mine.txt"
-    path.write_text("Say one one one one.\nWhy is the sky blue?\nCount: 1 2 3 1 2 3 1 2\n")
-    return path
 
 
 def run(*arguments: Any) -> tuple[dict[str, Any], Path]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from align.errors import UserError
-from align.target import Target, load_target
+from align.target import Target
 from decode import Decoder, Sampling
 from decode.drafters.autoregressive import AutoregressiveDrafter
 from decode.drafters.base import Drafter, Request
@@ -129,11 +129,6 @@ def test_coupled_output_is_the_same_with_and_without_drafts(kind: str) -> None:
 
 
 # ---- networks ----
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from align.errors import UserError
-from align.target import Target, load_target
+from align.target import Target
 from decode import Decoder, Sampling
 from decode.corpus import read_corpus
 from decode.drafters.retrieval import RetrievalDrafter, RetrievalSession
@@ -19,11 +19,6 @@ from decode.suffixes import Datastore
 from decode.tree import path_to
 from tests.decode.fakes import TableTarget
 from tests.decode.test_engine_law import LENGTH, PROMPT, SETTINGS, frequencies, plausible
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
 
 
 def session(tokens: list[int], eos_ids: tuple[int, ...] = (), **options: object) -> RetrievalSession:

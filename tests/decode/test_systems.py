@@ -39,11 +39,6 @@ from tests.decode.test_engine_law import frequencies, plausible
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
-
-
-@pytest.fixture(scope="module")
 def parts(target: Target) -> Parts:
     return Parts(
         target,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from align.errors import UserError
 from align.target import Target, load_target
-from decode import eval, figures, measure
+from decode import measure
 from decode.drafters.lookup import LookupDrafter
 from decode.drafters.switching import SwitchingDrafter
 from decode.measure import Task
@@ -22,6 +21,7 @@ from decode.suites.prompt import Prompt
 from decode.systems import SYSTEMS
 from decode.tune import race, settings_to_try, survivors
 from tests.align.test_standalone import drafter as standalone
+from tests.decode.test_eval import run as measured
 from tests.decode.test_statistics import record
 
 GROUPS = {"a": ["a1", "a2", "a3"], "b": ["b1", "b2"]}
@@ -123,42 +123,33 @@ def test_what_is_given_stays_and_a_sweep_replaces_the_grid() -> None:
 
 # ---- the command ----
 
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
-
-
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "picture", lambda *args: b"png")
-
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    path = tmp_path / "mine.txt"
-    path.write_text("Say one one one one.\nWhy is the sky blue?\nCount: 1 2 3 1 2 3 1 2\n")
-    return path
+pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 def run(*words: Any) -> tuple[dict[str, Any], Path]:
-    fixed = ["--target", "debug", "--device", "cpu", "--dtype", "float32", "--no-hf-check"]
-    options = eval.parser().parse_args([*fixed, "--max-new-tokens", "6", *map(str, words)])
-    return eval.evaluate(options, Console(quiet=True), "command")
+    return measured("--max-new-tokens", 6, *words)
+
+
+def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[Record], None]) -> None:
+    """Every record of a task is changed before anybody sees it."""
+    honest = measure.run_task
+
+    def run_task(*arguments: Any) -> list[Record]:
+        records = honest(*arguments)
+        for made in records:
+            change(made)
+        return records
+
+    monkeypatch.setattr(measure, "run_task", run_task)
 
 
 def test_the_command_tunes_on_other_prompts_then_measures(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = measure.run_task
+    def timed(r: Record) -> None:
+        r.seconds = r.committed * (1.0 if r.method == "lookup:gamma=4" else 2.0)
 
-    def timed(decoders: Any, task: Task, *rest: Any) -> list[Record]:
-        records = honest(decoders, task, *rest)
-        for r in records:
-            r.seconds = r.committed * (1.0 if r.method == "lookup:gamma=4" else 2.0)
-        return records
-
-    monkeypatch.setattr(measure, "run_task", timed)
+    changing(monkeypatch, timed)
     words = ["--methods", "lookup,retrieval:gamma=2", "--tune", 6, "--out", tmp_path / "o", "--prompts"]
     summary, folder = run(*words, prompts)
     assert list(summary["overall"]) == ["plain", "lookup:gamma=4", "retrieval:gamma=2"]
@@ -201,16 +192,11 @@ def test_replacing_empties_the_old_measurement_before_the_race(
 def test_a_changed_output_ends_the_race(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = measure.run_task
+    def broken(r: Record) -> None:
+        if r.method == "lookup:gamma=8":
+            r.divergence = Divergence(0, 1, 2, "BUG")
 
-    def broken(decoders: Any, task: Task, *rest: Any) -> list[Record]:
-        records = honest(decoders, task, *rest)
-        for r in records:
-            if r.method == "lookup:gamma=8":
-                r.divergence = Divergence(0, 1, 2, "BUG")
-        return records
-
-    monkeypatch.setattr(measure, "run_task", broken)
+    changing(monkeypatch, broken)
     for _ in range(2):  # the same command again does not get past it
         with pytest.raises(SystemExit) as stop:
             run("--methods", "lookup", "--tune", 5, "--out", tmp_path / "o", "--prompts", prompts)

@@ -18,17 +18,12 @@ from align.drafters.families import FAMILIES
 from align.drafters.masked_checkpoint import adapt, load_masked_lm, save_masked_lm
 from align.drafters.masked_lm import annealed_see, merge_lora, with_lora
 from align.errors import UserError
-from align.target import Target, load_target
+from align.target import Target
 from tests.align.drafters.test_masked_lm import (
     QWEN,
     block_session,
     tokens,
 )
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug")
 
 
 def other_target(kind: str, target: Target) -> Target:

@@ -19,7 +19,7 @@ from align.drafters.families import FAMILIES, family_of
 from align.drafters.masked_checkpoint import adapt, from_config, load_masked_lm, save_masked_lm
 from align.drafters.masked_lm import MaskedLM
 from align.errors import UserError
-from align.target import Target, load_target
+from align.target import Target
 
 LLADA = {
     "model_type": "llada", "architectures": ["LLaDAModelLM"], "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2,
@@ -348,11 +348,6 @@ def block_session(network: MaskedLM, prefix: Tensor, block: Tensor, parts: list[
         network.denoise(torch.full((1, 2), 5), cache, raw[:, -1])
     assert raw is not None and cache.length == prefix.shape[1]
     return network.denoise(block, cache, raw[:, -1])
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug")
 
 
 @pytest.mark.parametrize("name", ["sdar", "adapted"])

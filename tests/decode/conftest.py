@@ -1,0 +1,28 @@
+"""What several files of decoding tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from align.target import Target, load_target
+from decode import figures
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return load_target("debug", dtype="float32", device="cpu")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.txt"
+    path.write_text("Say one one one one.\nWhy is the sky blue?\nCount: 1 2 3 1 2 3 1 2\n")
+    return path
+
+
+@pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/decode/test_report.py draws them."""
+    monkeypatch.setattr(figures, "picture", lambda *args: b"png")
