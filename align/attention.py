@@ -47,6 +47,14 @@ def block_mask(
     return added.repeat(groups, 1)[None, None]
 
 
+def clean_then_noisy(clean: int, noisy: int, device: torch.device) -> Tensor:
+    """Who sees whom among clean tokens and a noisy block after them, bool (L, L): the clean ones causally, the block
+    everything."""
+    see_LL = torch.ones(clean + noisy, clean + noisy, dtype=torch.bool, device=device).tril()
+    see_LL[clean:] = True
+    return see_LL
+
+
 def grouped_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool = False
 ) -> Tensor:

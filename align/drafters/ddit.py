@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from align.attention import BACKENDS, attend, block_mask, rotate
+from align.attention import BACKENDS, attend, block_mask, clean_then_noisy, rotate
 from align.cache import KVCache, Slab
 from align.errors import UserError, nearest
 from align.parameterization import sedd_log_score
@@ -264,7 +264,7 @@ class DDiT(nn.Module):
             positions_BL: rotary positions; None = counted on from the cache's end.
             see: bool, broadcastable to (B, 1, L, S), True = attend; None = as the config's attention says, and
                 with a cache everything: a noisy block sees the clean prefix and itself both ways.
-            cache: a clean prefix, from `extend`; it is left as it was and needs room for L more. No gradient then.
+            cache: a clean prefix, from `denoise`; its length stays, and it needs room for L more. No gradient then.
 
         Raises:
             ValueError: a missing or misshapen σ, a cache without room, with gradients on, or under full attention.
@@ -287,7 +287,7 @@ class DDiT(nn.Module):
             see = self._default_mask(length, 0, tokens_BL.device) if see is None else see
         else:
             past = cache.length
-            self._check_cache(cache, length, see)
+            self._check_cache(cache, length)
         if positions_BL is None:
             positions_BL = torch.arange(past, past + length, device=tokens_BL.device)[None]
         condition = self._condition(sigma, tokens_BL.shape, tokens_BL.device)
@@ -315,32 +315,37 @@ class DDiT(nn.Module):
         c, weight = self.config, self.vocab_embed.embedding
         return KVCache(c.n_blocks, (rows, c.n_heads, capacity, c.head_dim), weight.dtype, weight.device)
 
+    @property
+    def kept_at_once(self) -> int:
+        """Clean tokens enter the cache so many at a time: a block sees all of itself."""
+        return self.config.block_size or 1
+
     @torch.no_grad()
-    def extend(self, tokens_BL: Tensor, cache: KVCache) -> None:
-        """Run clean tokens (σ = 0) behind those cached, each seeing what the config's attention lets a clean token see, and
-        keep their keys and values.
+    def denoise(self, clean_BC: Tensor, noisy_BK: Tensor, sigma_B: Tensor, cache: KVCache) -> Tensor:
+        """f of a noisy block behind the cached prefix and the clean tokens after that, (B, K, V), in one pass. The block
+        sees everything, itself both ways; under block_causal attention, its own and earlier blocks.
+
+        The clean tokens (σ = 0) stay in the cache, under block_causal attention the whole blocks of them: the others
+        are to come again. Either may be empty.
 
         Raises:
-            ValueError: no room, full attention, or under block_causal attention a prefix of parts of blocks.
+            ValueError: no room, or full attention.
         """
-        length = tokens_BL.shape[1]
-        if self.config.attention == "block_causal" and length % self.config.block_size:
-            raise ValueError(
-                f"{length} clean tokens are no whole blocks of {self.config.block_size}: a block sees all of itself, "
-                "so its keys can't be kept before its last token is known"
-            )
-        sigma = torch.zeros(tokens_BL.shape[0], device=tokens_BL.device)
-        see = self._default_mask(length, cache.length, tokens_BL.device)
-        self.hidden(tokens_BL, sigma, see=see, cache=cache)
-        cache.advance(length)
+        clean, noisy, past = clean_BC.shape[1], noisy_BK.shape[1], cache.length
+        tokens_BS = torch.cat((clean_BC, noisy_BK), 1)
+        zero_BC = torch.zeros(clean_BC.shape, device=sigma_B.device)
+        sigma_BS = torch.cat((zero_BC, sigma_B[:, None].expand(-1, noisy)), 1)
+        see = None  # everything
+        if self.config.attention == "block_causal":
+            see = self._default_mask(clean + noisy, past, tokens_BS.device)
+        elif clean:
+            see_SS = clean_then_noisy(clean, noisy, tokens_BS.device)
+            see = block_mask(see_SS, clean + noisy, past, 1, torch.bool, tokens_BS.device)
+        hidden_BSD = self.hidden(tokens_BS, sigma_BS, see=see, cache=cache)
+        cache.advance(clean // self.kept_at_once * self.kept_at_once)
+        return self.head(hidden_BSD[:, clean:], sigma_B)
 
-    @torch.no_grad()
-    def denoise(self, block_BK: Tensor, sigma: Tensor | None, cache: KVCache) -> Tensor:
-        """f of a noisy block behind the cached prefix, (B, K, V); it sees all of that and itself both ways, and the cache
-        stays as it was. For chosen rows: `hidden(…, cache=cache)`, then `head`."""
-        return self(block_BK, sigma, cache=cache)
-
-    def _check_cache(self, cache: KVCache, length: int, see: Tensor | None) -> None:
+    def _check_cache(self, cache: KVCache, length: int) -> None:
         c = self.config
         if c.attention == "full":
             raise ValueError("under full attention a prefix depends on what follows: it can't be cached")
@@ -348,8 +353,6 @@ class DDiT(nn.Module):
             raise ValueError("a cache keeps no gradients: use it under torch.no_grad()")
         if c.attention == "block_causal" and cache.length % c.block_size:
             raise ValueError(f"a cached prefix of {cache.length} tokens is no whole blocks of {c.block_size}")
-        if c.attention == "block_causal" and see is None and length > c.block_size:
-            raise ValueError(f"a noisy block of {length} tokens is longer than block_size={c.block_size}")
         cache.check_room(length)
 
     def _default_mask(self, length: int, past: int, device: torch.device) -> Tensor | None:

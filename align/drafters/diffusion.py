@@ -274,16 +274,16 @@ class DiffusionDrafter(nn.Module):
 class DiffusionContext:
     """A clean text that grows, and the rows of a noisy block after it: what decoding asks for. One request, no gradient.
 
-    A network that caches a prefix runs each committed token once (a block-causal one when its block is full); one of
-    full attention runs its window anew for every pass.
+    A network that caches a prefix runs each committed token once, along with the first noisy block after it (a
+    block-causal one when its block is full); one of full attention runs its window anew for every pass.
     """
 
     def __init__(self, drafter: DiffusionDrafter, capacity: int) -> None:
         self.drafter, self.tokens = drafter, list[int]()
-        self.last_1D: Tensor | None = None
+        # with a shift: the last cached token's hidden state, which predicts the block's first position
+        self.before_1D: Tensor | None = None
         network = drafter.network
         self.cache = None
-        self.size = drafter.block if drafter.caches_blocks else 1  # tokens are cached so many at a time
         if drafter.cached or drafter.caches_blocks:
             capacity += drafter.block
             made = (
@@ -295,64 +295,34 @@ class DiffusionContext:
     def device(self) -> torch.device:
         return next(self.drafter.parameters()).device
 
-    @torch.no_grad()
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append committed tokens."""
+        """Append committed tokens. The network sees them with the next block."""
         self.tokens.extend(tokens)
-        if self.cache is None:
-            return
-        whole = len(self.tokens) // self.size * self.size
-        if whole == self.cache.length:
-            return
-        new_1L = torch.tensor([self.tokens[self.cache.length : whole]], device=self.device)
-        if isinstance(self.drafter.network, MaskedLM):
-            self.last_1D = self.drafter.network.extend(new_1L, self.cache)[:, -1]
-        else:
-            self.drafter.network.extend(new_1L, self.cache)
 
     def keep(self, count: int) -> None:
         """Back to the first `count` tokens."""
         del self.tokens[count:]
         if self.cache is None:
             return
-        size = self.size
-        shifted = self.last_1D is not None and self.cache.length > count // size * size
-        self.last_1D = None if shifted else self.last_1D
-        # the last one's hidden state predicts the block's first position: it is run again
+        size = self.drafter.network.kept_at_once
+        shifted = self.before_1D is not None and self.cache.length > count // size * size
+        self.before_1D = None if shifted else self.before_1D
+        # with a shift the last token is run again, for its hidden state
         self.cache.length = min(self.cache.length, max(count // size - shifted, 0) * size)
-        self.extend([])
 
     @torch.no_grad()
     def denoise(self, block_K: Tensor) -> Tensor:
         """Logits over the target's vocabulary of a block that holds tokens and masks, (K,) → (K, V) fp32."""
-        drafter, network = self.drafter, self.drafter.network
-        block_1K = block_K[None]
+        drafter, network, block_1K = self.drafter, self.drafter.network, block_K[None]
         if self.cache is None:
-            f_KV = self._whole(block_1K)
-        elif drafter.block:
-            f_KV = self._behind_blocks(block_1K)
-        elif isinstance(network, MaskedLM):
-            f_KV = network.denoise(block_1K, self.cache, self.last_1D)[0]
+            return drafter.target_logits(self._whole(block_1K))
+        new_1C = torch.tensor([self.tokens[self.cache.length :]], dtype=torch.int64, device=self.device)
+        if isinstance(network, MaskedLM):
+            f_1KV, self.before_1D = network.denoise(new_1C, block_1K, self.cache, self.before_1D)
         else:
             share = (block_K == drafter.mask_id).float().mean()
-            f_KV = network.denoise(block_1K, drafter.told(share)[None], self.cache)[0].float()
-        return drafter.target_logits(f_KV)
-
-    def _behind_blocks(self, block_1K: Tensor) -> Tensor:
-        """Whole blocks are cached; the tokens of the one that has begun go through the network with the noisy ones."""
-        drafter, network, cache = self.drafter, self.drafter.network, self.cache
-        assert cache is not None
-        begun = self.tokens[cache.length :]
-        tokens_1S = torch.cat((torch.tensor([begun], dtype=torch.int64, device=self.device), block_1K), 1)
-        if isinstance(network, MaskedLM):
-            f_SV = network.denoise(tokens_1S, cache, self.last_1D, network.see(tokens_1S)[0, 0])[0]
-            return f_SV[len(begun) :]
-        sigma_1 = torch.zeros(1, device=self.device)  # which it does not read
-        at_S = (cache.length + torch.arange(tokens_1S.shape[1], device=self.device)) // drafter.block
-        before = torch.arange(cache.length, device=self.device) // drafter.block
-        see = at_S[:, None] >= torch.cat((before, at_S))
-        hidden_1SD = network.hidden(tokens_1S, sigma_1, see=see[None, None], cache=cache)
-        return network.head(hidden_1SD[:, len(begun) :], sigma_1)[0].float()
+            f_1KV = network.denoise(new_1C, block_1K, drafter.told(share)[None], self.cache).float()
+        return drafter.target_logits(f_1KV[0])
 
     def _whole(self, block_1K: Tensor) -> Tensor:
         drafter = self.drafter

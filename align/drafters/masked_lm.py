@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from align.attention import block_mask
+from align.attention import block_mask, clean_then_noisy
 from align.cache import KVCache
 from align.drafters.families import Family
 from align.errors import UserError, in_one_line
@@ -59,8 +59,10 @@ class MaskedLM(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits in fp32, (…, D) → (…, V)."""
         weight = self.head_weight_VD
-        product = F.linear if torch.is_grad_enabled() else few_rows
-        return product(hidden.to(weight.dtype), weight).float()
+        hidden = hidden.to(weight.dtype)
+        if torch.is_grad_enabled():
+            return F.linear(hidden, weight).float()
+        return self._target[0].head(hidden) if self._target else few_rows(hidden, weight).float()
 
     def see(self, tokens_BL: Tensor) -> Tensor:
         """Who sees whom where nothing else is asked for: bool, broadcastable to (B, 1, L, L), by the family.
@@ -162,50 +164,46 @@ class MaskedLM(nn.Module):
         shape = (1, getattr(c, "num_key_value_heads", None) or c.num_attention_heads, capacity, width)
         return KVCache(c.num_hidden_layers, shape, self.model.dtype, self.model.device)
 
-    def _after(self, tokens_1L: Tensor, cache: KVCache, see_LL: Tensor | None) -> Tensor:
-        """Raw hidden states of tokens after the cache's; their keys and values are written, its length stays."""
-        length, past, c = tokens_1L.shape[1], cache.length, self.model.config
-        cache.check_room(length)
-        groups = c.num_attention_heads // cache.slabs[0].keys.shape[1]
-        mask = block_mask(see_LL, length, past, groups, self.model.dtype, self.model.device)
-        positions = torch.arange(past, past + length, device=tokens_1L.device)[None]
-        return self._run(tokens_1L, mask, positions, cache)
-
-    @torch.no_grad()
-    def extend(self, tokens_1L: Tensor, cache: KVCache) -> Tensor:
-        """Append committed tokens to the cache → their raw hidden states (1, L, D); `denoise` wants the last one.
-
-        Raises:
-            ValueError: no room, or (block_causal) anything but whole blocks.
-        """
-        length, size = tokens_1L.shape[1], self.family.block_size
-        see_LL = None
-        if self.family.attention == "block_causal":
-            if length % size or cache.length % size:
-                raise ValueError(f"{length} tokens after {cache.length} are not whole blocks of {size}")
-            see_LL = self.see(tokens_1L)[0, 0]
-        raw_1LD = self._after(tokens_1L, cache, see_LL)
-        cache.advance(length)
-        return raw_1LD
+    @property
+    def kept_at_once(self) -> int:
+        """Clean tokens enter the cache so many at a time: a block sees all of itself."""
+        return self.family.block_size or 1
 
     @torch.no_grad()
     def denoise(
-        self,
-        block_1K: Tensor,
-        cache: KVCache,
-        before_1D: Tensor | None = None,
-        see_KK: Tensor | None = None,
-    ) -> Tensor:
-        """Logits (1, K, V) of a block that follows the cache, sees it and all of itself, or of itself what `see_KK` says; the
-        cache stays as it is.
+        self, clean_1C: Tensor, block_1K: Tensor, cache: KVCache, before_1D: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits (1, K, V) of a block behind the cached prefix and the clean tokens after that, in one pass; and what the
+        next call wants as `before_1D`. The block sees everything, itself both ways; of a block_causal family its own and
+        earlier blocks.
 
-        `before_1D`: with a shift, the raw hidden state of the last cached token, which predicts the block's first
-        position; None = nothing predicts it.
+        The clean tokens stay in the cache, of a block_causal family the whole blocks of them: the others are to come
+        again. Either may be empty.
+
+        Args:
+            before_1D: with a shift, the raw hidden state of the last cached token, which predicts what follows it;
+                None = nothing does.
+
+        Raises:
+            ValueError: no room.
         """
-        length = block_1K.shape[1]
-        if see_KK is None:
-            see_KK = torch.ones(length, length, dtype=torch.bool, device=block_1K.device)
-        return self.head(self._predicting(self._after(block_1K, cache, see_KK), before_1D))
+        tokens_1S = torch.cat((clean_1C, block_1K), 1)
+        clean, length, past, c = clean_1C.shape[1], tokens_1S.shape[1], cache.length, self.model.config
+        cache.check_room(length)
+        groups = c.num_attention_heads // cache.slabs[0].keys.shape[1]
+        if self.family.attention == "block_causal":
+            see_SS = self.see(tokens_1S)[0, 0]
+        else:
+            see_SS = clean_then_noisy(clean, length - clean, tokens_1S.device)
+        mask = block_mask(see_SS, length, past, groups, self.model.dtype, self.model.device)
+        positions = torch.arange(past, past + length, device=tokens_1S.device)[None]
+        raw_1SD = self._run(tokens_1S, mask, positions, cache)
+        kept = clean // self.kept_at_once * self.kept_at_once
+        cache.advance(kept)
+        logits = self.head(self._predicting(raw_1SD, before_1D)[:, clean:])
+        if not self.family.shift:
+            return logits, None
+        return logits, raw_1SD[:, kept - 1] if kept else before_1D
 
 
 def annealed_see(

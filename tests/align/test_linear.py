@@ -40,6 +40,28 @@ def test_rows_apart_in_memory() -> None:
     torch.testing.assert_close(linear.few_rows(x[:, :16], weight.t()), F.linear(x[:, :16], weight.t()))
 
 
+@pytest.mark.parametrize("first", [0, 3, 6])
+def test_rows_cut_from_a_longer_tensor_are_multiplied_in_two_dimensions(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their first stride is the longer tensor's, and oneDNN's bf16 product is fifteen times slower for it."""
+    weight, x = (
+        torch.randn(16, 24, dtype=torch.bfloat16),
+        torch.randn(1, 7, 24, dtype=torch.bfloat16)[:, first:],
+    )
+    expected, dims, product = F.linear(x[0], weight)[None], [], F.linear
+
+    def seen(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        dims.append(x.dim())
+        return product(x, *rest)
+
+    monkeypatch.setattr(linear.F, "linear", seen)
+    torch.testing.assert_close(linear.few_rows(x, weight), expected)
+    if torch.backends.mkldnn.is_available():
+        torch.testing.assert_close(linear.PackedLinear(weight, None)(x), expected)
+    assert set(dims) == {2}
+
+
 @pytest.mark.parametrize("kind", [linear.RowsLinear, linear.PackedLinear])
 def test_layers(kind: type) -> None:
     layer = nn.Linear(40, 24)

@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,12 +130,35 @@ def test_a_context_goes_back(target: Target, kind: str) -> None:
     torch.testing.assert_close(context.denoise(block), fresh.denoise(block), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_committed_tokens_come_along_with_the_block(target: Target, kind: str, monkeypatch: Any) -> None:
+    """One pass a draft, however many tokens were committed before it, and it says what a pass for each of them says."""
+    made, text = drafter(target, kind), [7, 8, 9, 10, 11, 12, 13, 14, 15]
+    block = torch.full((3,), made.mask_id)
+    at_once, one_by_one = DiffusionContext(made, 40), DiffusionContext(made, 40)
+    for end in (1, 2, 4, 5, 9):
+        for token in text[len(one_by_one.tokens) : end]:
+            one_by_one.extend([token])
+            expected = one_by_one.denoise(block)
+        at_once.extend(text[len(at_once.tokens) : end])
+        torch.testing.assert_close(at_once.denoise(block), expected, atol=1e-4, rtol=1e-4)
+        for _ in range(2):  # nothing is committed meanwhile
+            torch.testing.assert_close(at_once.denoise(block), expected, atol=1e-4, rtol=1e-4)
+    passes = list[int]()
+    inner = made.network.vocab_embed if isinstance(made.network, DDiT) else made.network.model.get_decoder()
+    inner.register_forward_hook(lambda _, __, out: passes.append(1))
+    at_once.extend([16, 17])
+    at_once.denoise(block)
+    assert len(passes) == 1
+
+
 @pytest.mark.parametrize("kind", ["masked_lm", "masked_lm, full", "ddit", "ddit, blocks"])
 def test_a_context_that_goes_back_to_nothing_has_forgotten(target: Target, kind: str) -> None:
     made = drafter(target, kind)
     block = torch.full((3,), made.mask_id)
     context, fresh = DiffusionContext(made, 40), DiffusionContext(made, 40)
     context.extend([5, 6, 7, 8, 9])
+    context.denoise(block)
     context.keep(0)
     torch.testing.assert_close(context.denoise(block), fresh.denoise(block), atol=1e-5, rtol=1e-5)
 
@@ -148,8 +172,8 @@ def test_whole_blocks_are_cached_exactly(target: Target, length: int) -> None:
     context = DiffusionContext(made, 40)
     for token in text:
         context.extend([token])
+        found = context.denoise(block)
     assert context.cache is not None and context.cache.length == length // 4 * 4
-    found = context.denoise(block)
     torch.testing.assert_close(found, made.target_logits(context._whole(block[None])), atol=1e-5, rtol=1e-5)
 
 

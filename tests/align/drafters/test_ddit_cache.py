@@ -5,8 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from align.drafters.ddit import prefix_block_mask, prefix_block_positions
+from align.cache import KVCache
+from align.drafters.ddit import DDiT, prefix_block_mask, prefix_block_positions
 from tests.align.drafters.test_ddit import network, tokens
+
+
+def none(rows: int) -> torch.Tensor:
+    return torch.empty(rows, 0, dtype=torch.int64)
+
+
+def extend(net: DDiT, clean: torch.Tensor, cache: KVCache) -> None:
+    """Clean tokens alone."""
+    net.denoise(clean, none(len(clean)), torch.zeros(len(clean)), cache)
 
 
 @torch.no_grad()
@@ -20,7 +30,7 @@ def test_cached_drafting_is_one_full_forward(attention: str) -> None:
     for split in range(0, 13, step):
         cache = net.new_cache(2, 12 + size)
         if split:
-            net.extend(text[:, :split], cache)
+            extend(net, text[:, :split], cache)
         assert cache.length == split
         total = split + size
         see = torch.ones(total, total, dtype=torch.bool)
@@ -33,8 +43,14 @@ def test_cached_drafting_is_one_full_forward(attention: str) -> None:
         for level in (0.2, 3.0):
             sigma_BL = torch.cat((torch.zeros(2, split), torch.full((2, size), level)), dim=1)
             full = net(torch.cat((text[:, :split], noisy), dim=1), sigma_BL, see=see[None, None])
-            drafted = net.denoise(noisy, torch.full((2,), level), cache)
+            drafted = net.denoise(none(2), noisy, torch.full((2,), level), cache)
             assert cache.length == split
+            if split > step:  # the last clean tokens along with the block
+                cache.length = split - step
+                clean = text[:, split - step : split]
+                together = net.denoise(clean, noisy, torch.full((2,), level), cache)
+                assert cache.length == split
+                torch.testing.assert_close(together, drafted, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(drafted, full[:, split:], atol=1e-5, rtol=1e-5)
         if attention == "block_causal":  # the config's own attention says the same
             full = net(torch.cat((text[:, :split], noisy), dim=1), sigma_BL)
@@ -48,11 +64,10 @@ def test_several_extends_are_one(attention: str) -> None:
     net = network(attention=attention, block_size=2 if blocks else 0)
     text, noisy, sigma = tokens(1, 12), tokens(1, 2, seed=9), torch.tensor([1.3])
     once, often = net.new_cache(1, 16), net.new_cache(1, 16)
-    net.extend(text, once)
+    extend(net, text, once)
     start = 0
     for width in (2, 4, 2, 4) if blocks else (1, 5, 2, 1, 3):
-        net.extend(text[:, start : start + width], often)
-        net.denoise(noisy, sigma, often)  # scribbles behind the prefix alone
+        net.denoise(text[:, start : start + width], noisy, sigma, often)  # scribbles behind the prefix alone
         start += width
     assert once.length == often.length == 12
     for i in range(2):
@@ -61,10 +76,13 @@ def test_several_extends_are_one(attention: str) -> None:
     often.length = 8  # a rollback, and on with other text
     once.length = 0
     other = torch.cat((text[:, :8], tokens(1, 4, seed=11)), dim=1)
-    net.extend(other, once)
-    net.extend(other[:, 8:], often)
+    extend(net, other, once)
+    extend(net, other[:, 8:], often)
     torch.testing.assert_close(
-        net.denoise(noisy, sigma, often), net.denoise(noisy, sigma, once), atol=1e-5, rtol=1e-5
+        net.denoise(none(1), noisy, sigma, often),
+        net.denoise(none(1), noisy, sigma, once),
+        atol=1e-5,
+        rtol=1e-5,
     )
 
 
@@ -72,32 +90,29 @@ def test_several_extends_are_one(attention: str) -> None:
 def test_chosen_rows_of_a_cached_block() -> None:
     net = network(attention="prefix_causal")
     cache = net.new_cache(1, 10)
-    net.extend(tokens(1, 6), cache)
+    extend(net, tokens(1, 6), cache)
     noisy, sigma = tokens(1, 4, seed=3), torch.tensor([0.9])
     rows = net.head(net.hidden(noisy, sigma, cache=cache)[:, [0, 2]], sigma)
-    torch.testing.assert_close(rows, net.denoise(noisy, sigma, cache)[:, [0, 2]])
+    torch.testing.assert_close(rows, net.denoise(none(1), noisy, sigma, cache)[:, [0, 2]])
 
 
 def test_what_a_cache_can_not_do() -> None:
     rows, sigma = tokens(1, 4), torch.tensor([0.5])
     net = network()
     with pytest.raises(ValueError, match="under full attention"):
-        net.extend(rows, net.new_cache(1, 8))
+        extend(net, rows, net.new_cache(1, 8))
     net = network(attention="prefix_causal")
     with pytest.raises(ValueError, match="no gradients"):
         net(rows, sigma, cache=net.new_cache(1, 8))
     with pytest.raises(ValueError, match="is full"):
-        net.denoise(rows, sigma, net.new_cache(1, 3))
+        net.denoise(none(1), rows, sigma, net.new_cache(1, 3))
     net = network(attention="block_causal", block_size=3)
-    with pytest.raises(ValueError, match="4 clean tokens are no whole blocks of 3"):
-        net.extend(rows, net.new_cache(1, 8))
-    with pytest.raises(ValueError, match="longer than block_size=3"):
-        net.denoise(rows, sigma, net.new_cache(1, 8))
     cache = net.new_cache(1, 8)
-    net.extend(rows[:, :3], cache)
+    extend(net, rows, cache)
+    assert cache.length == 3  # the block that has begun is not kept
     cache.length = 2
     with pytest.raises(ValueError, match="no whole blocks"):
-        net.denoise(rows[:, :3], sigma, cache)
+        net.denoise(none(1), rows[:, :3], sigma, cache)
 
 
 @torch.no_grad()
@@ -124,8 +139,7 @@ def test_training_rows_are_what_drafting_sees() -> None:
             anchor = int(anchors[b, a])
             mine = (document[b] == document[b, anchor]) & (torch.arange(12) <= anchor)
             cache = net.new_cache(1, 16)
-            net.extend(clean[b][mine][None], cache)
-            drafted = net.denoise(noisy[b, a][None], level[b, a][None], cache)
+            drafted = net.denoise(clean[b][mine][None], noisy[b, a][None], level[b, a][None], cache)
             torch.testing.assert_close(blocks[b, a], drafted[0], atol=1e-5, rtol=1e-5)
 
 

@@ -340,14 +340,23 @@ def test_broken_folders_say_why_in_one_line(tmp_path: Path) -> None:
         small("sdar", block_size=0)
 
 
+NONE = torch.empty(1, 0, dtype=torch.int64)
+
+
 def block_session(network: MaskedLM, prefix: Tensor, block: Tensor, parts: list[int]) -> Tensor:
-    """The block's logits through the cache, the prefix taken in by parts, after a draft that is thrown away."""
-    cache, raw = network.new_cache(prefix.shape[1] + block.shape[1] + 3), None
+    """The block's logits through the cache, the prefix taken in by parts, each with a draft that is thrown away."""
+    cache, before = network.new_cache(prefix.shape[1] + block.shape[1] + 3), None
     for part in prefix.split(parts, dim=1):
-        raw = network.extend(part, cache)
-        network.denoise(torch.full((1, 2), 5), cache, raw[:, -1])
-    assert raw is not None and cache.length == prefix.shape[1]
-    return network.denoise(block, cache, raw[:, -1])
+        _, before = network.denoise(part, torch.full((1, 2), 5), cache, before)
+    assert cache.length == prefix.shape[1]
+    alone = network.denoise(NONE, block, cache, before)[0]
+    cache.length -= parts[-1]
+    if network.family.shift:
+        _, before = network.denoise(prefix[:, : -parts[-1]], NONE, again := network.new_cache(12))
+        assert again.length == cache.length
+    together = network.denoise(prefix[:, -parts[-1] :], block, cache, before)[0]
+    torch.testing.assert_close(alone, together, atol=2e-5, rtol=1e-4)
+    return alone
 
 
 @pytest.mark.parametrize("name", ["sdar", "adapted"])
@@ -369,7 +378,7 @@ def test_caches_are_refused_where_they_would_be_wrong() -> None:
         small("dream").new_cache(8)
     network = small("sdar")
     cache = network.new_cache(8)
-    with pytest.raises(ValueError, match="4 tokens after 0 are not whole blocks of 3"):
-        network.extend(torch.ones(1, 4, dtype=torch.int64), cache)
+    network.denoise(torch.ones(1, 4, dtype=torch.int64), NONE, cache)
+    assert cache.length == 3
     with pytest.raises(ValueError, match="full"):
-        network.extend(torch.ones(1, 9, dtype=torch.int64), cache)
+        network.denoise(torch.ones(1, 5, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64), cache)
