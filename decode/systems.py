@@ -235,7 +235,7 @@ def _through_compile(target: Target) -> Target:
     from align.target import compiled
 
     print(
-        "compiled: torch.compile is at work on the target, minutes for a deep one",
+        "compiled: torch.compile is at work on the target, half a minute or more",
         file=sys.stderr,
         flush=True,
     )

@@ -167,7 +167,7 @@ def test_drafting_ahead_is_used_and_is_what_would_have_been_drafted(parts: Parts
 
 def test_a_compiler_that_is_not_there_is_one_line(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(body: Any, dynamic: bool) -> Any:
-        def fail(**_: Any) -> None:
+        def fail(*_: Any, **__: Any) -> None:
             raise RuntimeError("No working C++ compiler found\nlong story")
 
         return fail
