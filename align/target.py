@@ -58,7 +58,7 @@ class TargetOutput:
 class Target:
     """A frozen causal language model p. Build it with `load_target`."""
 
-    def __init__(self, model: Any, tokenizer: Any, spec: str, fast: bool = True) -> None:
+    def __init__(self, model: Any, tokenizer: Any, spec: str, fast: bool = True, light: bool = False) -> None:
         self.spec, self.tokenizer = spec, tokenizer
         self.model = model.eval().requires_grad_(False)
         config = model.config
@@ -83,7 +83,7 @@ class Target:
         self.eos_ids = _eos_ids(model, tokenizer)
         self.fast = fast
         if fast:
-            speed_up_linears(model, self.dtype, self.device)
+            speed_up_linears(model, self.dtype, self.device, light)
         self._taps: dict[int, Tensor] = {}
 
     @property
@@ -260,7 +260,12 @@ class Target:
 
 
 def load_target(
-    spec: str = DEFAULT_TARGET, dtype: str = "auto", device: str = "auto", fast: bool = True, **options: Any
+    spec: str = DEFAULT_TARGET,
+    dtype: str = "auto",
+    device: str = "auto",
+    fast: bool = True,
+    light: bool = False,
+    **options: Any,
 ) -> Target:
     """Load a target.
 
@@ -269,6 +274,7 @@ def load_target(
         dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32; a debug target fp32), float32, bfloat16, float16.
         device: auto, cpu, cuda, cuda:N.
         fast: pack linear layers where that helps (CPU).
+        light: and round their weights to bf16 where that halves what is read: for a drafter, never for p.
         options: `revision`, `trust_remote_code` (default False), passed to transformers.
 
     Raises:
@@ -279,7 +285,7 @@ def load_target(
     if spec in DEBUG:  # the same on every machine
         number = torch.float32 if dtype == "auto" else number
         model, tokenizer = debug_model(DEBUG[spec], _attention)
-        return Target(model.to(place, number), tokenizer, spec, fast)
+        return Target(model.to(place, number), tokenizer, spec, fast, light)
     folder = resolve_folder(spec)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -303,7 +309,7 @@ def load_target(
                 f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another shape"
                 + (f", and {len(lacking) - 1} more" if len(lacking) > 1 else "")
             )
-        return Target(loaded.to(place), tokenizer, spec, fast)
+        return Target(loaded.to(place), tokenizer, spec, fast, light)
     except UserError:
         raise
     except Exception as error:  # what a broken folder makes of transformers has no common class
@@ -440,18 +446,19 @@ def again(target: Target, device: str | None = None, fast: bool = True) -> Targe
 def compiled(target: Target) -> Target:
     """The same model through torch.compile, layer by layer: another way to make plain decoding fast.
 
-    All layers share one program, half a minute's work for SmolLM2; its whole body took eight minutes.
+    All layers share their programs, half a minute's work for SmolLM2; its whole body took eight minutes. Decoding one
+    request alone runs them; several at once do not.
 
     Raises:
         UserError: it does not work here (no C++ compiler, say).
     """
     twin = again(target, fast=fast_linear(target.dtype, target.device) is RowsLinear)
     layer_by_layer = torch.compile(_forward_of_its_class, dynamic=True)
-    for i, layer in enumerate(twin.layers):
-        layer.forward = partial(_with_its_part_of_the_cache, layer_by_layer, layer, i)
     try:
-        # long and short prompts and single tokens are programs of their own
-        for lengths in ((attention.WIDE + 8, 1, 1), (5, 1, 1)):
+        for i, layer in enumerate(twin.layers):
+            layer.forward = partial(_with_its_part_of_the_cache, layer_by_layer, layer, i)
+        # long and short prompts, what follows either, and single tokens are programs of their own
+        for lengths in ((attention.WIDE + 8, attention.WIDE + 6, 1, 1), (5, 3, 1, 1)):
             cache = twin.new_cache(1, sum(lengths))
             for length in lengths:
                 twin.forward(torch.zeros(1, length, dtype=torch.int64, device=twin.device), cache=cache)
@@ -474,6 +481,12 @@ class _OneLayersCache:
 def _with_its_part_of_the_cache(
     run: Callable[..., Any], layer: nn.Module, index: int, *args: Any, **kwargs: Any
 ) -> Any:
+    values = [*args, *kwargs.values()]
+    if any(
+        isinstance(value, SharedCache) for value in values
+    ):  # requests side by side: other shapes at every step
+        return _forward_of_its_class(layer, *args, **kwargs)
+
     def part(value: Any) -> Any:
         return _OneLayersCache(value.slabs[index]) if isinstance(value, KVCache) else value
 

@@ -24,16 +24,16 @@ from decode.methods import (
     build,
     check_parts,
     drafters_by_role,
-    lacking,
     listing,
     open_parts,
     read_method,
     swept,
+    with_all,
 )
 from decode.records import PLAIN
 from decode.settings import check_early
+from decode.suites.chosen import prompts_of
 from decode.suites.registry import GROUPS, SUITES, resolve
-from decode.suites.sources import Loaded, choose, load_prompts_file, load_suite
 from decode.summary import plural
 from decode.systems import ROLES, SYSTEMS
 from decode.tune import PROMPTS as TUNING_PROMPTS
@@ -217,13 +217,7 @@ def _methods(
         chosen = [name.strip() for name in names.split(",") if name.strip()]
     if not chosen:
         raise UserError(f"--methods={names!r} names no method{nearest('', METHODS)}")
-    left_out = []
-    if "all" in chosen:
-        chosen = [*(m for m in chosen if m != "all"), *SYSTEMS]
-        for name, system in SYSTEMS.items():
-            if role := lacking(system, drafters):
-                chosen.remove(name)
-                left_out.append(f"{name}: no drafter of the kind {role} (--drafter {role}=FOLDER)")
+    chosen, left_out = with_all(chosen, drafters)
     ours = {PLAIN, "drafter", "combined"}
     known = [*METHODS, *SYSTEMS, "all"]
     for name in chosen:
@@ -249,32 +243,6 @@ def _used(methods: dict[str, Method | None], drafters: dict[str, str]) -> dict[s
     roles = {role for m in methods.values() if m for role in m.system.needs}
     first = next(iter(drafters), None) if {"drafter", "combined"} & methods.keys() else None
     return {role: folder for role, folder in drafters.items() if role in roles or role == first}
-
-
-def prompts_of(options: Any) -> tuple[list[Loaded], list[str]]:
-    """The suites with their prompts, cut to `--limit`, and a line for each that a group named and no source
-    has. Read are `suite`, `prompts`, `data_dir` and `limit`.
-    """
-    found: list[Loaded] = []
-    skipped: list[str] = []
-    if options.prompts is not None:
-        if options.suite is not None and ("," in options.suite or options.suite in GROUPS):
-            raise UserError("--prompts takes the place of one suite: give --suite one name, or leave it out")
-        if options.data_dir is not None:
-            raise UserError("--prompts and --data-dir are two places for prompts: give one")
-        found.append(load_prompts_file(options.prompts, options.suite))
-    else:
-        for suite, named in resolve(options.suite or "builtin"):
-            try:
-                found.append(load_suite(suite, options.data_dir))
-            except UserError as error:
-                if named:
-                    raise
-                skipped.append(str(error))
-        if not found:
-            raise UserError(skipped[0])
-    cut = [Loaded(s.name, s.title, s.group, choose(s.prompts, options.limit), s.source) for s in found]
-    return cut, skipped
 
 
 def _decoders(

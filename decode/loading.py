@@ -9,7 +9,6 @@ from align.drafters.block import BlockDrafter
 from align.drafters.diffusion import DiffusionDrafter
 from align.drafters.standalone import load_standalone, open_drafter
 from align.errors import UserError, nearest
-from align.linear import speed_up_linears
 from align.target import DEFAULT_TARGET, Target, load_target, load_tokenizer
 from decode.decoder import Decoder
 from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveWriter
@@ -131,7 +130,7 @@ def open_part(folder: str, role: str, target: Target) -> Any:
         UserError: not found, or not of that kind.
     """
     if role == "autoregressive":
-        return load_target(folder, dtype=target.dtype_name, device=str(target.device))
+        return load_target(folder, target.dtype_name, str(target.device), target.fast, light=target.fast)
     _check_drafter(folder)
     found = _read(folder, target, None, None)
     wanted = DiffusionDrafter if role == "diffusion" else BlockDrafter
@@ -180,8 +179,7 @@ def _read(
 def _fast(drafter: DiffusionDrafter, target: Target) -> None:
     """A draft is few rows, as a verified one is."""
     if target.fast:
-        first = next(drafter.network.parameters())
-        speed_up_linears(drafter.network, first.dtype, first.device)
+        drafter.network.lighten()
 
 
 def _writer(spec: str | Path, target: Target, tokens: int, draft_tokens: int | None) -> DiffusionWriter:

@@ -288,6 +288,18 @@ def lacking(system: System, drafters: Mapping[str, Any]) -> str | None:
     return next((role for role in system.needs if role not in drafters), None)
 
 
+def with_all(names: Sequence[str], drafters: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The names with every system whose drafter is there in place of `all`, and a line for each that this leaves out."""
+    if "all" not in names:
+        return list(names), []
+    missing = {name: role for name, system in SYSTEMS.items() if (role := lacking(system, drafters))}
+    lines = [
+        f"{name}: no drafter of the kind {role} (--drafter {role}=FOLDER)" for name, role in missing.items()
+    ]
+    named = [name for name in names if name != "all"]
+    return [*named, *(name for name in SYSTEMS if name not in missing)], lines
+
+
 def check_parts(methods: Sequence[Method], drafters: Mapping[str, Any]) -> None:
     """Raises UserError for the first method whose drafter is not there."""
     for method in methods:

@@ -26,10 +26,11 @@ from align.errors import UserError, cli
 from decode.arguments import Parser, whole
 
 if TYPE_CHECKING:
-    from align.target import Target
     from decode.decoder import Decoder
     from decode.frequencies import Law
+    from decode.generation import Generation
     from decode.sampling import Sampling
+    from decode.ways import Ways
 
 ALPHA = 1e-3
 """The chance that a correct pair fails the frequency test, for all its comparisons together."""
@@ -63,6 +64,11 @@ def parser() -> Parser:
     add = p.add_argument
     add("--target", help="hub id, folder, file.gguf or debug (default SmolLM2-135M-Instruct)")
     add("--drafter", help="a drafter's folder, or lookup (default: the shipped one, for the default target)")
+    add(
+        "--methods",
+        help="systems by their names, as decode.eval has them, or all, instead of one drafter's ways; --drafter may then "
+        "name several: KIND=FOLDER,…",
+    )
     add("--drafter-tokenizer", help="of a standalone drafter whose vocabulary is not the target's")
     add("--suite", help="the prompts (default mtbench)")
     add("--prompts", type=Path, metavar="FILE", help="your own: .jsonl .json .csv .parquet .txt")
@@ -92,44 +98,51 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = options.out or Path("runs/verify")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out={str(out)!r} is a file, not a folder")
-    checks, pair = run(
-        options, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
-    )
-    page = verdict(checks, pair)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "verdict.md").write_text(page, encoding="utf-8")
-    record = {"pair": pair, "checks": [asdict(c) for c in checks], "lossless": all(c.passed for c in checks)}
-    (out / "verdict.json").write_text(json.dumps(record, indent=2), encoding="utf-8")
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def keep(checks: Sequence[Check], pair: dict[str, Any], finished: bool) -> str:
+        page = verdict(checks, pair, finished)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "verdict.md").write_text(page, encoding="utf-8")
+        lossless = finished and all(c.passed for c in checks)
+        record = {
+            "pair": pair,
+            "checks": [asdict(c) for c in checks],
+            "finished": finished,
+            "lossless": lossless,
+        }
+        (out / "verdict.json").write_text(json.dumps(record, indent=2), encoding="utf-8")
+        return page
+
+    checks, pair = run(options, say, keep)
+    page = keep(checks, pair, True)
     console.print("\n" + page, markup=False, highlight=False, soft_wrap=True)
     console.print(f"Verdict: {out / 'verdict.md'}", markup=False, highlight=False)
-    if not record["lossless"]:
+    if not all(check.passed for check in checks):
         raise SystemExit(1)
 
 
-def run(options: Any, say: Callable[[str], None]) -> tuple[list[Check], dict[str, Any]]:
-    """All checks, one after the other; `say` gets a line after each.
+def run(
+    options: Any, say: Callable[[str], None], keep: Callable[[Sequence[Check], dict[str, Any], bool], Any]
+) -> tuple[list[Check], dict[str, Any]]:
+    """All checks, one after the other; after each, `say` gets a line and `keep` what there is so far.
 
     Raises:
         UserError: an input that can't be used.
     """
     import decode
     from align.target import DEFAULT_TARGET
-    from decode.eval import prompts_of
-    from decode.generate import DEFAULT_DRAFTER
     from decode.measure import tokenised
     from decode.provenance import git_commit, machine, versions
+    from decode.suites.chosen import prompts_of
 
     spec = options.target or DEFAULT_TARGET
-    drafter = options.drafter or (str(DEFAULT_DRAFTER) if spec == DEFAULT_TARGET else "lookup")
-    if drafter == "none":
-        raise UserError(
-            "--drafter=none drafts nothing, so there is nothing to verify: name a drafter, or lookup"
-        )
     prompts = [prompt for loaded in prompts_of(options)[0] for prompt in loaded.prompts]
-    tokenizer = options.drafter_tokenizer
-    first = decode.load(spec, drafter, dtype="float32", device=options.device, drafter_tokenizer=tokenizer)
-    target = first.target
-    fitting, refused = tokenised(first, prompts)
+    ways, drafter = _ways(spec, options, say)
+    target = ways.target
+    fitting, refused = tokenised(decode.load(target), prompts)
     room = [tokens for _, tokens in fitting if len(tokens) + options.max_new_tokens <= target.context_limit]
     if not room:
         why = refused[0] if refused else f"none leaves room for {options.max_new_tokens} new tokens"
@@ -146,12 +159,13 @@ def run(options: Any, say: Callable[[str], None]) -> tuple[list[Check], dict[str
         "git_commit": git_commit(),
     }
     checks: list[Check] = []
-    for work in _plan(options, first, drafter, room):
+    for work in _plan(options, ways, room):
         started = monotonic()
         check = work()
         check.seconds = monotonic() - started
         checks.append(check)
         say(_line(check))
+        keep(checks, pair, False)
     if not any(check.figures.get("drafted") for check in checks):
         raise UserError(
             "nothing was drafted on these prompts, so nothing is shown: take more of them, or longer outputs"
@@ -159,26 +173,40 @@ def run(options: Any, say: Callable[[str], None]) -> tuple[list[Check], dict[str
     return checks, pair
 
 
-def _plan(
-    options: Any, first: Decoder, drafter: str, prompts: list[list[int]]
-) -> Iterator[Callable[[], Check]]:
+def _ways(spec: str, options: Any, say: Callable[[str], None]) -> tuple[Ways, str]:
+    """What is verified, and the drafters' names."""
+    from align.target import DEFAULT_TARGET
+    from decode.generate import DEFAULT_DRAFTER
+    from decode.methods import drafters_by_role
+    from decode.ways import of_a_pair, of_methods
+
+    shipped = str(DEFAULT_DRAFTER) if spec == DEFAULT_TARGET else None
+    if options.methods is None:
+        drafter = options.drafter or shipped or "lookup"
+        return of_a_pair(spec, drafter, options), drafter
+    if options.drafter_tokenizer:
+        raise UserError("--drafter-tokenizer belongs to --drafter alone, not to --methods")
+    drafters = drafters_by_role(options.drafter, shipped)
+    ways = of_methods(spec, options.methods, drafters, options, say)
+    return ways, ", ".join(f"{role}={folder}" for role, folder in drafters.items()) or "none"
+
+
+def _plan(options: Any, ways: Ways, prompts: list[list[int]]) -> Iterator[Callable[[], Check]]:
     import decode
     from decode.frequencies import entropy, exact_law
 
-    new, seed, target = options.max_new_tokens, options.seed, first.target
-    drafts, chosen, drawn = _ways(first, drafter)
-
-    def ours(verifier: str = "auto", **how: Any) -> Decoder:
-        return decode.load(target, drafts, verifier, **how)
-
-    plain = decode.load(target)
-    for name, how in chosen.items():
-        yield partial(_same, "greedy fp32", name, plain, ours(**how), prompts, new, None)
-    coupled = decode.load(target, None, "gumbel")
-    for name, how in chosen.items():
-        yield partial(_same, "coupled fp32", name, coupled, ours("gumbel", **how), prompts, new, seed)
-    laws = [("plain", plain)]
-    laws += [(f"{name}, {verifier}", ours(verifier, **how)) for name, verifier, how in drawn]
+    new, seed, target = options.max_new_tokens, options.seed, ways.target
+    plain = _Plain(decode.load(target), prompts, new, None)
+    for name, how in ways.compared.items():
+        yield partial(_same, "greedy fp32", name, plain, ways.open(target, "auto", how))
+    coupled = _Plain(decode.load(target, None, "gumbel"), prompts, new, seed)
+    for name, how in ways.compared.items():
+        yield partial(_same, "coupled fp32", name, coupled, ways.open(target, "gumbel", how))
+    laws = [("plain", plain.decoder)]
+    laws += [
+        (name if verifier == "auto" else f"{name}, {verifier}", ways.open(target, verifier, how))
+        for name, verifier, how in ways.drawn
+    ]
     alpha = ALPHA / (2 * len(laws))
     # short, because it goes through the target once a sample; of these the one that leaves most to chance
     few = sorted(prompts, key=len)[:CANDIDATES]
@@ -186,61 +214,40 @@ def _plan(
     law, prompt = max(found, key=lambda pair: entropy(pair[0]))
     for name, decoder in laws:
         yield partial(_frequencies, name, decoder, prompt, law, options.samples, seed, alpha)
-    yield partial(_half, options, target, drafter, prompts, *list(chosen.items())[-1])
-
-
-How = dict[str, Any]
-
-
-def _ways(first: Decoder, drafter: str) -> tuple[Any, dict[str, How], list[tuple[str, str, How]]]:
-    """The drafter, read from disk once; the ways in which its output is compared token by token; and those in which sampled
-    tokens are counted, with a verifier each."""
-    from decode.drafters.block import BlockProposer
-    from decode.drafters.diffusion import DiffusionProposer
-
-    found = first.drafter
-    if isinstance(found, BlockProposer):
-        tree: How = {"tree_nodes": 5}
-        chosen: dict[str, How] = {
-            "chain": {"tree_nodes": 0},
-            "tree": tree,
-            "tree, with copies": {**tree, "copying": True},
-        }
-        drawn: list[tuple[str, str, How]] = [("chain", v, {"tree_nodes": 0}) for v in ("token", "block")]
-        drawn += [("tree", "point_mass", tree)]
-        drawn += [("drawn tree", v, {"tree_nodes": 8}) for v in ("recursive", "traversal", "k_seq")]
-        return found.network, chosen, [*drawn, ("chain with copies", "token", {"copying": True})]
-    if isinstance(found, DiffusionProposer):
-        steps: How = {"steps": 2}
-        orders = {f"2 steps, {order}": {"steps": 2, "order": order} for order in ("random", "confidence")}
-        chosen = {"1 step": {}, "2 steps": steps, **orders, "with copies": {"copying": True}}
-        drawn = [("1 step", v, {}) for v in ("token", "block")] + [("2 steps", "block", steps)]
-        drawn += [(name, "hybrid", how) for name, how in orders.items()]
-        return found.drafter, chosen, [*drawn, ("with copies", "token", {"copying": True})]
-    return found, {drafter: {}}, [(drafter, "point_mass", {})]
+    yield from _half(options, ways, prompts)
 
 
 # ---- token by token ----
 
 
-def _same(
-    name: str,
-    method: str,
-    plain: Decoder,
-    other: Decoder,
-    prompts: Sequence[list[int]],
-    new: int,
-    seed: int | None,
-) -> Check:
-    """Outputs with drafts against those without; `seed` None = greedy, else coupled at temperature 1."""
-    from decode.divergence import BUG, examine
-    from decode.sampling import Sampling, position_noise, probs
+class _Plain:
+    """Outputs without drafts, each made when it is first asked for. `seed` None = greedy, else coupled at temperature 1."""
 
-    sampling = Sampling() if seed is None else Sampling(COUPLED, seed=seed)
+    def __init__(self, decoder: Decoder, prompts: Sequence[list[int]], new: int, seed: int | None) -> None:
+        from decode.sampling import Sampling
+
+        self.decoder, self.prompts, self.new, self.seed = decoder, prompts, new, seed
+        self.sampling = Sampling() if seed is None else Sampling(COUPLED, seed=seed)
+        self._outputs: dict[int, list[int]] = {}
+
+    def output(self, index: int) -> list[int]:
+        if index not in self._outputs:
+            self._outputs[index] = self.answer(self.decoder, index).tokens
+        return self._outputs[index]
+
+    def answer(self, decoder: Decoder, index: int) -> Generation:
+        return decoder.generate(self.prompts[index], max_new_tokens=self.new, sampling=self.sampling)
+
+
+def _same(name: str, method: str, plain: _Plain, other: Decoder) -> Check:
+    """Outputs with drafts against those without."""
+    from decode.divergence import BUG, examine
+    from decode.sampling import position_noise, probs
+
+    prompts, seed, sampling = plain.prompts, plain.seed, plain.sampling
     found, calls, committed, drafted = [], 0, 0, 0
-    for prompt in prompts:
-        expected = plain.generate(prompt, max_new_tokens=new, sampling=sampling)
-        out = other.generate(prompt, max_new_tokens=new, sampling=sampling)
+    for i, prompt in enumerate(prompts):
+        expected, out = plain.output(i), plain.answer(other, i)
         calls, committed = calls + out.calls, committed + len(out.tokens) - 1
         drafted += sum(out.nodes)
         score = None
@@ -251,7 +258,7 @@ def _same(
                 return probs(z_V, sampling).double().log() + noise_V
 
         judged = examine(
-            plain.target, prompt, expected.tokens, out.tokens, out.drafted, out.accepted, out.trees, score
+            plain.decoder.target, prompt, expected, out.tokens, out.drafted, out.accepted, out.trees, score
         )
         if judged is not None:
             found.append(judged)
@@ -274,18 +281,17 @@ def _same(
     return Check(name, method, not bugs, len(prompts), figures, words)
 
 
-def _half(
-    options: Any, target: Target, drafter: str, prompts: list[list[int]], method: str, how: How
-) -> Check:
+def _half(options: Any, ways: Ways, prompts: list[list[int]]) -> Iterator[Callable[[], Check]]:
     """bf16, where other widths round otherwise. On hardware without bf16 products a few short outputs."""
     import decode
     from align.target import DEFAULT_TARGET, has_fast_bf16, load_target
 
-    slow = not has_fast_bf16(target.device)
+    slow = not has_fast_bf16(ways.target.device)
     prompts, new = (prompts[:2], 16) if slow else (prompts, options.max_new_tokens)
-    half = load_target(options.target or DEFAULT_TARGET, dtype="bfloat16", device=str(target.device))
-    drafted = decode.load(half, drafter, drafter_tokenizer=options.drafter_tokenizer, **how)
-    return _same("greedy bf16", method, decode.load(half), drafted, prompts, new, None)
+    half = load_target(options.target or DEFAULT_TARGET, dtype="bfloat16", device=str(ways.target.device))
+    plain = _Plain(decode.load(half), prompts, new, None)
+    for name in ways.halved:
+        yield partial(_same, "greedy bf16", name, plain, ways.open(half, "auto", ways.compared[name]))
 
 
 # ---- the joint law of sampled tokens ----
@@ -345,20 +351,27 @@ def _line(check: Check) -> str:
     return f"{'ok ' if check.passed else 'BUG'} {check.name} · {check.method}: {check.words} ({check.seconds:.0f} s)"
 
 
-def verdict(checks: Sequence[Check], pair: dict[str, Any]) -> str:
-    """The page."""
+def verdict(checks: Sequence[Check], pair: dict[str, Any], finished: bool = True) -> str:
+    """The page, of a run that was stopped too."""
     bad = [c for c in checks if not c.passed]
     idle = [c for c in checks if c.method != "plain" and not c.figures.get("drafted")]
-    head = (
-        "LOSSLESS: no difference that rounding does not explain"
-        + (f" (in {len(idle)} of {len(checks)} checks nothing was drafted)" if idle else "")
-        if not bad
-        else f"NOT LOSSLESS: {len(bad)} of {len(checks)} checks found a bug"
-    )
+    seen = [f["detectable_tv"] for c in checks for k, f in c.figures.items() if k.startswith("tokens_")]
+    if bad:
+        head = f"NOT LOSSLESS: {len(bad)} of {len(checks)} checks found a bug"
+    elif not finished:
+        head = f"UNFINISHED: no bug in the first {len(checks)} checks"
+    else:
+        head = "LOSSLESS: no difference that rounding does not explain"
+        head += f" (in {len(idle)} of {len(checks)} checks nothing was drafted)" if idle else ""
     lines = [
         f"# {head}",
         "",
         f"target {pair['target']}, drafter {pair['drafter']}",
+        *(
+            [f"sampled tokens: nine of ten runs would see a total variation of {max(seen):.2f}"]
+            if seen
+            else []
+        ),
         f"{pair['prompts']} prompts, up to {pair['max_new_tokens']} new tokens, {pair['device']}, commit {pair['git_commit'] or 'unknown'}",
         "",
         "| check | method | result | seconds |",

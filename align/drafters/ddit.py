@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from align.attention import BACKENDS, attend, block_mask, clean_then_noisy, rotate
 from align.cache import KVCache, Slab
 from align.errors import UserError, nearest
+from align.linear import speed_up_linears
 from align.parameterization import sedd_log_score
 
 TIME_INPUTS = ("sigma", "zero", "none")
@@ -287,7 +288,7 @@ class DDiT(nn.Module):
             see = self._default_mask(length, 0, tokens_BL.device) if see is None else see
         else:
             past = cache.length
-            self._check_cache(cache, length)
+            self._check_cache(cache, length, see)
         if positions_BL is None:
             positions_BL = torch.arange(past, past + length, device=tokens_BL.device)[None]
         condition = self._condition(sigma, tokens_BL.shape, tokens_BL.device)
@@ -307,6 +308,13 @@ class DDiT(nn.Module):
         if not self.config.scale_by_sigma:
             return f_BLV.float().scatter(-1, tokens_BL[..., None], 0.0)
         return sedd_log_score(f_BLV, tokens_BL, sigma if sigma.dim() == tokens_BL.dim() else sigma[:, None])
+
+    def lighten(self) -> None:
+        """As `MaskedLM.lighten`."""
+        weight = self.vocab_embed.embedding
+        for part in (self.blocks, self.output_layer):
+            speed_up_linears(part, weight.dtype, weight.device, light=True)
+        speed_up_linears(self, weight.dtype, weight.device)  # what is left is small
 
     # ---- a cached clean prefix ----
 
@@ -333,19 +341,22 @@ class DDiT(nn.Module):
         """
         clean, noisy, past = clean_BC.shape[1], noisy_BK.shape[1], cache.length
         tokens_BS = torch.cat((clean_BC, noisy_BK), 1)
-        zero_BC = torch.zeros(clean_BC.shape, device=sigma_B.device)
-        sigma_BS = torch.cat((zero_BC, sigma_B[:, None].expand(-1, noisy)), 1)
+        sigma = sigma_B
+        if clean:
+            zero_BC = torch.zeros(clean_BC.shape, device=sigma_B.device)
+            sigma = torch.cat((zero_BC, sigma_B[:, None].expand(-1, noisy)), 1)
         see = None  # everything
         if self.config.attention == "block_causal":
             see = self._default_mask(clean + noisy, past, tokens_BS.device)
         elif clean:
             see_SS = clean_then_noisy(clean, noisy, tokens_BS.device)
             see = block_mask(see_SS, clean + noisy, past, 1, torch.bool, tokens_BS.device)
-        hidden_BSD = self.hidden(tokens_BS, sigma_BS, see=see, cache=cache)
+        hidden_BSD = self.hidden(tokens_BS, sigma, see=see, cache=cache)
+        f_BKV = self.head(hidden_BSD[:, clean:], sigma_B)
         cache.advance(clean // self.kept_at_once * self.kept_at_once)
-        return self.head(hidden_BSD[:, clean:], sigma_B)
+        return f_BKV
 
-    def _check_cache(self, cache: KVCache, length: int) -> None:
+    def _check_cache(self, cache: KVCache, length: int, see: Tensor | None) -> None:
         c = self.config
         if c.attention == "full":
             raise ValueError("under full attention a prefix depends on what follows: it can't be cached")
@@ -353,6 +364,8 @@ class DDiT(nn.Module):
             raise ValueError("a cache keeps no gradients: use it under torch.no_grad()")
         if c.attention == "block_causal" and cache.length % c.block_size:
             raise ValueError(f"a cached prefix of {cache.length} tokens is no whole blocks of {c.block_size}")
+        if c.attention == "block_causal" and see is None and length > c.block_size:
+            raise ValueError(f"a noisy block of {length} tokens is longer than block_size={c.block_size}")
         cache.check_room(length)
 
     def _default_mask(self, length: int, past: int, device: torch.device) -> Tensor | None:

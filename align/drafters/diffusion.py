@@ -304,11 +304,14 @@ class DiffusionContext:
         del self.tokens[count:]
         if self.cache is None:
             return
-        size = self.drafter.network.kept_at_once
-        shifted = self.before_1D is not None and self.cache.length > count // size * size
-        self.before_1D = None if shifted else self.before_1D
-        # with a shift the last token is run again, for its hidden state
-        self.cache.length = min(self.cache.length, max(count // size - shifted, 0) * size)
+        network = self.drafter.network
+        size = network.kept_at_once
+        whole = count // size * size
+        shift = isinstance(network, MaskedLM) and network.family.shift
+        if shift and (self.before_1D is None or self.cache.length > whole):
+            # the last token is run again, for its hidden state
+            whole, self.before_1D = max(whole - size, 0), None
+        self.cache.length = min(self.cache.length, whole)
 
     @torch.no_grad()
     def denoise(self, block_K: Tensor) -> Tensor:

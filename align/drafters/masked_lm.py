@@ -16,7 +16,7 @@ from align.attention import block_mask, clean_then_noisy
 from align.cache import KVCache
 from align.drafters.families import Family
 from align.errors import UserError, in_one_line
-from align.linear import few_rows
+from align.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
 from align.target import Target
 
 
@@ -34,6 +34,8 @@ class MaskedLM(nn.Module):
         self.family = family  # with the checkpoint's own mask_token_id and block_size
         self.source = source  # config.json as it was read and will be written
         self._target = [target] if target else []  # in a list, so that it is no submodule
+        self._head_VD: Tensor | None = None  # what `lighten` made of it
+        self._dtype: torch.dtype | None = None
         if target:
             model.set_input_embeddings(nn.Identity())
             model.set_output_embeddings(nn.Identity())
@@ -42,6 +44,11 @@ class MaskedLM(nn.Module):
     @property
     def mask_token_id(self) -> int:
         return self.family.mask_token_id
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its arithmetic: the weights', but where `lighten` rounded those."""
+        return self._dtype or self.model.dtype
 
     @property
     def head_weight_VD(self) -> Tensor:
@@ -53,16 +60,27 @@ class MaskedLM(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings, (…) → (…, D)."""
         if self._target:
-            return self._target[0].embed(tokens).detach().to(self.model.dtype)
+            return self._target[0].embed(tokens).detach().to(self.dtype)
         return self.model.get_input_embeddings()(tokens)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits in fp32, (…, D) → (…, V)."""
+        if self._head_VD is not None:
+            return few_rows(hidden, self._head_VD)
         weight = self.head_weight_VD
         hidden = hidden.to(weight.dtype)
         if torch.is_grad_enabled():
             return F.linear(hidden, weight).float()
         return self._target[0].head(hidden) if self._target else few_rows(hidden, weight).float()
+
+    @torch.no_grad()
+    def lighten(self) -> None:
+        """Make ready for drafting on a CPU, for good: the linear layers in the form that is fastest for few rows, rounded to
+        bf16 where that halves what is read. Drafts may change by that rounding; the law of what is decoded does not."""
+        self._dtype, device, head_VD = self.model.dtype, self.model.device, self.head_weight_VD
+        if fast_linear(self._dtype, device) is RowsLinear:
+            self._head_VD = head_VD.to(torch.bfloat16)
+        speed_up_linears(self.model, self._dtype, device, light=True)
 
     def see(self, tokens_BL: Tensor) -> Tensor:
         """Who sees whom where nothing else is asked for: bool, broadcastable to (B, 1, L, L), by the family.
@@ -162,7 +180,7 @@ class MaskedLM(nn.Module):
         c = self.model.config
         width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         shape = (1, getattr(c, "num_key_value_heads", None) or c.num_attention_heads, capacity, width)
-        return KVCache(c.num_hidden_layers, shape, self.model.dtype, self.model.device)
+        return KVCache(c.num_hidden_layers, shape, self.dtype, self.model.device)
 
     @property
     def kept_at_once(self) -> int:
@@ -185,22 +203,24 @@ class MaskedLM(nn.Module):
                 None = nothing does.
 
         Raises:
-            ValueError: no room.
+            ValueError: no room, or a cache that was rolled back into a block.
         """
         tokens_1S = torch.cat((clean_1C, block_1K), 1)
         clean, length, past, c = clean_1C.shape[1], tokens_1S.shape[1], cache.length, self.model.config
         cache.check_room(length)
+        if past % self.kept_at_once:
+            raise ValueError(f"a cached prefix of {past} tokens is no whole blocks of {self.kept_at_once}")
         groups = c.num_attention_heads // cache.slabs[0].keys.shape[1]
         if self.family.attention == "block_causal":
             see_SS = self.see(tokens_1S)[0, 0]
         else:
             see_SS = clean_then_noisy(clean, length - clean, tokens_1S.device)
-        mask = block_mask(see_SS, length, past, groups, self.model.dtype, self.model.device)
+        mask = block_mask(see_SS, length, past, groups, self.dtype, self.model.device)
         positions = torch.arange(past, past + length, device=tokens_1S.device)[None]
         raw_1SD = self._run(tokens_1S, mask, positions, cache)
+        logits = self.head(self._predicting(raw_1SD, before_1D)[:, clean:])
         kept = clean // self.kept_at_once * self.kept_at_once
         cache.advance(kept)
-        logits = self.head(self._predicting(raw_1SD, before_1D)[:, clean:])
         if not self.family.shift:
             return logits, None
         return logits, raw_1SD[:, kept - 1] if kept else before_1D

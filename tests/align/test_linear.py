@@ -17,10 +17,10 @@ SIZES = [(1, 8), (2, 8), (7, 13), (64, 32), (65, 31), (192, 576), (33, 1536)]
 @pytest.mark.parametrize("bias", [False, True])
 def test_few_rows(outputs: int, inputs: int, bias: bool) -> None:
     torch.manual_seed(outputs)
-    weight, x = torch.randn(outputs, inputs), torch.randn(20, inputs)
+    weight, x = torch.randn(outputs, inputs), torch.randn(36, inputs)
     offset = torch.randn(outputs) if bias else None
     exact = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
-    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 20):
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 20, 32, 33):
         got = linear.few_rows(x[:rows], weight, offset)
         torch.testing.assert_close(got.double(), exact[:rows], rtol=1e-5, atol=1e-4)
         rounded = weight.bfloat16()

@@ -152,6 +152,24 @@ def test_committed_tokens_come_along_with_the_block(target: Target, kind: str, m
     assert len(passes) == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("back", [(8,), (5,), (7, 6), (6, 6, 3), (5, 9), (0, 0)])
+def test_a_context_that_went_back_drafts_at_once(target: Target, kind: str, back: tuple[int, ...]) -> None:
+    """However often it goes back, and with nothing new behind it."""
+    made, text = drafter(target, kind), [7, 8, 9, 10, 11, 12, 13, 14, 15]
+    block = torch.full((3,), made.mask_id)
+    context, fresh = DiffusionContext(made, 40), DiffusionContext(made, 40)
+    context.extend(text)
+    context.denoise(block)
+    for count in back:
+        context.keep(count)
+    fresh.extend(text[: min(back)])
+    torch.testing.assert_close(context.denoise(block), fresh.denoise(block), atol=1e-4, rtol=1e-4)
+    context.extend([3])
+    fresh.extend([3])
+    torch.testing.assert_close(context.denoise(block), fresh.denoise(block), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["masked_lm", "masked_lm, full", "ddit", "ddit, blocks"])
 def test_a_context_that_goes_back_to_nothing_has_forgotten(target: Target, kind: str) -> None:
     made = drafter(target, kind)

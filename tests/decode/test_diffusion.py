@@ -13,7 +13,7 @@ import decode
 from align.drafters.diffusion import DiffusionContext
 from align.drafters.standalone import save_standalone
 from align.errors import UserError
-from align.linear import fast_linear
+from align.linear import RowsLinear, fast_linear
 from align.target import Target, load_target
 from decode import Decoder, Sampling
 from decode.drafters.copying import CopyingDrafter
@@ -294,9 +294,10 @@ def test_a_vocabulary_of_its_own(target: Target, tmp_path: Path) -> None:
         decode.load(target, tmp_path / "d")
 
 
-@pytest.mark.parametrize("kind", ["ddit", "masked_lm"])
+@pytest.mark.parametrize("kind", ["ddit", "masked_lm", "masked_lm, full"])
 def test_drafts_take_the_linear_layers_for_few_rows(target: Target, kind: str, tmp_path: Path) -> None:
-    """As the target's and a block drafter's: a draft took twice the time without. It says what it said before."""
+    """As the target's and a block drafter's, rounded to bf16 where that halves what is read: a draft took three times as
+    long without. It says what it said before, up to that rounding."""
     made = drafter(target, kind)
     save_standalone(made, tmp_path / "d")
     loaded = open_part(str(tmp_path / "d"), "diffusion", target)
@@ -308,4 +309,8 @@ def test_drafts_take_the_linear_layers_for_few_rows(target: Target, kind: str, t
         context = DiffusionContext(one.eval(), 20)
         context.extend([5, 6, 7])
         rows.append(context.denoise(torch.full((3,), made.mask_id)))
-    torch.testing.assert_close(rows[0], rows[1], atol=1e-4, rtol=1e-4)
+    rounded = fast is RowsLinear
+    assert rounded == any(
+        m.weight.dtype == torch.bfloat16 for m in loaded.network.modules() if isinstance(m, RowsLinear)
+    )
+    assert (rows[0].softmax(-1) - rows[1].softmax(-1)).abs().sum(-1).max() < (0.05 if rounded else 1e-4)

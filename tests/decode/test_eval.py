@@ -20,6 +20,7 @@ from decode import baseline, eval, measure
 from decode.generation import Tree
 from decode.records import Divergence, read_records, read_run
 from decode.sampling import Sampling
+from decode.suites import chosen
 from decode.suites.prompt import Prompt, Suite
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -219,7 +220,7 @@ def test_a_group_leaves_out_what_no_source_has(tmp_path: Path, monkeypatch: pyte
             raise UserError(f"suite {suite.name!r} can't be had")
         return Loaded("gsm8k", "GSM8K", "math", [Prompt("1", "How many?")], "here")
 
-    monkeypatch.setattr(eval, "load_suite", load_suite)
+    monkeypatch.setattr(chosen, "load_suite", load_suite)
     summary, _ = run("--suite", "math", "--out", tmp_path / "o", "--methods", "plain")
     assert list(summary["suites"]) == ["gsm8k"] and len(summary["skipped"]) == 3
     with pytest.raises(UserError, match="math500"):

@@ -17,6 +17,7 @@ from align.target import load_target
 from decode import engine, rules
 from decode.frequencies import chi_square, chi_square_tail, detectable, exact_law
 from decode.sampling import Sampling
+from decode.systems import SYSTEMS
 from decode.verify import main
 from tests.align.test_standalone import drafter as standalone
 from tests.decode.fakes import TableTarget
@@ -62,6 +63,59 @@ def test_a_standalone_drafter(tmp_path: Path) -> None:
     names = {(c["name"].split()[0], c["method"]) for c in record["checks"]}
     assert record["lossless"] and ("frequencies", "2 steps, confidence, hybrid") in names
     assert ("coupled", "2 steps, random") in names
+
+
+def test_every_system(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its name, with the verifier that it has; those that draft nothing or are lossy are named and left out."""
+    target = load_target("debug", dtype="float32", device="cpu")
+    save_standalone(standalone(target, "ddit"), tmp_path / "sedd")
+    folders = f"block={drafter},variable_prefix={drafter},diffusion={tmp_path / 'sedd'},autoregressive=debug"
+    words = [*arguments(folders, tmp_path), "--methods", "all,specdiff:steps=2:order=random:verifier=hybrid"]
+    words[words.index("--limit") + 1] = "1"
+    main([*words, "--samples", "50"])
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    named = {(c["name"].split()[0], c["method"]) for c in record["checks"]}
+    systems = {name for name, s in SYSTEMS.items() if s.drafts and "lossy" not in name}
+    for check in ("greedy", "coupled"):
+        assert {method for name, method in named if name == check} >= systems
+    assert {("frequencies", "specdiff2, self_selection"), ("frequencies", "d2sd")} <= named
+    assert record["lossless"] and record["finished"]
+    said = capsys.readouterr().out
+    assert "left out: compiled: it drafts nothing" in said
+    assert "left out: specdec_lossy: it changes the output's law on purpose" in said
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        ("specdif", "unknown method 'specdif' (did you mean 'specdiff'?)"),
+        ("specdec_lossy", "--methods=specdec_lossy: it changes the output's law on purpose"),
+        ("block:verifier=lossy_typical", "it changes the output's law on purpose"),
+        ("compiled", "it drafts nothing"),
+        ("d2sd", "needs a drafter of the kind variable_prefix"),
+        (",", "names nothing to verify"),
+    ],
+)
+def test_methods_that_can_not_be_verified(
+    methods: str, words: str, drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        main([*arguments(drafter, tmp_path), "--methods", methods])
+    assert error.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_what_a_stopped_run_found_is_kept(
+    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("decode.verify._frequencies", stopped)
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        main([*arguments(drafter, tmp_path), "--methods", "lookup,block"])
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    assert len(record["checks"]) == 4 and not record["finished"] and not record["lossless"]
+    assert (tmp_path / "verdict.md").read_text().startswith("# UNFINISHED: no bug in the first 4 checks")
 
 
 @pytest.mark.parametrize("broken", ["path", "noise", "law"])

@@ -107,6 +107,8 @@ def test_what_a_cache_can_not_do() -> None:
     with pytest.raises(ValueError, match="is full"):
         net.denoise(none(1), rows, sigma, net.new_cache(1, 3))
     net = network(attention="block_causal", block_size=3)
+    with torch.no_grad(), pytest.raises(ValueError, match="longer than block_size=3"):
+        net(rows, sigma, cache=net.new_cache(1, 8))
     cache = net.new_cache(1, 8)
     extend(net, rows, cache)
     assert cache.length == 3  # the block that has begun is not kept

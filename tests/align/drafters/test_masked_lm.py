@@ -380,5 +380,10 @@ def test_caches_are_refused_where_they_would_be_wrong() -> None:
     cache = network.new_cache(8)
     network.denoise(torch.ones(1, 4, dtype=torch.int64), NONE, cache)
     assert cache.length == 3
+    cache.length = 2
+    with pytest.raises(ValueError, match="no whole blocks of 3"):
+        network.denoise(NONE, torch.ones(1, 3, dtype=torch.int64), cache)
+    cache.length = 0
+    network.denoise(torch.ones(1, 3, dtype=torch.int64), NONE, cache)
     with pytest.raises(ValueError, match="full"):
         network.denoise(torch.ones(1, 5, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64), cache)
