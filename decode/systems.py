@@ -232,7 +232,7 @@ class System:
 
 
 def _through_compile(target: Target) -> Target:
-    from align.target import compiled
+    from decode.compiled import compiled
 
     print(
         "compiled: torch.compile is at work on the target, half a minute or more",

@@ -77,10 +77,10 @@ class MaskedLM(nn.Module):
     def lighten(self) -> None:
         """Make ready for drafting on a CPU, for good: the linear layers in the form that is fastest for few rows, rounded to
         bf16 where that halves what is read. Drafts may change by that rounding; the law of what is decoded does not."""
-        self._dtype, device, head_VD = self.model.dtype, self.model.device, self.head_weight_VD
-        if fast_linear(self._dtype, device) is RowsLinear:
-            self._head_VD = head_VD.to(torch.bfloat16)
+        self._dtype, device = self.model.dtype, self.model.device
         speed_up_linears(self.model, self._dtype, device, light=True)
+        if fast_linear(self._dtype, device) is RowsLinear:
+            self._head_VD = self.head_weight_VD.detach().to(torch.bfloat16)  # one of its own is that already
 
     def see(self, tokens_BL: Tensor) -> Tensor:
         """Who sees whom where nothing else is asked for: bool, broadcastable to (B, 1, L, L), by the family.

@@ -326,7 +326,7 @@ def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path, monkeypatch: pyt
     save_standalone(parts.diffusion, tmp_path / "sedd")
     (tmp_path / "mine.txt").write_text("Say one one one one.\n")
     words = ["--target", "debug", "--prompts", tmp_path / "mine.txt", "--drafter", tmp_path / "sedd"]
-    monkeypatch.setattr("align.target.compiled", lambda target: target)  # two minutes of C++ elsewhere
+    monkeypatch.setattr("decode.compiled.compiled", lambda target: target)  # half a minute of C++ elsewhere
     words += ["--methods", "all", "--max-new-tokens", 12, "--no-hf-check", "--threads", 1]
     options = eval.parser().parse_args(
         list(map(str, [*words, "--dtype", "float32", "--out", tmp_path / "o"]))
