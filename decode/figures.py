@@ -74,12 +74,12 @@ def speedups(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> 
 
 
 def taus(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None:
-    """τ per suite and method: bars micro, dots macro."""
+    """τ per suite and method: bars micro with its interval, dots macro."""
     for x, figures in _bars(axes, summary, "tau"):
         axes.plot(x, figures["tau_macro"], "o", color="#222222", markersize=4)
     axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
     axes.set_ylabel("τ, tokens per target call")
-    axes.set_title("τ (bar: all calls together, dot: mean over prompts)")
+    axes.set_title("τ, 95% interval (dot: mean over prompts)")
     _legend(axes)
 
 
@@ -182,7 +182,7 @@ def picture(summary: dict[str, Any], records: Sequence[Record], title: str) -> b
     if many:
         shown = ("speedup", "speed-up over plain decoding"), ("tau", "τ, tokens per target call")
         for axes, (of, says) in zip(places[0], shown, strict=True):
-            ranked(axes, summary, of, f"{says}, 95% interval" if of == "speedup" else says)
+            ranked(axes, summary, of, f"{says}, 95% interval")
         for axes, (of, says) in zip(places[1] if several else (), shown, strict=False):
             by_suite(axes, summary, of, says)
     else:

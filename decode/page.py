@@ -9,7 +9,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from decode.records import Record
-from decode.tables import COLUMNS, baseline_line, headline, number, overview, rows, source_lines
+from decode.tables import (
+    AGAINST,
+    COLUMNS,
+    against_first,
+    baseline_line,
+    headline,
+    number,
+    overview,
+    rows,
+    source_lines,
+)
 
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#222}
@@ -34,6 +44,7 @@ def page(summary: dict[str, Any], records: Sequence[Record], png: bytes) -> str:
         f'<p class="verdict">{html.escape(summary["verdict"])}</p>',
         _table(*overview(summary)) if len(summary["suites"]) > 1 else "",
         _table(COLUMNS, [tuple(row.values()) for row in rows(summary)]),
+        *(f"<h3>{html.escape(title)}</h3>" + _table(AGAINST, body) for title, body in against_first(summary)),
         f"<p>{html.escape(baseline)}</p>" if baseline else "",
         f'<img alt="plots" src="data:image/png;base64,{base64.b64encode(png).decode()}">',
         "<h2>Lossless?</h2>" + _losslessness(summary, records),
@@ -94,7 +105,7 @@ def _method_notes(summary: dict[str, Any]) -> list[str]:
         "Speed-up: mean over prompts of plain decoding's time per token over the mean of the method's; the "
         "prefill and its token are left out of both. The interval is a paired bootstrap over prompts (95%).",
         "τ: tokens committed per verifying target call, the kept drafts and the target's own token. The "
-        "prefill's token is not counted, nor is anything after an end of sequence or a limit.",
+        "prefill's token is not counted, nor is anything after an end of sequence or a limit. Its interval is over the same resamples.",
         "Acceptance at position k: share of calls that drafted at least k tokens and kept the k-th; dashed, "
         "among those that kept all before it.",
     ]

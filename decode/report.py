@@ -14,8 +14,8 @@ from decode.arguments import Parser
 from decode.page import page
 from decode.records import SUMMARY, Record, read_records, read_run, write_json
 from decode.summary import summarise, verdict
-from decode.sweeps import best
-from decode.tables import baseline_line, headline, markdown, source_lines, table
+from decode.sweeps import against_first, best
+from decode.tables import against_tables, baseline_line, headline, markdown, source_lines, table
 
 
 def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
@@ -30,6 +30,7 @@ def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
         raise UserError(f"{folder} holds no records yet: nothing to report")
     try:
         summary = summarise(run, records)
+        summary["against_first"] = against_first(summary, records)
         summary["verdict"] = " ".join(filter(None, (verdict(summary), best(summary))))
         png = figures.picture(summary, records, headline(summary))
         text = page(summary, records, png)
@@ -44,6 +45,8 @@ def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
 def print_report(summary: dict[str, Any], folder: Path, console: Console) -> None:
     """Table, sources, baseline and verdict to the terminal."""
     console.print(table(summary))
+    for points in against_tables(summary):
+        console.print(points)
     for line in (*source_lines(summary), baseline_line(summary)):
         if line:
             console.print(line, markup=False, highlight=False)

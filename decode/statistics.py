@@ -8,7 +8,9 @@ counts):
     the method's interval                     percentiles 2.5 and 97.5 of that ratio over bootstrap resamples
                                  of the prompts, each prompt drawn with both its times (Efron & Tibshirani
                                  1993, sections 6 and 13.3)
-    τ, micro                     Σ c / Σ calls; macro: mean over prompts of the prompt's own Σ c / Σ calls
+    τ, micro                     Σ c / Σ calls, its interval over the same resamples; macro: mean over prompts of the prompt's
+                                 own Σ c / Σ calls
+    τ against another method's   their difference over the prompts that both have, each drawn with both its counts
     acceptance at position k     of the calls that drafted at least k tokens: the share that kept the k-th
                                  (unconditional), and that share among calls that kept the first k−1
                                  (conditional)
@@ -78,24 +80,60 @@ def paired_ratio(
 
     Returns None when they share no prompt. An interval needs two prompts.
     """
-    keys = sorted(baseline.keys() & method.keys())
-    if not keys:
+    pairs = {key: (baseline[key], method[key]) for key in baseline.keys() & method.keys()}
+    return _estimate(pairs, lambda sums: sums[..., 0] / sums[..., 1], seed, resamples, level)
+
+
+def _estimate(
+    rows: Mapping[PromptKey, Sequence[float]],
+    of: Callable[[np.ndarray], np.ndarray],
+    seed: int,
+    resamples: int = RESAMPLES,
+    level: float = 0.95,
+) -> Estimate | None:
+    """`of` the sums over prompts of their K numbers, (..., K) to (...), with its interval over resampled prompts."""
+    if not rows:
         return None
-    pairs = np.array([[baseline[key], method[key]] for key in keys])
-    value = float(pairs[:, 0].sum() / pairs[:, 1].sum())
+    keys = sorted(rows)
+    values_NK = np.array([rows[key] for key in keys], dtype=float)
+    value = float(of(values_NK.sum(axis=0)))
     if len(keys) < 2:
         return Estimate(value, None, None, len(keys))
     generator = np.random.default_rng(seed)
-    sums = np.zeros((resamples, 2))
+    sums_RK = np.zeros((resamples, values_NK.shape[1]))
     names = np.array([suite for suite, _ in keys])
     if min(Counter(names.tolist()).values()) < FEWEST:
         names[:] = names[0]
     for name in sorted(set(names.tolist())):
-        stratum = pairs[names == name]
+        stratum = values_NK[names == name]
         drawn = generator.integers(len(stratum), size=(resamples, len(stratum)))
-        sums += stratum[drawn].sum(axis=1)
-    lo, hi = np.quantile(sums[:, 0] / sums[:, 1], [(1 - level) / 2, (1 + level) / 2])
+        sums_RK += stratum[drawn].sum(axis=1)
+    lo, hi = np.quantile(of(sums_RK), [(1 - level) / 2, (1 + level) / 2])
     return Estimate(value, float(lo), float(hi), len(keys))
+
+
+def counts(records: Iterable[Record], method: str) -> dict[PromptKey, tuple[int, int]]:
+    """(suite, prompt) → that method's committed tokens and target calls, over its repeats; prompts without a call left out."""
+    found: defaultdict[PromptKey, list[int]] = defaultdict(lambda: [0, 0])
+    for record in records:
+        if record.method == method and record.calls:
+            total = found[record.suite, record.prompt]
+            total[0] += record.committed
+            total[1] += record.calls
+    return {key: (committed, calls) for key, (committed, calls) in found.items()}
+
+
+def tau(counted: Mapping[PromptKey, tuple[int, int]], seed: int = 0) -> Estimate | None:
+    """Micro τ with its interval, from `counts`; None without a call."""
+    return _estimate(counted, lambda sums: sums[..., 0] / sums[..., 1], seed)
+
+
+def tau_difference(
+    baseline: Mapping[PromptKey, tuple[int, int]], method: Mapping[PromptKey, tuple[int, int]], seed: int = 0
+) -> Estimate | None:
+    """The method's micro τ less the baseline's over the prompts that both have, with its interval; None where they share none."""
+    both = {key: (*baseline[key], *method[key]) for key in baseline.keys() & method.keys()}
+    return _estimate(both, lambda sums: sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1], seed)
 
 
 def tau_micro(records: Sequence[Record]) -> float | None:

@@ -13,10 +13,11 @@ from decode.records import PLAIN, Record, Run
 from decode.statistics import (
     Estimate,
     acceptance,
+    counts,
     decode_time,
     paired_ratio,
+    tau,
     tau_macro,
-    tau_micro,
     times,
     whole_time,
 )
@@ -32,7 +33,7 @@ MT-Bench, 4 to 10 beside another process."""
 def summarise(run: Run, records: Sequence[Record]) -> dict[str, Any]:
     """Figures per suite and method, over all suites, and where they come from.
 
-    `suites[SUITE][METHOD]` and `overall[METHOD]` hold `speedup`, `speedup_lo`, `speedup_hi`, `tau`,
+    `suites[SUITE][METHOD]` and `overall[METHOD]` hold `speedup`, `speedup_lo`, `speedup_hi`, `tau`, `tau_lo`, `tau_hi`,
     `tokens_per_s`, `prompts`, `identical` and more (`method_figures`).
     """
     methods = [m for m in run.settings["methods"] if any(r.method == m for r in records)]
@@ -83,12 +84,12 @@ def method_figures(records: Iterable[Record], method: str, greedy: bool, seed: i
     return {
         "verifier": ", ".join(verifiers) or None,
         "lossy": any(row.lossy for row in rows),
-        **_spread("speedup", speedup),
-        **_spread("speedup_with_prefill", whole),
+        **spread("speedup", speedup),
+        **spread("speedup_with_prefill", whole),
         "speedup_median": _median_ratio(
             times(records, PLAIN, decode_time), times(records, method, decode_time)
         ),
-        "tau": tau_micro(rows),
+        **spread("tau", tau(counts(records, method), seed)),
         "tau_macro": tau_macro(rows),
         "mean_accepted": sum(sum(row.accepted) for row in rows) / calls if calls else None,
         "mean_drafted": sum(sum(row.nodes or row.drafted) for row in rows) / calls if calls else None,
@@ -107,7 +108,8 @@ def method_figures(records: Iterable[Record], method: str, greedy: bool, seed: i
     }
 
 
-def _spread(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+def spread(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    """An estimate as figures of a summary: `name`, `name_lo`, `name_hi`."""
     if estimate is None:
         return {name: None, f"{name}_lo": None, f"{name}_hi": None}
     return {name: estimate.value, f"{name}_lo": estimate.lo, f"{name}_hi": estimate.hi}
@@ -140,12 +142,12 @@ def titles(summary: dict[str, Any]) -> dict[str, str]:
     return {source["name"]: source["title"] for source in summary["sources"]}
 
 
-def interval(figures: dict[str, Any], name: str = "speedup") -> str:
+def interval(figures: dict[str, Any], name: str = "speedup", unit: str = "×", form: str = ".2f") -> str:
     """`1.62× [1.55, 1.70]`."""
     value, lo, hi = figures[name], figures[f"{name}_lo"], figures[f"{name}_hi"]
     if value is None:
         return "n/a"
-    return f"{value:.2f}×" + (f" [{lo:.2f}, {hi:.2f}]" if lo is not None else " [no interval]")
+    return f"{value:{form}}{unit}" + (f" [{lo:{form}}, {hi:{form}}]" if lo is not None else " [no interval]")
 
 
 def named(method: str, figures: dict[str, Any]) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from decode.summary import interval, named
+from decode.records import Record
+from decode.statistics import counts, paired_ratio, tau_difference, times
+from decode.summary import interval, named, spread
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,37 @@ def best(summary: dict[str, Any]) -> str:
     return " ".join(sentences)
 
 
+def against_first(summary: dict[str, Any], records: Sequence[Record]) -> list[dict[str, Any]]:
+    """What each point of each grid gains over the grid's first, prompt by prompt: an ablation's figures.
+
+    Each has `system`, `first` and `point` (the swept options of both), `method`, `prompts`, and with intervals `tau` (difference) and
+    `speed` (ratio, above 1 where it is faster than the first).
+    """
+    seed, found = int(summary["settings"].get("seed", 0)), []
+    for grid in [] if summary["settings"].get("race") else grids(summary):
+        points = [
+            (" ".join(f"{k}={v}" for k, v in zip(grid.keys, (x, y), strict=True) if k and v), method)
+            for y, row in zip(grid.y, grid.cells, strict=True)
+            for x, method in zip(grid.x, row, strict=True)
+            if method
+        ]
+        (first, base), *others = points
+        for point, method in others:
+            gained = tau_difference(counts(records, base), counts(records, method), seed)
+            found.append(
+                {
+                    "system": grid.title,
+                    "first": first,
+                    "point": point,
+                    "method": method,
+                    "prompts": gained.prompts if gained else 0,
+                    **spread("tau", gained),
+                    **spread("speed", paired_ratio(times(records, base), times(records, method), seed)),
+                }
+            )
+    return found
+
+
 def heat(axes: Axes, summary: dict[str, Any], grid: Grid, figure: str, title: str) -> None:
     """A figure of the summary over the grid, its value in every cell."""
     values = [
@@ -81,9 +114,12 @@ def coloured(
 ) -> None:
     """Values in rows as a coloured table, the first row on top; a cell that is not a number stays empty."""
     axes.imshow(values, aspect="auto", cmap="viridis")
+    numbers = [value for row in values for value in row if value == value]
+    bright = min(numbers, default=0) + 0.6 * (max(numbers, default=0) - min(numbers, default=0))
     for i, row in enumerate(values):
         for j, value in enumerate(row):
             if value == value:
-                axes.text(j, i, f"{value:.2f}", ha="center", va="center", color="white", fontsize=fontsize)
+                colour = "black" if value > bright else "white"
+                axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=fontsize)
     axes.set_xticks(range(len(x)), x)
     axes.set_yticks(range(len(y)), y)

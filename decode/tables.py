@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
@@ -10,11 +11,11 @@ from decode.records import PLAIN
 from decode.summary import interval, named, plural, titles
 
 SUITE, METHOD, SPEED, SPEEDUP, WHOLE, TAU, TAU_MACRO, PLACES, TIMES, SAME, PROMPTS = COLUMNS = (
-    "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ", "τ macro", "accepted at 1, 2, 4, 8",
+    "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ [95%]", "τ macro", "accepted at 1, 2, 4, 8",
     "draft + verify, ms a call", "identical", "prompts",
 )  # fmt: skip
 ON_TERMINAL = (SUITE, METHOD, SPEED, SPEEDUP, TAU, SAME)
-"""What fits 80 characters."""
+"""What fits 80 characters, τ without its interval."""
 
 
 def headline(summary: dict[str, Any]) -> str:
@@ -40,7 +41,7 @@ def _row(title: str, method: str, figures: dict[str, Any]) -> dict[str, str]:
         SPEED: number(figures["tokens_per_s"], 1),
         SPEEDUP: "1" if plain else interval(figures),
         WHOLE: "1" if plain else number(figures["speedup_with_prefill"], 2, "×"),
-        TAU: number(figures["tau"], 2),
+        TAU: interval(figures, "tau", "") if not plain else number(figures["tau"], 2),
         TAU_MACRO: number(figures["tau_macro"], 2),
         PLACES: _places(figures["acceptance"]),
         TIMES: ""
@@ -80,7 +81,7 @@ def table(summary: dict[str, Any]) -> Table:
     for name in shown:
         breaks = name in (SUITE, METHOD, SAME)  # where room is short; no figure does
         result.add_column(
-            name,
+            "τ" if name == TAU else name,
             justify="left" if name in (SUITE, METHOD) else "right",
             no_wrap=not breaks,
             overflow="fold",
@@ -91,9 +92,36 @@ def table(summary: dict[str, Any]) -> Table:
         if before is not None and row[SUITE] != before:
             result.add_section()
         cells = ["" if name == SUITE and row[name] == before else row[name] for name in shown]
+        cells = [c.partition(" [")[0] if name == TAU else c for name, c in zip(shown, cells, strict=True)]
         result.add_row(*cells, style="bold" if row[METHOD].startswith("drafter") else "")
         before = row[SUITE]
     return result
+
+
+AGAINST = ("point", "τ, difference [95%]", "speed, ratio [95%]", "prompts")
+
+
+def against_first(summary: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
+    """A title and lines of `AGAINST` for each swept system: what its points gain over its first, prompt by prompt."""
+    blocks: dict[str, list[list[str]]] = {}
+    for point in summary["against_first"]:
+        title = f"{point['system']} against {point['first']}, prompt by prompt"
+        cells = [interval(point, "tau", "", "+.3f"), interval(point, "speed"), str(point["prompts"])]
+        blocks.setdefault(title, []).append([point["point"], *cells])
+    return list(blocks.items())
+
+
+def against_tables(summary: dict[str, Any]) -> list[Table]:
+    """The same for the terminal."""
+    found = []
+    for title, body in against_first(summary):
+        result = Table(title=title, title_justify="left")
+        for name in AGAINST:
+            result.add_column(name, no_wrap=name != AGAINST[0], overflow="fold")
+        found.append(result)
+        for row in body:
+            result.add_row(*row)
+    return found
 
 
 def overview(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -120,10 +148,19 @@ def markdown(summary: dict[str, Any]) -> str:
         f"**{headline(summary)}**, up to {settings['max_new_tokens']} new tokens, batch 1, "
         f"{plural(settings['threads'], 'thread')}, {machine.get('processor', 'unknown processor')}",
         "",
+        *_markdown(header, body),
+    ]
+    for title, points in against_first(summary):
+        lines += ["", f"{title}:", "", *_markdown(AGAINST, points)]
+    return "\n".join(lines)
+
+
+def _markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    return [
         "| " + " | ".join(header) + " |",
         "|" + "---|" * len(header),
+        *("| " + " | ".join(row) + " |" for row in body),
     ]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in body])
 
 
 def source_lines(summary: dict[str, Any]) -> list[str]:

@@ -85,6 +85,24 @@ def test_summary_holds_the_promised_figures(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "o/summary.json").read_text()) == json.loads(json.dumps(summary))
 
 
+def test_a_sweep_says_what_its_points_gain_over_the_first(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "o")
+    names = {"lookup": "lookup:gamma=2", "drafter": "lookup:gamma=4"}
+    records = [replace(r, method=names.get(r.method, r.method)) for r in read_records(folder)]
+    run = read_run(folder)
+    settings = {**run.settings, "methods": ["plain", *names.values()], "sweep": ["gamma=2,4"]}
+    (tmp_path / "s").mkdir()
+    write_run(tmp_path / "s", replace(run, settings=settings))
+    append(tmp_path / "s", records)
+    summary, _ = make_report(tmp_path / "s")
+    assert [point["point"] for point in summary["against_first"]] == ["gamma=4"]
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_report(summary, tmp_path / "s", console)
+    for text in (console.export_text(), (tmp_path / "s/report.html").read_text(), tables.markdown(summary)):
+        assert "lookup against gamma=2, prompt by prompt" in text
+        assert "+0.889 [+0.889, +0.889]" in text  # 20 tokens in 10 calls, not 18
+
+
 def test_remaking_changes_nothing(tmp_path: Path) -> None:
     folder = fill(tmp_path / "o")
     names = ("summary.json", "report.html", "report.png")

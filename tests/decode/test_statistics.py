@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from decode.records import Record
-from decode.statistics import acceptance, paired_ratio, tau_macro, tau_micro, times, whole_time
+from decode.statistics import (
+    acceptance,
+    counts,
+    paired_ratio,
+    tau,
+    tau_difference,
+    tau_macro,
+    tau_micro,
+    times,
+    whole_time,
+)
 
 
 def record(
@@ -109,6 +119,30 @@ def test_tau_micro_and_macro() -> None:
     assert tau_micro(rows) == pytest.approx(50 / 30)
     assert tau_macro(rows) == pytest.approx(2.0)
     assert tau_micro([]) is tau_macro([]) is None
+
+
+def test_the_interval_of_tau_resamples_prompts_with_their_repeats() -> None:
+    rows = [record("m", "a", calls=5), record("m", "a", calls=3), record("m", "b", calls=8)]
+    rows += [record("m", "c", committed=0, calls=0), record("plain", "a", calls=10)]
+    counted = counts(rows, "m")
+    assert counted == {("s", "a"): (20, 8), ("s", "b"): (10, 8)}
+    found = tau(counted)
+    assert found is not None and found.value == tau_micro([r for r in rows if r.method == "m"]) == 30 / 16
+    assert found.lo == 10 / 8 and found.hi == 20 / 8  # all of one prompt or all of the other
+    alone = tau({("s", "a"): (20, 8)})
+    assert alone is not None and (alone.value, alone.lo, alone.hi) == (2.5, None, None)
+    assert tau({}) is None
+
+
+def test_a_difference_of_tau_is_paired() -> None:
+    base = {("s", str(i)): (100, 20 + 10 * i) for i in range(12)}
+    better = {key: (100, calls * 0.8) for key, (_, calls) in base.items()}
+    found = tau_difference(base, better)  # type: ignore[arg-type]
+    own = tau(base)
+    assert found is not None and own is not None and found.value == pytest.approx(own.value / 4)
+    assert found.lo == pytest.approx(own.lo / 4) and found.hi == pytest.approx(own.hi / 4)  # type: ignore[operator]
+    assert found.hi - found.lo < (own.hi - own.lo) / 2  # type: ignore[operator]
+    assert tau_difference(base, {("t", "0"): (1, 1)}) is None
 
 
 def test_acceptance_by_position() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from matplotlib.figure import Figure
 
-from decode.sweeps import Grid, best, grids, heat
+from decode.sweeps import Grid, against_first, best, grids, heat
+from tests.decode.test_statistics import record
 
 
 def summary(sweep: list[str], speeds: dict[str, float | None]) -> dict[str, Any]:
@@ -54,6 +56,26 @@ def test_the_best_point_is_named() -> None:
     text = best(summary(["gamma=4,8", "steps=1,2"], SPEEDS))
     assert "Best of 3 points: specdiff:order=random:gamma=8:steps=1, 1.30×" in text
     assert "lookup:gamma=4, 0.90×" in text and best(summary([], SPEEDS)) == ""
+
+
+def test_every_point_is_held_against_the_first_prompt_by_prompt() -> None:
+    points = {"a:gamma=4": (1.0, 10), "a:gamma=8": (0.5, 8), "a:gamma=16": (2.0, 5), "b:gamma=4": (1.0, 9)}
+    records = [
+        record(method, prompt, seconds * slow, 20, calls + i)
+        for i, (prompt, slow) in enumerate([("x", 1.0), ("y", 3.0), ("z", 9.0)])
+        for method, (seconds, calls) in points.items()
+        if (method, prompt) != ("a:gamma=16", "z")  # the run stopped there
+    ]
+    made = summary(["gamma=4,8,16"], dict.fromkeys(points, 1.0))
+    faster, slower = against_first(made, records)
+    assert faster["system"] == "a" and faster["first"] == "gamma=4" and faster["point"] == "gamma=8"
+    assert faster["tau"] == pytest.approx(60 / 27 - 60 / 33) and faster["prompts"] == 3
+    # the prompts' own speeds differ ninefold, their ratio does not
+    assert [faster[f"speed{end}"] for end in ("", "_lo", "_hi")] == pytest.approx([2.0] * 3)
+    assert slower["method"] == "a:gamma=16" and slower["prompts"] == 2 and slower["speed"] == 0.5
+    assert slower["tau"] == pytest.approx(40 / 11 - 40 / 21)
+    assert slower["tau_lo"] == pytest.approx(20 / 6 - 20 / 11) and slower["tau_hi"] == pytest.approx(4 - 2)
+    assert against_first({**made, "settings": {**made["settings"], "race": 1}}, records) == []
 
 
 def test_the_picture_says_the_values() -> None:
