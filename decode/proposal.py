@@ -7,8 +7,8 @@ it is exact.
     unmasked     each from the q of the step that unmasked it, the steps in any order
 
 Drafts of the laws `independent` and `causal` may branch: every token of a tree is drawn from its q given the tokens on
-its path, and siblings say how they were drawn, each without looking at the others (`iid`) or from what the earlier
-ones left of q (`without_replacement`). They stand in the order in which they were drawn and are neither sorted nor made
+its path, and siblings say how they were drawn: without looking at each other, from one q (`iid`) or each from its own
+(`independent`), or from what the earlier ones left of q (`without_replacement`). They stand in the order in which they were drawn and are neither sorted nor made
 distinct: both would change the law. Siblings that were chosen, the most probable say, make a `point` tree.
 
 The wrong combinations are refused here where the types can see them: a `point` proposal cannot carry a q, the
@@ -28,7 +28,7 @@ from decode.tree import check_parents, depths, within
 
 Law = Literal["point", "independent", "causal", "unmasked"]
 LAWS: tuple[str, ...] = get_args(Law)
-Siblings = Literal["iid", "without_replacement"]
+Siblings = Literal["iid", "independent", "without_replacement"]
 SIBLINGS: tuple[str, ...] = get_args(Siblings)
 
 

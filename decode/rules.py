@@ -38,7 +38,7 @@ class Drafts:
         parents: per request, as in `Proposal`.
         q_BNV: what each token was drawn from (of siblings: the first draw's q); None for point drafts.
         steps_BN: unmask steps, for the law `unmasked`.
-        without_replacement: of siblings; else each was drawn without looking at the others.
+        without_replacement: of siblings; else each was drawn without looking at the others (`k_seq`: all from one q).
     """
 
     tokens_BN: Tensor

@@ -133,11 +133,11 @@ def _diffuspec(
     )
 
 
-def _d2sd(parts: Parts, gamma: int | None = None, boundaries: int = 4) -> Drafter:
+def _d2sd(parts: Parts, gamma: int | None = None, boundaries: int = 4, keep_q: bool | None = None) -> Drafter:
     """D²SD: a second block drafter behind the first's likeliest mistakes, one tree"""
     from decode.drafters.d2sd import D2SDDrafter
 
-    return D2SDDrafter(parts.block, parts.variable_prefix, boundaries, gamma)
+    return D2SDDrafter(parts.block, parts.variable_prefix, boundaries, gamma, keep_q)
 
 
 def _tolerator(parts: Parts, gamma: int | None = None, steps: int = 1, rounds: int = 2) -> Drafter:

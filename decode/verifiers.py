@@ -5,7 +5,7 @@ output has exactly the target's law. What they compute is in decode/rules.py.
     self_selection       point_mass on the one path that p expects most of: SpecDiff-2, arXiv 2511.00606
     token                min(1, p/q), residual (p − q)₊: Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318
     block                joint over the chain: Sun et al., arXiv 2403.10444
-    recursive            token over siblings in turn: SpecInfer, arXiv 2305.09781; without replacement: 2402.14160
+    recursive            token over siblings in turn, of one q or several: SpecInfer, arXiv 2305.09781; without replacement: 2402.14160
     k_seq                i.i.d. siblings under one inflated ratio: SpecTr, arXiv 2310.15141
     traversal            leaves first, over the whole tree; a chain gives `block`: arXiv 2505.12398
     hybrid               drafts unmasked out of order: ratio where the order allows it, else point mass

@@ -5,13 +5,16 @@ confidences c_k = max_v q_k(v) that has the chance r(i) = (Π_{k≤i} c_k)·(1 �
 second drafts anew, given the tokens that stand before them: all in one pass, over one copy of the context. It is a
 variable-prefix drafter, trained with `objective.prefix_decay` (align/corruption.py: `clean_prefixes`).
 
-All drafts together, merged where they begin alike, are one tree. Tokens, boundaries and thereby the tree are chosen and
-not drawn: law `point` at every temperature.
+All drafts together are one tree. At temperature 0, and wherever `keep_q` is off, tokens are the most probable ones, merged
+where drafts begin alike: chosen and not drawn, law `point`. Else every token is drawn from its q, law `causal`: the first
+draft, and behind each boundary the second drafter's, whose first token stands beside the first draft's as an independent
+sibling of another q. Boundaries are then scored by what the first network says before a token is drawn (no Markov bias),
+so that the tree's shape is settled before its tokens are.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,10 +24,11 @@ from align.drafters.block import BlockDrafter, BlockSession
 from align.errors import UserError
 from align.target import TargetOutput
 from decode.drafters.base import Request, within
+from decode.drafters.block import TREES_UP_TO
 from decode.grow import prefix_tree
-from decode.proposal import Law, Proposal
-from decode.sampling import Sampling, best, couple, penalised, probs
-from decode.tree import MOST_NODES
+from decode.proposal import DenseQ, Law, Proposal, SparseQ
+from decode.sampling import Sampling, best, couple, draw, penalised, probs
+from decode.tree import MOST_NODES, chain
 
 
 class D2SDDrafter:
@@ -36,6 +40,8 @@ class D2SDDrafter:
             not behind boundary 0, where it would say the same again.
         boundaries: how many of them; more than there are are all.
         draft_tokens: K, default the shorter one's block.
+        keep_q: above temperature 0 draw the tokens and hand over what they were drawn from; None = above `TREES_UP_TO`,
+            where drawn tokens are accepted more often than chosen ones.
 
     Raises:
         UserError: drafters of two targets, an option out of its range, or more nodes than a tree may have.
@@ -49,6 +55,7 @@ class D2SDDrafter:
         second: BlockDrafter,
         boundaries: int = 4,
         draft_tokens: int | None = None,
+        keep_q: bool | None = None,
     ) -> None:
         if first.target is not second.target:
             raise UserError(
@@ -61,7 +68,7 @@ class D2SDDrafter:
             raise UserError(f"boundaries={boundaries!r}: must be at least 1 (without any: the block drafter)")
         self.first, self.second = first.eval(), second.eval()
         self.draft_tokens = min(draft_tokens or block, block)
-        self.boundaries, self.lowest = boundaries, int(first is second)
+        self.boundaries, self.lowest, self.keep_q = boundaries, int(first is second), keep_q
         # the branch behind boundary i has its first i tokens in common with the first draft
         fresh = [self.draft_tokens - i for i in range(self.lowest, self.draft_tokens)]
         self.draft_nodes = self.draft_tokens + sum(fresh[:boundaries])
@@ -72,7 +79,8 @@ class D2SDDrafter:
             )
 
     def law(self, sampling: Sampling) -> Law:
-        return "point"
+        drawn = sampling.temperature > TREES_UP_TO if self.keep_q is None else self.keep_q
+        return "causal" if drawn and not sampling.greedy else "point"
 
     def start(self, request: Request) -> D2SDDrafts:
         return D2SDDrafts(self, request)
@@ -83,6 +91,8 @@ class D2SDDrafts:
 
     def __init__(self, proposer: D2SDDrafter, request: Request) -> None:
         self.proposer, self.request = proposer, request
+        # coupled drafts are made with the noise that the target will use
+        self.law: Law = proposer.law(request.sampling) if request.noise is None else "point"
         self.first = BlockSession(proposer.first, request.cache, request.cache.capacity)
         self.second = self.first
         if proposer.second is not proposer.first:
@@ -100,20 +110,37 @@ class D2SDDrafts:
     def propose(self, k: int) -> Proposal:
         k = min(k, self.proposer.draft_tokens)
         draft_1J = torch.tensor([[self.request.tokens[-1]] + [0] * k], device=self.request.target.device)
-        logits_KV = self._write(self.first, draft_1J, [0])
-        # at temperature 0 it is how sure q is that counts
+        written = self._write(self.first, draft_1J, [0])
+        # what says how sure q is must not have seen a token that is drawn; at temperature 0 it is how sure q is that counts
+        logits_KV = written.logits_RV if self.law == "point" else written.before_RV
         confidence_K = (logits_KV / (self.request.sampling.temperature or 1.0)).softmax(-1).amax(-1)
         kept = likeliest(boundary_scores(confidence_K), self.proposer.boundaries, self.proposer.lowest)
         if not kept:
-            return Proposal(draft_1J[0, 1:], "point")
+            return Proposal(draft_1J[0, 1:], self.law, written.q)
         branches_NJ = draft_1J.repeat(len(kept), 1)
-        self._write(self.second, branches_NJ, kept)
-        drafts = torch.cat((draft_1J, branches_NJ))[:, 1:].tolist()
-        return prefix_tree(drafts, draft_1J.device)
+        anew = self._write(self.second, branches_NJ, kept)
+        if self.law == "point":
+            drafts = torch.cat((draft_1J, branches_NJ))[:, 1:].tolist()
+            return prefix_tree(drafts, draft_1J.device)
+        return self._apart(draft_1J[0, 1:], branches_NJ[:, 1:], kept, written, anew)
 
-    def _write(self, session: BlockSession, blocks_NJ: Tensor, kept: list[int]) -> Tensor:
-        """Fill blocks of the last token and J−1 drafts, in place, from behind their first `kept` drafts: (R, Vd), the
-        logits of every token filled in, penalties applied, one position after the other."""
+    def _apart(
+        self, draft_K: Tensor, branches_NK: Tensor, kept: list[int], written: Written, anew: Written
+    ) -> Proposal:
+        """The drawn tree: the first draft, then behind each boundary what was drawn there, equal tokens left apart."""
+        parents, tokens, order = list(chain(len(draft_K))), [draft_K], []
+        for n, (branch_K, i) in enumerate(zip(branches_NK, kept, strict=True)):
+            for k in range(i, len(draft_K)):
+                parents.append(i - 1 if k == i else len(parents) - 1)
+                order.append(anew.rows.index((n, k)))
+            tokens.append(branch_K[i:])
+        assert written.q is not None and anew.q is not None
+        q = _together(written.q, anew.q.take(torch.tensor(order)), self.request.target.vocab_size)
+        return Proposal(torch.cat(tokens), self.law, q, parents=tuple(parents), siblings="independent")
+
+    def _write(self, session: BlockSession, blocks_NJ: Tensor, kept: list[int]) -> Written:
+        """Fill blocks of the last token and J−1 drafts, in place, from behind their first `kept` drafts, one position after
+        the other."""
         network, sampling, ids = session.drafter, self.request.sampling, session.drafter.draft_vocab
         shown_N = torch.tensor(kept, device=blocks_NJ.device)
         size, count = network.config.block_size, blocks_NJ.shape[1] - 1
@@ -125,15 +152,25 @@ class D2SDDrafts:
         widths = [len(own) for own in open_.values()]
         logits_RV, inputs_Rr = network.logits(hidden_RD), session.bias_inputs(hidden_RD)
         inputs = [None] * len(widths) if inputs_Rr is None else inputs_Rr.split(widths)
-        written = []
+        before, after, laws = [], [], []
         for (k, own), logits, line in zip(open_.items(), logits_RV.split(widths), inputs, strict=True):
+            seen = self.request.history.ahead(k, 1).columns(ids)
+            before.append(penalised(logits, sampling, seen))
             if line is not None:
                 logits = logits + session.bias(line, blocks_NJ[own, k])
-            logits = penalised(logits, sampling, self.request.history.ahead(k, 1).columns(ids))
-            columns = self._choose(logits, k, ids)
+            after.append(before[-1] if line is None else penalised(logits, sampling, seen))
+            if self.law == "point":
+                columns = self._choose(after[-1], k, ids)
+            else:
+                laws.append(probs(logits, sampling, seen))
+                columns = draw(laws[-1], self.request.generator)
             blocks_NJ[own, k + 1] = columns if ids is None else ids[columns]
-            written.append(logits)
-        return torch.cat(written)
+        q = None
+        if laws:
+            q = DenseQ(torch.cat(laws)) if ids is None else SparseQ(ids, torch.cat(laws))
+        return Written(
+            torch.cat(before), torch.cat(after), q, [(n, k) for k, own in open_.items() for n in own]
+        )
 
     def _choose(self, logits_RV: Tensor, k: int, ids: Tensor | None) -> Tensor:
         """Columns of the draft vocabulary for position k of some blocks: the most probable ones, or with the noise that the
@@ -144,6 +181,23 @@ class D2SDDrafts:
         columns: Any = slice(None) if ids is None else ids
         q_RV, position = probs(logits_RV, self.request.sampling), len(self.request.tokens) + k
         return couple(q_RV, lambda at: noise(at)[columns], [position] * len(q_RV))
+
+
+class Written(NamedTuple):
+    """Of every token that was filled in: the logits, penalties applied, without and with the Markov bias, (R, Vd); what it
+    was drawn from, None where it was chosen; its block and its position."""
+
+    before_RV: Tensor
+    logits_RV: Tensor
+    q: DenseQ | SparseQ | None
+    rows: list[tuple[int, int]]
+
+
+def _together(first: DenseQ | SparseQ, second: DenseQ | SparseQ, vocab_size: int) -> DenseQ | SparseQ:
+    """The rows of both, over the ids that both have, or else over the whole vocabulary."""
+    if isinstance(first, SparseQ) and isinstance(second, SparseQ) and torch.equal(first.ids_S, second.ids_S):
+        return SparseQ(first.ids_S, torch.cat((first.probs_KS, second.probs_KS)))
+    return DenseQ(torch.cat((first.dense(vocab_size), second.dense(vocab_size))))
 
 
 def boundary_scores(confidence_K: Tensor) -> Tensor:

@@ -97,13 +97,17 @@ def every(V: int, N: int) -> Tensor:
 
 
 def drawn(toy: Toy, parents: Parents, causal: bool, siblings: str = "iid") -> Case:
-    """Every token from its q: of its depth, or of its path (`causal`)."""
+    """Every token from its q: of its depth, or of its path (`causal`); `independent`: of two siblings, each has another."""
     tokens_BN, paths = every(toy.V, len(parents)), nodes(parents)
+    others = toy.q
+    if siblings == "independent":
+        others = [rows(toy.V**d, toy.V, toy.generator).reshape((toy.V,) * (d + 1)) for d in range(toy.K)]
     q, weight_B = [], torch.ones(len(tokens_BN), dtype=torch.float64)
     batch = torch.arange(len(tokens_BN))
     for i, parent in enumerate(parents):
         path = paths[parent + 1]
-        row = toy.q[len(path)][tuple(tokens_BN[:, j] for j in path)] if causal else toy.q_KV[len(path)]
+        tables = others if parents[:i].count(parent) % 2 else toy.q
+        row = tables[len(path)][tuple(tokens_BN[:, j] for j in path)] if causal else toy.q_KV[len(path)]
         q.append(row.expand(len(tokens_BN), toy.V))
         left_BV = q[-1].clone()
         if siblings == "without_replacement":
@@ -203,10 +207,14 @@ DRAFTERS: dict[str, Callable[[Toy, Parents], Case]] = {
     ),
     "causal, i.i.d. siblings": lambda toy, parents: drawn(toy, parents, True),
     "causal, without replacement": lambda toy, parents: drawn(toy, parents, True, "without_replacement"),
+    "causal, siblings of several q": lambda toy, parents: drawn(toy, parents, True, "independent"),
     "causal, stopped by earlier draws": stopped,
     "unmasked, state-only": unmasked,
     "unmasked, order by earlier draws": surest,
 }
+
+
+KINDS = {"without replacement": "without_replacement", "siblings of several q": "independent"}
 
 
 def outcomes(case_: Case, verifier: Verifier | str) -> Outcomes:
@@ -282,7 +290,7 @@ def pairs() -> list[tuple[str, str]]:
             law, _, siblings = drafter.partition(", ")
             if law not in verifier.laws:
                 continue
-            kind = "without_replacement" if siblings == "without replacement" else "iid"
+            kind = KINDS.get(siblings, "iid")
             alone = law not in ("independent", "causal") or kind == "iid"
             if kind in verifier.siblings or alone:
                 found.append((verifier.name, drafter))

@@ -252,6 +252,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "the same under traversal": Mutant(said_to_be(False, "without_replacement"), "traversal"),
     "the same under K-SEQ": Mutant(said_to_be(False, "without_replacement"), "k_seq"),
+    "siblings of several q under K-SEQ": Mutant(tree_of(TWO, "independent", causal=True), "k_seq"),
     "i.i.d. siblings under the rule without replacement": Mutant(said_to_be(True, "iid"), "recursive"),
     "greedy rule on a sampled target": Mutant(
         lambda toy: chosen(toy, CHAIN),

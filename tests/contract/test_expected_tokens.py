@@ -18,6 +18,7 @@ from decode.verifiers import VERIFIERS, Verdict, resolve
 from tests.contract.enumeration import (
     DOMINATES,
     DRAFTERS,
+    KINDS,
     Case,
     Parents,
     Toy,
@@ -77,11 +78,10 @@ def drafts_of(toy: Toy, parents: Parents, causal: bool, siblings: Siblings) -> A
 
 def proposals_of(case_: Case, drafter: str) -> list[Proposal]:
     """Every draft of a case, as a drafter of that law hands it over."""
-    drafts, law = case_.drafts, drafter.partition(", ")[0]
+    drafts, (law, _, how) = case_.drafts, drafter.partition(", ")
     found = []
     for b, parents in enumerate(drafts.parents):
         branches = law != "point" and len(set(parents)) < len(parents)
-        kind = "without_replacement" if drafts.without_replacement else "iid"
         n = len(parents)
         found.append(
             Proposal(
@@ -90,7 +90,7 @@ def proposals_of(case_: Case, drafter: str) -> list[Proposal]:
                 None if drafts.q_BNV is None else DenseQ(drafts.q_BNV[b, :n].float()),
                 None if drafts.steps_BN is None else drafts.steps_BN[b, :n],
                 None if parents == chain(n) else parents,
-                kind if branches else None,  # type: ignore[arg-type]
+                KINDS.get(how, "iid") if branches else None,  # type: ignore[arg-type]
                 state_only=law == "unmasked",
             )
         )

@@ -22,7 +22,7 @@ from decode.drafters.d2sd import D2SDDrafter, D2SDDrafts, boundary_scores, likel
 from decode.engine import _NOTHING, Engine
 from decode.frequencies import exact_law
 from decode.proposal import Proposal
-from decode.sampling import position_noise
+from decode.sampling import position_noise, probs
 from decode.tree import chain
 from tests.contract.test_trees import prefixes
 from tests.decode.test_block import IDS, PROMPT, VARIED
@@ -185,7 +185,7 @@ def paths(tree: Proposal) -> list[tuple[int, ...]]:
 def test_the_tree_is_the_first_draft_and_the_seconds_branches(target: Target, name: str, k: int) -> None:
     boundaries, wider = [], 0
     for sampling in (Sampling(), VARIED, Sampling(0.8, seed=3)):
-        drafter = pair(target, name, boundaries=2)
+        drafter = pair(target, name, boundaries=2, keep_q=False)
         drafts = begun(target, drafter, sampling)
         tree = drafts.propose(k)
         expected, kept = by_definition(drafts, k)
@@ -200,6 +200,78 @@ def test_the_tree_is_the_first_draft_and_the_seconds_branches(target: Target, na
         assert any(kept[1] > 2 for kept in boundaries) and (name == "one network") == all(
             kept[0] > 0 for kept in boundaries
         )
+
+
+def rows_by_definition(drafts: D2SDDrafts, net: BlockDrafter, shown: list[int], draft: list[int]) -> Tensor:
+    """What each token of a draft is drawn from, (K, V), the network seeing the `shown` ones in its block."""
+    request, target = drafts.request, drafts.request.target
+    cache, text, size = target.new_cache(1, 40), request.tokens, net.config.block_size
+    session = BlockSession(net, cache, 40)
+    output = target.forward(torch.tensor([text[:-1]]), cache=cache, taps=session.taps)
+    session.observe(output.hidden_BLD, output.taps_BLFD, len(text) - 1)
+    ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
+    block = ([text[-1], *shown] + [net.config.mask_token_id] * size)[:size]
+    hidden_KD = session.hidden_abreast(torch.tensor([block]))[0]
+    rows = []
+    for j in range(len(draft)):
+        logits = net.logits(hidden_KD[j])
+        inputs = session.bias_inputs(hidden_KD[j])
+        if inputs is not None:
+            logits = logits + session.bias(inputs, torch.tensor([text[-1], *draft][j]))
+        row = torch.zeros(target.vocab_size)
+        before = request.history.ahead(j, 1).columns(ids)
+        row[ids] = probs(logits[None], request.sampling, before)[0]
+        rows.append(row)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("k", [1, 3, 4])
+def test_drawn_tokens_come_with_their_q(target: Target, name: str, k: int) -> None:
+    for sampling in (Sampling(1.0, seed=3), replace(VARIED, temperature=0.9)):
+        drafter = pair(target, name, boundaries=2, keep_q=True)
+        drafts = begun(target, drafter, sampling, "recursive")
+        tree = drafts.propose(k)
+        assert tree.law == "causal" and tree.q is not None and tree.depth == k
+        q_NV = tree.q.dense(target.vocab_size)
+        torch.testing.assert_close(q_NV.sum(1), torch.ones(len(tree)))
+        tokens, parents = tree.tokens_K.tolist(), tree.parents or chain(len(tree))
+        assert parents[:k] == chain(k)
+        torch.testing.assert_close(
+            q_NV[:k], rows_by_definition(drafts, drafter.first, [], tokens[:k]), atol=1e-5, rtol=1e-3
+        )
+        starts = [n for n in range(k, len(tree)) if parents[n] != n - 1 or parents[n] < k - 1]
+        kept = [parents[n] + 1 for n in starts]
+        assert len(set(kept)) == len(kept) == min(2, k - drafter.lowest) and kept == sorted(kept)
+        for n, i in zip(starts, kept, strict=True):
+            draft = [*tokens[:i], *tokens[n : n + k - i]]
+            assert parents[n : n + k - i] == (i - 1, *range(n, n + k - i - 1))
+            expected = rows_by_definition(drafts, drafter.second, draft[:i], draft)[i:]
+            torch.testing.assert_close(q_NV[n : n + k - i], expected, atol=1e-5, rtol=1e-3)
+        assert (tree.siblings == "independent") == bool(kept)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_shape_is_settled_before_a_token_is_drawn(target: Target, name: str) -> None:
+    """Else whether a sibling is there would say something of the tokens drawn."""
+    seen = {}
+    for seed in range(12):
+        drafts = begun(target, pair(target, name, boundaries=2), Sampling(1.0, seed=4))
+        drafts.request.generator.manual_seed(seed)
+        tree = drafts.propose(4)
+        seen[tuple(tree.tokens_K.tolist())] = tree.parents
+    assert len(seen) > 3 and len(set(seen.values())) == 1
+
+
+def test_what_is_drawn_and_when(target: Target) -> None:
+    for keep_q, temperature, law in (
+        (None, 1.0, "causal"), (None, 0.7, "point"), (None, 0.0, "point"), (True, 0.3, "causal"), (True, 0.0, "point"),
+        (False, 1.0, "point"),
+    ):  # fmt: skip
+        drafter = pair(target, "one network", keep_q=keep_q)
+        assert drafter.law(Sampling(temperature)) == law
+        tree = begun(target, drafter, Sampling(temperature)).propose(4)
+        assert tree.law == law and (tree.q is None) == (law == "point")
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -243,6 +315,8 @@ def test_both_contexts_keep_step_with_the_text(
     accepted = 0
     for seed in range(40):  # a random drafter's acceptance is small and differs from machine to machine
         sampling = Sampling(1.0, top_k=2, seed=seed)
+        # drawn as well as chosen: both keep step
+        drafter.keep_q = bool(seed % 2)
         accepted += sum(Engine(target, PROMPT, 8, sampling, drafter, "point_mass").run().accepted)
         if accepted > 3:
             break
@@ -298,13 +372,19 @@ def test_greedy_output_ends_where_plain_decoding_does(
             assert out.finish == ("eos" if eos else "length")
 
 
-def test_sampled_output_has_the_targets_joint_law(target: Target) -> None:
+@pytest.mark.parametrize("verifier", ["point_mass", "recursive", "traversal"])
+def test_sampled_output_has_the_targets_joint_law(target: Target, verifier: str) -> None:
     runs, sampling = 120, Sampling(1.0, top_k=2)
     law, ids = exact_law(target, PROMPT, 4, sampling), likely(target)
     first = network(target, 1, "shared_kv", size=3, markov_rank=8, ids=ids)
     second = network(target, 2, "taps", size=3, ids=ids)
-    decoder = Decoder(target, D2SDDrafter(first, second))
-    assert decoder.verifier_for(sampling) == "point_mass"
+    chosen = verifier == "point_mass"
+    decoder = Decoder(
+        target,
+        D2SDDrafter(first, second, keep_q=not chosen),
+        verifier if verifier == "recursive" else "auto",
+    )
+    assert decoder.verifier_for(sampling) == verifier
     found: Counter[tuple[int, ...]] = Counter()
     accepted, branches = 0, 0
     for seed in range(runs):
@@ -344,4 +424,4 @@ def test_options_are_checked(target: Target, monkeypatch: pytest.MonkeyPatch) ->
         D2SDDrafter(net, network(target, 2, "shared_kv"), 2)
     assert D2SDDrafter(net, net, 2).draft_nodes == 9
     with pytest.raises(UserError, match="these fit: point_mass"):
-        Decoder(target, D2SDDrafter(net, net, 1), "token").verifier_for(Sampling(1.0))
+        Decoder(target, D2SDDrafter(net, net, 1, keep_q=False), "token").verifier_for(Sampling(1.0))
