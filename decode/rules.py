@@ -364,24 +364,23 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         reached_B = torch.tensor([leaving is False for _, leaving in step], device=p_BMV.device)
         tested_B = torch.tensor([leaving is True for _, leaving in step], device=p_BMV.device)
         tokens_B, above_B = drafts.tokens_BN[batch, i_B], above_BN[batch, i_B]
-        p_BV, q_BV = rows_at(rest_BMV, above_B), drafts.q_BV(i_B, above_BN)
+        q_BV = drafts.q_BV(i_B, above_BN)
         sound_B = q_BV.sum(1).isfinite()
         a_above_B, a_B = a_BM[batch, above_B], a_BM[batch, i_B + 1]
         if any(leaving is False for _, leaving in step):
-            ratio_B = accept_probability(a_above_B * _at(p_BV, tokens_B).double(), _at(q_BV, tokens_B))
+            p_B = rest_BMV[batch, above_B, tokens_B].double()
+            ratio_B = accept_probability(a_above_B * p_B, _at(q_BV, tokens_B))
             a_BM[batch, i_B + 1] = torch.where(reached_B, ratio_B * sound_B, a_B)
         if any(leaving for _, leaving in step):
             stop_BM[batch, i_B + 1] = torch.where(tested_B, open_B * a_B, stop_BM[batch, i_B + 1])
             open_B = torch.where(tested_B, open_B * (1 - a_B), open_B)
-            left_BV = (a_above_B[:, None] * p_BV - q_BV).clamp_(min=0)
-            mass_B = left_BV.sum(1)
+            p_BV = rows_at(rest_BMV, above_B)
+            left_BV = (p_BV * a_above_B[:, None].to(p_BV.dtype)).sub_(q_BV).clamp_(min=0)
+            mass_B = left_BV.sum(1, dtype=torch.float64)
             rejected_B = tested_B & sound_B
             some_B = rejected_B & (mass_B > 0)
-            _put(
-                rest_BMV,
-                above_B,
-                torch.where(some_B[:, None], (left_BV / mass_B[:, None]).to(p_BV.dtype), p_BV),
-            )
+            left_BV.div_(mass_B[:, None].to(p_BV.dtype))
+            _put(rest_BMV, above_B, torch.where(some_B[:, None], left_BV, p_BV))
             denominator_B = mass_B + 1 - a_above_B
             # 0/0 only where the leaf was certain: nobody gets here
             new_a_B = torch.where(denominator_B > 0, mass_B / denominator_B, 1.0)
