@@ -53,7 +53,7 @@ endif
 quickstart: setup
 	$(PY) -m align.synthesize recipe=smollm2_quickstart output=$(RUN) $(QUICK)
 	$(PY) -m align.train recipe=smollm2_quickstart output=$(RUN) $(QUICK)
-	$(PY) -m decode.eval --suite mtbench --limit $(LIMIT) --max-new-tokens $(NEW_TOKENS) --drafter $(RUN)/drafter --out $(RUN)/report
+	$(PY) -m decode.eval --suite mtbench --limit $(LIMIT) --max-new-tokens $(NEW_TOKENS) --dtype float32 --drafter $(RUN)/drafter --out $(RUN)/report
 	@echo
 	@echo "Report: $(RUN)/report/report.html.  Next:"
 	@echo "  $(PY) -m decode.generate --drafter $(RUN)/drafter \"Explain how rainbows form.\""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ def build_drafter(
                 file=sys.stderr,
             )
             drafter = without_confidence(drafter)
+        # the same weights in another dtype are another target, and what is learnt here is this one
+        drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
     else:
         size = recipe.drafter.draft_vocab
         chosen = frequent_tokens(samples, target, size) if vocabulary is None else torch.tensor(vocabulary)

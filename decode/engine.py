@@ -196,7 +196,7 @@ class Engine:
         proposal = self.session.propose(room) if room > 0 else None
         if proposal is not None and proposal.branches and self.target.chains_only:
             raise UserError(
-                f"target {self.target.spec!r} windows its attention by place: drafts may not branch (--tree-nodes 0)"
+                f"target {self.target.spec!r} windows its attention by place: drafts may not branch (tree_nodes=0)"
             )
         return _NOTHING if proposal is None else proposal.cut(room)
 

@@ -88,7 +88,7 @@ def parser() -> Parser:
         const=TUNING_PROMPTS,
         metavar="N",
         help=f"first choose the setting of every system named (drafter and combined have none) on N built-in prompts "
-        f"(default {TUNING_PROMPTS}, at most 40), among --sweep's values or the system's own",
+        f"(default {TUNING_PROMPTS}, 5 to 40), among --sweep's values or the system's own",
     )
     add("--draft-tokens", type=whole(1), metavar="K", help="draft at most K tokens ahead")
     add(
@@ -97,16 +97,21 @@ def parser() -> Parser:
         metavar="N",
         help="the drafter's tokens a call, branching; 0 = a chain; default: 5 up to temperature 0.7, else 0",
     )
-    add("--drafter-tokenizer", help="of a standalone drafter whose vocabulary is not the target's")
+    add(
+        "--drafter-tokenizer",
+        help="of `drafter`, a standalone one whose vocabulary is not the target's",
+    )
     add(
         "--steps",
         type=whole(1),
         default=1,
         metavar="T",
-        help="standalone drafters: passes that unmask a draft (default 1)",
+        help="of `drafter`, a standalone one: passes that unmask a draft (default 1)",
     )
     add(
-        "--order", default="left_to_right", help="in which order: left_to_right (default), random, confidence"
+        "--order",
+        default="left_to_right",
+        help="in which order: left_to_right (default), blockwise, random, confidence",
     )
     add("--verifier", default="auto", help=f"of drafter and combined: {VERIFIER_HELP}")
     add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
@@ -169,13 +174,16 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
         check_early(options.out, options)
     spec, drafters = _target_and_drafters(options, console)
     methods, left_out = _methods(options.methods, [] if options.tune else options.sweep, drafters)
+    _check_read(methods, options)
     suites, skipped = prompts_of(options)
     skipped += left_out
     for loaded in suites:
         console.print(loaded.describe(), markup=False, highlight=False)
     drafters = _used(methods, drafters)
     if options.tune is None:
-        decoders = _decoders(spec, drafters, methods, options, sampling)
+        decoders, lines = _buildable(spec, drafters, methods, options, sampling)
+        methods = {name: methods[name] for name in decoders}
+        skipped += lines
     else:
         methods, decoders, options = _tuned(spec, drafters, methods, sampling, options, console, command)
     corpora = _corpora(methods.values())
@@ -221,6 +229,11 @@ def _methods(
     ours = {PLAIN, "drafter", "combined"}
     known = [*METHODS, *SYSTEMS, "all"]
     for name in chosen:
+        if name.partition(":")[0] in ours - {PLAIN} and ":" in name:
+            raise UserError(
+                f"--methods={name}: {name.partition(':')[0]} takes its options from --draft-tokens, --tree-nodes, --steps, --order and "
+                "--verifier; systems take theirs behind colons (block:gamma=2)"
+            )
         if name.partition(":")[0] not in known:
             raise UserError(f"--methods: unknown method {name!r}{nearest(name, known)}")
         if name in ("drafter", "combined") and not drafters:
@@ -233,6 +246,18 @@ def _methods(
     return found | {m.name: m for m in systems}, left_out
 
 
+def _check_read(methods: dict[str, Method | None], options: Any) -> None:
+    """Raises UserError for an option of `drafter` and `combined` where neither is measured."""
+    if {"drafter", "combined"} & methods.keys():
+        return
+    for key in ("tree_nodes", "drafter_tokenizer", "steps", "order", "verifier"):
+        if getattr(options, key) != parser().get_default(key):
+            raise UserError(
+                f"--{key.replace('_', '-')} is read by the methods drafter and combined, and neither is measured here: systems take "
+                "their options behind colons (specdiff:steps=2:order=random:nodes=0:verifier=hybrid)"
+            )
+
+
 def _corpora(methods: Iterable[Method | None]) -> list[str]:
     """The files that methods read."""
     return sorted({m.given["corpus"] for m in methods if m and m.given.get("corpus")})
@@ -240,7 +265,7 @@ def _corpora(methods: Iterable[Method | None]) -> list[str]:
 
 def _used(methods: dict[str, Method | None], drafters: dict[str, str]) -> dict[str, str]:
     """The drafters that a figure may depend on."""
-    roles = {role for m in methods.values() if m for role in m.system.needs}
+    roles = {role for m in methods.values() if m for role in m.needs}
     first = next(iter(drafters), None) if {"drafter", "combined"} & methods.keys() else None
     return {role: folder for role, folder in drafters.items() if role in roles or role == first}
 
@@ -296,6 +321,23 @@ def _decoders(
     return {name: decoders[name] for name in methods if name in decoders}
 
 
+def _buildable(
+    spec: str, drafters: dict[str, str], methods: dict[str, Method | None], options: Any, sampling: Sampling
+) -> tuple[dict[str, Decoder], list[str]]:
+    """The decoders; and a line for each that came out of `all` or of a sweep and can't be made of these drafters.
+
+    Raises:
+        UserError: one that was asked for by its name can't be built, or nothing is left.
+    """
+    asked = [name.strip() for name in (options.methods or "").split(",")]
+    refused: dict[str, UserError] = {}
+    decoders = _decoders(spec, drafters, methods, options, sampling, refused)
+    named = [name for name in refused if name in asked]
+    if refused and (named or (not options.sweep and "all" not in asked) or set(decoders) == {PLAIN}):
+        raise refused[next(iter(named or refused))]
+    return decoders, [str(error) for error in refused.values()]
+
+
 def _tuned(
     spec: str,
     drafters: dict[str, str],
@@ -345,6 +387,8 @@ def _tuned(
 
 def next_step(summary: dict[str, Any], options: Any) -> str:
     """What to type next."""
+    if summary["bugs"]:
+        return "Next: the page names each difference; python -m decode.verify looks closer"
     target = f" --target {shlex.quote(options.target)}" if options.target else ""
     drafter = f" --drafter {shlex.quote(options.drafter)}" if options.drafter else ""
     trained = {
@@ -357,7 +401,7 @@ def next_step(summary: dict[str, Any], options: Any) -> str:
             "Next: train a drafter for this target:  python -m align.train --help\n"
             f"      then:  python -m decode.eval{target} --drafter FOLDER"
         )
-    best = max(trained, key=lambda name: (name == "drafter", trained[name]["speedup"] or 0.0))
+    best = max(trained, key=lambda name: (name in ("drafter", "combined"), trained[name]["speedup"] or 0.0))
     if (trained[best]["speedup_lo"] or trained[best]["speedup"] or 0) > 1:
         method = "" if best in ("drafter", "combined") else f" --method {shlex.quote(best)}"
         return f'Next: use it:  python -m decode.generate{target}{drafter}{method} "your prompt"'

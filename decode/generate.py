@@ -55,12 +55,12 @@ def parser() -> Parser:
     p.add_argument(
         "--order",
         default="left_to_right",
-        help="in which order: left_to_right (default), random or confidence",
+        help="in which order: left_to_right (default), blockwise, random or confidence",
     )
     p.add_argument(
         "--copying",
         action=argparse.BooleanOptionalAction,
-        default=True,
+        default=None,
         help="where the text repeats itself, copy instead of drafting (default: on)",
     )
     p.add_argument(
@@ -124,8 +124,10 @@ def _load(args: argparse.Namespace) -> Decoder:
         if drafter is None and target == DEFAULT_TARGET:
             drafter = f"block={DEFAULT_DRAFTER}"
         own = {
-            name: getattr(args, name) for name in ("verifier", "draft_tokens", "tree_nodes", "steps", "order")
+            name: getattr(args, name)
+            for name in ("verifier", "draft_tokens", "tree_nodes", "steps", "order", "drafter_tokenizer")
         }
+        own["copying"] = bool(args.copying)
         return load(target, drafter, dtype=args.dtype, device=args.device, method=args.method, **own)
     if drafter is None:
         if args.target not in (None, DEFAULT_TARGET):
@@ -147,7 +149,7 @@ def _load(args: argparse.Namespace) -> Decoder:
         steps=args.steps,
         order=args.order,
         drafter_tokenizer=args.drafter_tokenizer,
-        copying=args.copying and drafter not in ("lookup", "none"),
+        copying=args.copying is not False and drafter not in ("lookup", "none"),
     )
 
 

@@ -7,9 +7,9 @@ beam search takes the path that q and a model reading from left to right agree u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
-import torch
 from torch import Tensor
 
 Column = list[tuple[int, float]]
@@ -20,7 +20,7 @@ Reader = Callable[[tuple[int, ...], Sequence[int]], Sequence[float]]
 
 def columns(q_KV: Tensor, mass: float, most: int, ends: Collection[int]) -> list[Column]:
     """Candidates (eq. 7): of each position the fewest most probable tokens that hold `mass` of q, or `most` where those hold
-    less; and an end of sequence that is among the `most`, so that a path may end there. None of probability 0.
+    less; and the likeliest end of sequence, so that a path may end there. None of probability 0.
 
     Args:
         q_KV: K distributions.
@@ -28,10 +28,16 @@ def columns(q_KV: Tensor, mass: float, most: int, ends: Collection[int]) -> list
     top = q_KV.double().topk(min(most, q_KV.shape[1]), dim=-1)
     before_KM = top.values.cumsum(-1).roll(1, -1)
     before_KM[:, 0] = 0.0
-    end_KM = torch.isin(top.indices, torch.tensor(list(ends), dtype=torch.int64, device=q_KV.device))
-    kept_KM = ((before_KM < mass) | end_KM) & (top.values > 0)
+    kept_KM = (before_KM < mass) & (top.values > 0)
     rows = zip(kept_KM.tolist(), top.indices.tolist(), top.values.log().tolist(), strict=True)
-    return [[(t, x) for keep, t, x in zip(*row, strict=True) if keep] for row in rows]
+    found = [[(t, x) for keep, t, x in zip(*row, strict=True) if keep] for row in rows]
+    if ends:
+        ids = sorted(ends)
+        likeliest = q_KV[:, ids].double().max(-1)
+        for column, q, at in zip(found, likeliest.values.tolist(), likeliest.indices.tolist(), strict=True):
+            if q > 0 and not any(token in ends for token, _ in column):
+                column.append((ids[at], math.log(q)))
+    return found
 
 
 def best_path(

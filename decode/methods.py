@@ -40,6 +40,16 @@ class Method:
     """The method in each of the ways that its options leave open; none: they leave nothing open."""
 
     @property
+    def needs(self) -> tuple[str, ...]:
+        """The kinds of drafters that it is made of."""
+        return (*self.system.needs, *self.system.also_needs(self.given))
+
+    @property
+    def branches(self) -> bool:
+        """Whether drafts of it may branch, in any of its ways."""
+        return any(self.system.branches(way.options) for way in self.ways or (self,))
+
+    @property
     def given(self) -> Mapping[str, Any]:
         """All options that it says something of, those too that it leaves open."""
         return self.ways[0].options if self.ways else self.options
@@ -134,6 +144,8 @@ def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
         key, equals, text = word.partition("=")
         if not equals or not text:
             raise UserError(f"--sweep: {word!r} is not key=value,value,…")
+        if key in values:
+            raise UserError(f"--sweep: {key} is given twice ({key}={','.join(values[key])} and {word})")
         values[key] = [v for v in text.split(",") if v]
         if not values[key]:
             raise UserError(f"--sweep: {word!r} names no value of {key}")
@@ -141,6 +153,9 @@ def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
     for key in values:
         if key not in known:
             raise UserError(f"--sweep: no method here has the option {key!r}{nearest(key, sorted(known))}")
+        owners = [m for m in methods if key in keys_of(m.system)]
+        if all(key in m.given for m in owners):
+            raise UserError(f"--sweep: {owners[0].name} says {key} itself; leave it out there to sweep it")
     found: dict[str, Method] = {}
     for method in methods:
         free = keys_of(method.system) - {*method.given}
@@ -174,12 +189,31 @@ def build(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
 
     system = method.system
     check_parts([method], parts.drafters)
+    if parts.target.chains_only and method.branches:
+        raise UserError(
+            f"method {method.name!r}: target {parts.target.spec!r} windows its attention by place, so drafts may not branch"
+            f"{_UNBRANCHED.get(system.name, '')}"
+        )
     drafter = _switching(method, parts, gamma) if method.ways else _drafter(method, parts, gamma)
     try:
         target = parts.target if system.target is None else system.target(parts.target)
     except UserError as error:
         raise UserError(f"method {method.name!r}: {error}") from None
-    return Decoder(target, drafter, method.options.get("verifier", system.verifier))
+    return Decoder(target, drafter, verifier_of(method))
+
+
+_UNBRANCHED = {
+    "specdiff": " (nodes=0)",
+    "specdiff2": " (candidates=1)",
+    "retrieval": " (nodes=0)",
+    "block_tree": " (block does not)",
+}
+
+
+def verifier_of(method: Method) -> str:
+    """The verifier that it names, or its system's: `auto` where drafts that the system would choose keep their q."""
+    own = "auto" if method.given.get("keep_q") else method.system.verifier
+    return method.given.get("verifier", own)
 
 
 def _drafter(method: Method, parts: Parts, gamma: int | None) -> Drafter | None:
@@ -194,7 +228,7 @@ def _drafter(method: Method, parts: Parts, gamma: int | None) -> Drafter | None:
     except UserError as error:
         raise UserError(f"method {method.name!r}: {error}") from None
     most = 0 if drafter is None else drafter.draft_tokens
-    if most and most < method.options.get("gamma", 0):
+    if most and most < (method.options.get("gamma") or 0):
         raise UserError(f"method {method.name!r}: this drafter drafts at most {most} tokens")
     if drafter is not None and (make := _controller(method, drafter.draft_tokens)):
         return AdaptiveDrafter(drafter, make)
@@ -279,20 +313,20 @@ def open_parts(methods: Sequence[Method], drafters: Mapping[str, str], target: T
     from decode.loading import open_part
 
     check_parts(methods, drafters)
-    roles = dict.fromkeys(role for method in methods for role in method.system.needs)
+    roles = dict.fromkeys(role for method in methods for role in method.needs)
     return Parts(target, {role: open_part(drafters[role], role, target) for role in roles})
 
 
-def lacking(system: System, drafters: Mapping[str, Any]) -> str | None:
-    """The first kind of drafter that the system needs and that is not there."""
-    return next((role for role in system.needs if role not in drafters), None)
+def lacking(needs: Sequence[str], drafters: Mapping[str, Any]) -> str | None:
+    """The first kind of drafter that is needed and that is not there."""
+    return next((role for role in needs if role not in drafters), None)
 
 
 def with_all(names: Sequence[str], drafters: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """The names with every system whose drafter is there in place of `all`, and a line for each that this leaves out."""
     if "all" not in names:
         return list(names), []
-    missing = {name: role for name, system in SYSTEMS.items() if (role := lacking(system, drafters))}
+    missing = {name: role for name, system in SYSTEMS.items() if (role := lacking(system.needs, drafters))}
     lines = [
         f"{name}: no drafter of the kind {role} (--drafter {role}=FOLDER)" for name, role in missing.items()
     ]
@@ -303,7 +337,7 @@ def with_all(names: Sequence[str], drafters: Mapping[str, Any]) -> tuple[list[st
 def check_parts(methods: Sequence[Method], drafters: Mapping[str, Any]) -> None:
     """Raises UserError for the first method whose drafter is not there."""
     for method in methods:
-        if role := lacking(method.system, drafters):
+        if role := lacking(method.needs, drafters):
             raise UserError(
                 f"method {method.name!r} needs a drafter of the kind {role}: --drafter {role}=FOLDER"
             )
@@ -323,6 +357,10 @@ def role_of(folder: str) -> str:
     from align.target import read_config
 
     path = Path(folder).expanduser()
+    if path.is_file():
+        raise UserError(
+            f"--drafter={folder}: that is a file; a drafter is a folder with its config.json and weights"
+        )
     if not (path / "config.json").is_file():
         return "diffusion"
     values = read_config(path)

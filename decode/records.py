@@ -175,7 +175,7 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
         with open(path, "r+b") as file:
             file.truncate(len(whole))
     records = []
-    for number, line in enumerate(whole.decode("utf-8", errors="replace").splitlines(), 1):
+    for number, line in enumerate(whole.decode("utf-8", errors="replace").split("\n")[:-1], 1):
         try:
             data = json.loads(line)
             if data.get("divergence"):

@@ -58,7 +58,9 @@ def _folder_hash(folder: Path) -> str | None:
     """sha256 over the drafter's config and weights; None where it is no folder."""
     digest = hashlib.sha256()
     files = sorted(
-        p for p in folder.glob("*") if p.name in ("config.json", "drafter.json") or p.suffix == ".safetensors"
+        p
+        for p in folder.glob("*")
+        if p.name in ("config.json", "drafter.json") or p.suffix in (".safetensors", ".bin", ".pt", ".pth")
     )
     for path in files:
         digest.update(path.name.encode() + path.read_bytes())

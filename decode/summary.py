@@ -11,6 +11,7 @@ import numpy as np
 
 from decode.records import PLAIN, Record, Run
 from decode.statistics import (
+    FEWEST,
     Estimate,
     acceptance,
     counts,
@@ -190,6 +191,8 @@ def verdict(summary: dict[str, Any]) -> str:
         sentences.append(
             f"UNFINISHED: {overall[best]['prompts']} of {plural(expected, 'prompt')}; the same command goes on."
         )
+    if 1 < overall[best]["prompts"] < FEWEST:
+        sentences.append("So few prompts show little of what others would.")
     unsteady = summary.get("plain_spread")
     if unsteady is not None and unsteady > STEADY:
         sentences.append(
@@ -242,7 +245,8 @@ def _lossless(summary: dict[str, Any], methods: list[str]) -> str:
     figures = [summary["overall"][method] for method in methods]
     if summary["bugs"]:
         count = plural(summary["bugs"], "difference")
-        return f"OUTPUT CHANGED: {count} that rounding does not explain. Don't use it."
+        who = ", ".join(m for m, f in zip(methods, figures, strict=True) if f["bugs"])
+        return f"OUTPUT CHANGED by {who}: {count} that rounding does not explain. Don't use it."
     pairs = [f"{f['identical']} of {f['prompts']}" for f in figures]
     same = f"The output is identical to plain decoding's on {pairs[0]} prompts"
     if len(set(pairs)) > 1:
@@ -254,7 +258,11 @@ def _lossless(summary: dict[str, Any], methods: list[str]) -> str:
     accuracy = "so accuracy is unchanged"
     if not ties:
         return f"{same}, {accuracy}."
-    return f"{same}; {plural(ties, 'difference')} start at a rounding tie between two equally good tokens."
+    over = " (over all methods)" if len(methods) > 1 else ""
+    return (
+        f"{same}; {plural(ties, 'difference')}{over} start at a rounding tie between two equally good tokens"
+        f"{'' if summary['settings']['dtype'] == 'float32' else ' (none or next to none with --dtype float32)'}."
+    )
 
 
 def _number(value: float | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +133,7 @@ def _diffuspec(
     )
 
 
-def _d2sd(parts: Parts, gamma: int | None = None, boundaries: int = 4, keep_q: bool | None = None) -> Drafter:
+def _d2sd(parts: Parts, gamma: int | None = None, boundaries: int = 4, keep_q: bool = True) -> Drafter:
     """D²SD: a second block drafter behind the first's likeliest mistakes, one tree"""
     from decode.drafters.d2sd import D2SDDrafter
 
@@ -207,8 +207,8 @@ Make = Callable[..., "Drafter | None"]
 
 @dataclass(frozen=True)
 class System:
-    """One of them. `needs`: roles; `verifier`: at temperatures above 0, where it is not `auto`; `controller`: unless another is
-    named; `drafts`: anything at all; `switches`: its sessions read their options anew for every draft
+    """One of them. `needs`: roles; `also_needs`: those that its options ask for; `verifier`: at temperatures above 0, where it is
+    not `auto`; `controller`: unless another is named; `branches`: whether its drafts do, under these options; `drafts`: anything at all; `switches`: its sessions read their options anew for every draft
     (decode/drafters/switching.py); `grid`: values worth trying, `key=v1,v2` (decode/tune.py); `target`: what becomes of the target
     before it decodes."""
 
@@ -220,6 +220,8 @@ class System:
     drafts: bool = True
     switches: bool = False
     grid: tuple[str, ...] = ()
+    also_needs: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda options: ()
+    branches: Callable[[Mapping[str, Any]], bool] = lambda options: False
     target: Callable[[Target], Target] | None = None
 
     @property
@@ -247,16 +249,24 @@ SYSTEMS: dict[str, System] = {
     for s in (
         System("compiled", _compiled, drafts=False, target=_through_compile),
         System("lookup", _lookup, grid=("gamma=2,4,8,16",)),
-        System("retrieval", _retrieval, grid=("gamma=2,4,8,16",)),
+        System("retrieval", _retrieval, grid=("gamma=2,4,8,16",), branches=lambda o: o.get("nodes", 0) > 0),
         System("autoregressive", _autoregressive, ("autoregressive",), grid=("gamma=1,2,4,8",)),
         System("block", _block, ("block",), switches=True, grid=("gamma=2,4,8,16",)),
-        System("block_tree", _block_tree, ("block",), switches=True, grid=("nodes=3,5,8,16",)),
+        System(
+            "block_tree",
+            _block_tree,
+            ("block",),
+            switches=True,
+            grid=("nodes=3,5,8,16",),
+            branches=lambda o: o.get("nodes", 5) > 0,
+        ),
         System(
             "specdiff",
             _specdiff,
             ("diffusion",),
             switches=True,
             grid=("gamma=2,4,8", "steps=1,2", "nodes=0,5"),
+            branches=lambda o: o.get("nodes", 0) > 0,
         ),
         System(
             "specdiff2",
@@ -265,11 +275,25 @@ SYSTEMS: dict[str, System] = {
             "self_selection",
             switches=True,
             grid=("gamma=2,4,8", "candidates=2,4,8"),
+            branches=lambda o: o.get("candidates", 8) > 1,
         ),
         System("diffuspec", _diffuspec, ("diffusion",), grid=("gamma=2,4,8,16",)),
-        System("d2sd", _d2sd, ("block", "variable_prefix"), switches=True, grid=("boundaries=1,2,4",)),
-        System("hierarchical", _hierarchical, ("autoregressive",), grid=("gamma=2,4,8",)),
-        System("double", _double, ("autoregressive",), grid=("gamma=1,2,4",)),
+        System(
+            "d2sd",
+            _d2sd,
+            ("block", "variable_prefix"),
+            switches=True,
+            grid=("boundaries=1,2,4",),
+            branches=lambda o: True,
+        ),
+        System(
+            "hierarchical",
+            _hierarchical,
+            ("autoregressive",),
+            grid=("gamma=2,4,8",),
+            also_needs=lambda o: ("diffusion",) if o.get("inner") == "diffusion" else (),
+        ),
+        System("double", _double, ("autoregressive",), grid=("gamma=1,2,4",), branches=lambda o: True),
         System("duo", _duo, ("autoregressive",), controller="cost", grid=("gamma=2,4,8",)),
         System("tolerator", _tolerator, ("diffusion",), switches=True, grid=("gamma=2,4,8", "rounds=1,2")),
         System("specdec_lossy", _specdec, ("diffusion",), "lossy_top_beta", grid=("gamma=2,4,8",)),

@@ -43,7 +43,8 @@ def settings_to_try(
     for method in methods:
         own = {word.partition("=")[0]: word for word in method.system.grid}
         each = {key: word for key, word in own.items() if key not in fixed} | words
-        found[method.name] = swept([method], [w for key, w in each.items() if key in keys_of(method.system)])
+        free = keys_of(method.system) - {*method.given}
+        found[method.name] = swept([method], [word for key, word in each.items() if key in free])
     return found
 
 

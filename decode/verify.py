@@ -81,7 +81,13 @@ def parser() -> Parser:
         help="prompts of each suite, evenly spread (default 16)",
     )
     add("--max-new-tokens", type=whole(4), default=64, metavar="M", help="default 64")
-    add("--samples", type=whole(50), default=400, metavar="R", help="sampled texts per method (default 400)")
+    add(
+        "--samples",
+        type=whole(50),
+        default=400,
+        metavar="R",
+        help="sampled texts per method (default 400, at least 50)",
+    )
     add("--seed", type=whole(0), default=0, help="of everything sampled")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
     add("--out", type=Path, metavar="DIR", help="verdict.md and verdict.json go there (default runs/verify)")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from align.errors import UserError, nearest
-from decode.methods import Method, build, check_parts, open_parts, read_method, with_all
+from decode.methods import Method, build, check_parts, open_parts, read_method, verifier_of, with_all
 from decode.systems import SYSTEMS
 from decode.verifiers import find
 
@@ -62,7 +62,7 @@ def _of_a_drafter(
 ) -> tuple[Any, dict[str, dict[str, Any]], list[tuple[str, str, dict[str, Any]]]]:
     """The drafter, read from disk once, and its ways: those compared token by token, those whose tokens are counted."""
     from decode.drafters.block import BlockProposer
-    from decode.drafters.diffusion import DiffusionProposer
+    from decode.drafters.diffusion import ORDERS, DiffusionProposer
 
     found = first.drafter
     if isinstance(found, BlockProposer):
@@ -80,7 +80,7 @@ def _of_a_drafter(
         return found.network, chosen, [*drawn, ("chain with copies", "token", {"copying": True})]
     if isinstance(found, DiffusionProposer):
         steps = {"steps": 2}
-        orders = {f"2 steps, {order}": {"steps": 2, "order": order} for order in ("random", "confidence")}
+        orders = {f"2 steps, {order}": {"steps": 2, "order": order} for order in ORDERS[1:]}
         chosen = {"1 step": {}, "2 steps": steps, **orders, "with copies": {"copying": True}}
         drawn = [("1 step", v, {}) for v in ("token", "block")] + [("2 steps", "block", steps)]
         drawn += [(name, "hybrid", how) for name, how in orders.items()]
@@ -123,7 +123,7 @@ def of_methods(
 
     target = load_target(spec, dtype="float32", device=options.device)
     compared = {method.name: method for method in methods}
-    drawn = [(m.name, m.given.get("verifier", m.system.verifier), m) for m in methods]
+    drawn = [(m.name, verifier_of(m), m) for m in methods]
     return Ways(target, compared, drawn, list(compared), open_way)
 
 
@@ -137,7 +137,7 @@ def _left_out(method: Method) -> str | None:
     """Why there is nothing to verify."""
     if not method.system.drafts:
         return "it drafts nothing"
-    verifier = method.given.get("verifier", method.system.verifier)
+    verifier = verifier_of(method)
     return "it changes the output's law on purpose" if verifier != "auto" and find(verifier).lossy else None
 
 

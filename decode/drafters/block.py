@@ -31,8 +31,6 @@ TREE_NODES = 5
 """With the root six rows a call: one pass through the weights (align/rows.c), at 1.1 times the price of one row."""
 TREES_UP_TO = 0.7
 """The highest temperature at which trees are the default."""
-EXPANDED = 4
-"""Most nodes of one level whose children are looked at: the Markov bias costs a product for each."""
 
 
 class BlockProposer:
@@ -180,7 +178,7 @@ class BlockDrafts:
             rows = list(zip(top.values.tolist(), columns.tolist(), strict=True))
             return rows if len(rows) == len(above) else rows * len(above)
 
-        tokens, parents = best_first(len(logits_KV), nodes, children, EXPANDED)
+        tokens, parents = best_first(len(logits_KV), nodes, children, nodes)
         at = torch.tensor(tokens, dtype=torch.int64, device=logits_KV.device)
         return Proposal(at, "point", parents=parents)
 

@@ -24,7 +24,6 @@ from align.drafters.block import BlockDrafter, BlockSession
 from align.errors import UserError
 from align.target import TargetOutput
 from decode.drafters.base import Request, within
-from decode.drafters.block import TREES_UP_TO
 from decode.grow import prefix_tree
 from decode.proposal import DenseQ, Law, Proposal, SparseQ
 from decode.sampling import Sampling, best, couple, draw, penalised, probs
@@ -40,8 +39,8 @@ class D2SDDrafter:
             not behind boundary 0, where it would say the same again.
         boundaries: how many of them; more than there are are all.
         draft_tokens: K, default the shorter one's block.
-        keep_q: above temperature 0 draw the tokens and hand over what they were drawn from; None = above `TREES_UP_TO`,
-            where drawn tokens are accepted more often than chosen ones.
+        keep_q: above temperature 0 draw the tokens and hand over what they were drawn from; else choose them there too, which
+            is accepted less often (τ 1.63 and 1.30 at temperature 1, 1.71 and 1.55 at 0.6, on SmolLM2).
 
     Raises:
         UserError: drafters of two targets, an option out of its range, or more nodes than a tree may have.
@@ -55,7 +54,7 @@ class D2SDDrafter:
         second: BlockDrafter,
         boundaries: int = 4,
         draft_tokens: int | None = None,
-        keep_q: bool | None = None,
+        keep_q: bool = True,
     ) -> None:
         if first.target is not second.target:
             raise UserError(
@@ -79,8 +78,7 @@ class D2SDDrafter:
             )
 
     def law(self, sampling: Sampling) -> Law:
-        drawn = sampling.temperature > TREES_UP_TO if self.keep_q is None else self.keep_q
-        return "causal" if drawn and not sampling.greedy else "point"
+        return "causal" if self.keep_q and not sampling.greedy else "point"
 
     def start(self, request: Request) -> D2SDDrafts:
         return D2SDDrafts(self, request)

@@ -2,8 +2,8 @@
 
 T = 1 draws every position from its own q, law `independent`. More steps draw some positions given those unmasked before:
 from left to right that is a draw given the tokens left of each one, law `causal`, exact under every verifier that
-tests drafts; in another order (`random`, or `confidence`: where q is most peaked, settled before the step draws) the law
-is `unmasked`, for point mass or the hybrid rule. At temperature 0 the argmax, law `point`.
+tests drafts; in another order (`random`; `confidence`: where q is most peaked, settled before the step draws; `blockwise`: that
+within blocks of two steps each, the blocks from left to right) the law is `unmasked`, for point mass or the hybrid rule. At temperature 0 the argmax, law `point`.
 
 Hot start: what the last draft's steps said of positions beyond the rejected token was said of a text that did not come
 about, but it is there: the first step draws from it instead of running the network. Only the distributions are kept, no
@@ -27,7 +27,9 @@ from decode.grow import draw_tree, from_marginals, shape
 from decode.proposal import DenseQ, Law, Proposal, Siblings
 from decode.sampling import Before, Sampling, best, couple, draw, penalised, probs
 
-ORDERS = ("left_to_right", "random", "confidence")
+ORDERS = ("left_to_right", "blockwise", "random", "confidence")
+BLOCK_STEPS = 2
+"""Steps that the order `blockwise` takes for a block."""
 LONGEST_CONTEXT = 4096
 """Tokens of its own that a drafter with another vocabulary is shown; of a longer text the later half of them."""
 
@@ -141,7 +143,8 @@ class DiffusionDrafts(DiffusionSession):
         hot_RV = self._still_known(k) if count > 1 else None
         for step in range(count):
             logits_RV = hot_RV if step == 0 and hot_RV is not None else self.context.denoise(block_K)
-            at = self._next(logits_RV, block_K, rank_K, ceil(left / (count - step)))
+            end = k - left + self._block(left, count, step)
+            at = self._next(logits_RV, block_K[:end], rank_K, ceil(left / (count - step)))
             places, left = at.tolist(), left - len(at)
             if self.proposer.hot_start:
                 logits |= zip(places, logits_RV[at], strict=True)
@@ -164,6 +167,16 @@ class DiffusionDrafts(DiffusionSession):
         left_RV = self.known_RV[gone : gone + k]
         return left_RV if len(left_RV) else None
 
+    def _block(self, left: int, count: int, step: int) -> int:
+        """How many of the masked positions are open to this step, from the left: of the order `blockwise` those that are left of
+        its block."""
+        if self.proposer.order != "blockwise":
+            return left
+        most = 0
+        for later in range(step, min(count, (step // BLOCK_STEPS + 1) * BLOCK_STEPS)):
+            most += ceil((left - most) / (count - later))
+        return most
+
     def _ranks(self, k: int) -> Tensor:
         """In which order positions are unmasked, as far as that is settled before the network is run."""
         device = self.context.device
@@ -176,8 +189,8 @@ class DiffusionDrafts(DiffusionSession):
         drawn; never by what is drawn from this q."""
         rows = len(logits_RV)
         masked_R = self.masked(block_K[:rows])
-        rank_R = rank_K[:rows].float()
-        if self.proposer.order == "confidence":
+        logits_RV, rank_R = logits_RV[: len(masked_R)], rank_K[: len(masked_R)].float()
+        if self.proposer.order in ("blockwise", "confidence"):
             rank_R = -logits_RV.log_softmax(-1).amax(-1)
         first = rank_R.masked_fill(~masked_R, torch.inf).argsort()
         return first[:count].sort().values  # no more than are masked: a hot start's rows all are

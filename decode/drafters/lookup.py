@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from align.target import TargetOutput
-from decode.drafters.base import Request
+from decode.drafters.base import Request, within
 from decode.proposal import Law, Proposal
 from decode.sampling import Sampling
 
@@ -21,11 +21,16 @@ class LookupDrafter:
     Args:
         draft_tokens: K, how many tokens to copy.
         longest: the longest ending looked up, in tokens.
+
+    Raises:
+        UserError: a number out of its range.
     """
 
     name = "lookup"
 
     def __init__(self, draft_tokens: int = 8, longest: int = 3) -> None:
+        within("draft_tokens", draft_tokens, 1)
+        within("longest", longest, 1, None)
         self.draft_tokens = self.draft_nodes = draft_tokens
         self.longest = longest
 

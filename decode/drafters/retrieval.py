@@ -42,12 +42,9 @@ class RetrievalDrafter:
         tree_nodes: int = 0,
         datastore: Datastore | None = None,
     ) -> None:
-        for name, value, least in (
-            ("draft_tokens", draft_tokens, 1),
-            ("shortest", shortest, 1),
-            ("tree_nodes", tree_nodes, 0),
-        ):
-            within(name, value, least, None)
+        within("draft_tokens", draft_tokens, 1)
+        within("shortest", shortest, 1, None)
+        within("tree_nodes", tree_nodes, 0)
         self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
         self.draft_nodes = max(draft_tokens, tree_nodes)
         self.datastore = datastore

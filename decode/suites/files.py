@@ -53,7 +53,8 @@ def read_text(path: Path) -> str:
 
 def _jsonl(path: Path) -> list[Any]:
     rows = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    # JSON may hold line separators that are no newline
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -92,7 +93,7 @@ def _csv(path: Path) -> list[Any]:
 
 
 def _txt(path: Path) -> list[Any]:
-    return [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    return [line.strip() for line in read_text(path).split("\n") if line.strip()]
 
 
 def _parquet(path: Path) -> list[Any]:

@@ -265,8 +265,7 @@ def test_the_shape_is_settled_before_a_token_is_drawn(target: Target, name: str)
 
 def test_what_is_drawn_and_when(target: Target) -> None:
     for keep_q, temperature, law in (
-        (None, 1.0, "causal"), (None, 0.7, "point"), (None, 0.0, "point"), (True, 0.3, "causal"), (True, 0.0, "point"),
-        (False, 1.0, "point"),
+        (True, 1.0, "causal"), (True, 0.3, "causal"), (True, 0.0, "point"), (False, 1.0, "point"),
     ):  # fmt: skip
         drafter = pair(target, "one network", keep_q=keep_q)
         assert drafter.law(Sampling(temperature)) == law

@@ -49,6 +49,7 @@ CASES = [
     ("masked_lm", 2, "left_to_right", "token"),
     ("masked_lm", 2, "confidence", "hybrid"),
     ("masked_lm, full", 2, "random", "hybrid"),
+    ("ddit", 4, "blockwise", "hybrid"),
 ]
 
 
@@ -90,6 +91,23 @@ def test_q_is_what_each_token_was_drawn_from(target: Target, order: str) -> None
             torch.testing.assert_close(proposal.q.dense(target.vocab_size)[k], q[k], atol=1e-5, rtol=1e-4)
 
 
+def test_blocks_of_two_steps_go_from_left_to_right(target: Target) -> None:
+    """Within a block the surest first, so not always in order."""
+    made, inside = drafter(target, "ddit"), set()
+    for k, steps, blocks in ((8, 4, [4, 4]), (7, 4, [4, 3]), (7, 3, [5, 2]), (5, 5, [2, 2, 1]), (6, 2, [6])):
+        _, session = sessions(target, DiffusionProposer(made, k, steps, "blockwise"), Sampling(0.9, seed=4))
+        with torch.no_grad():
+            drafted = session.propose(k).steps_K.tolist()  # type: ignore[union-attr]
+        at = 0
+        for b, size in enumerate(blocks):
+            own = drafted[at : at + size]
+            assert set(own) <= {2 * b, 2 * b + 1} and len(set(own)) == min(2, steps - 2 * b)
+            inside.add(own == sorted(own))
+            at += size
+        assert at == k
+    assert inside == {True, False}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_hot_start_keeps_the_output(target: Target, kind: str, order: str) -> None:
@@ -104,7 +122,13 @@ def test_a_hot_start_keeps_the_output(target: Target, kind: str, order: str) -> 
 
 @pytest.mark.parametrize(
     ("order", "verifier"),
-    [("left_to_right", "token"), ("left_to_right", "block"), ("random", "hybrid"), ("confidence", "hybrid")],
+    [
+        ("left_to_right", "token"),
+        ("left_to_right", "block"),
+        ("random", "hybrid"),
+        ("confidence", "hybrid"),
+        ("blockwise", "hybrid"),
+    ],
 )
 def test_a_hot_start_keeps_the_targets_joint_law(target: Target, order: str, verifier: str) -> None:
     runs, sampling = 300, Sampling(1.0, top_k=2)

@@ -74,6 +74,26 @@ def test_first_difference() -> None:
     assert first_difference([1, 2], [1, 2, 3]) == first_difference([1, 2, 3], [1, 2]) == 2
 
 
+def test_a_method_that_runs_the_target_another_way_is_replayed_so() -> None:
+    """Compiled, say, which rounds otherwise one token at a time too."""
+
+    class Otherwise(NoisyTarget):
+        def forward(self, tokens_BL: torch.Tensor, **more: Any) -> Output:
+            out = super().forward(tokens_BL, **more)
+            assert out.logits_BLV is not None
+            out.logits_BLV.scatter_add_(
+                2, (tokens_BL[..., None] + 2) % 64, torch.full((1, tokens_BL.shape[1], 1), self.gap * 1.5)
+            )
+            return out
+
+    plain: Any = NoisyTarget(1e-5, 0)
+    other: Any = Otherwise(1e-5, 0)
+    calls = [0] * 3, [0] * 3
+    found = examine(plain, PROMPT, [8, 9, 10, 11], [8, 9, 11, 13], *calls, others=other)
+    assert found is not None and found.kind == TIE and found.reproduced
+    assert judge(plain, PROMPT, [8, 9, 10, 11], [8, 9, 11, 13], *calls).kind == BUG
+
+
 def test_equal_outputs_have_nothing_to_judge() -> None:
     target: Any = NoisyTarget(1, 0)
     assert examine(target, PROMPT, [8], [8], [], []) is None

@@ -175,6 +175,7 @@ def test_a_changed_output_ends_with_exit_code_1(
         drafted: list[int],
         accepted: list[int],
         trees: list[Tree | None],
+        **more: Any,
     ) -> Divergence | None:
         return Divergence(3, 5, 6, "BUG", 1.5, 0.001) if any(drafted) else None
 

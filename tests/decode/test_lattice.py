@@ -33,12 +33,13 @@ def test_at_most_so_many_where_the_mass_is_never_reached() -> None:
     assert [len(c) for c in columns(q, 0.8, 99, ())] == [32, 32]
 
 
-def test_an_end_is_kept_where_it_is_among_the_most() -> None:
+def test_the_likeliest_end_is_kept() -> None:
     q = torch.tensor([[0.01, 0.05, 0.6, 0.24, 0.1]])
     kept = log((2, 0.6), (3, 0.24))
     assert columns(q, 0.8, 5, (END,)) == [[*kept, *log((END, 0.01))]]
-    assert columns(q, 0.8, 4, (END,)) == [kept]  # fifth of four
-    assert columns(q, 0.8, 5, (END, 1)) == [[*kept, *log((1, 0.05), (END, 0.01))]]
+    assert columns(q, 0.8, 2, (END,)) == [[*kept, *log((END, 0.01))]]  # fifth of two
+    assert columns(q, 0.8, 5, (END, 1)) == [[*kept, *log((1, 0.05))]]
+    assert columns(q, 0.8, 5, (END, 3)) == [kept]  # there already
     assert columns(torch.tensor([[0.0, 0.5, 0.5]]), 0.3, 3, (END,)) == [log((1, 0.5))]
 
 

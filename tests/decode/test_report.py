@@ -174,7 +174,7 @@ def test_ties_and_bugs_are_told_apart(tmp_path: Path) -> None:
     assert read_records(tmp_path / "a") == records and any(r.divergence == tie for r in records)
     assert "rounding tie" in (tmp_path / "a/report.html").read_text()
     summary, _ = make_report(fill(tmp_path / "b", change=Divergence(4, 7, 8, "BUG", 1.0, 4e-5)))
-    assert summary["bugs"] == 1 and "OUTPUT CHANGED: 1 difference" in summary["verdict"]
+    assert summary["bugs"] == 1 and "OUTPUT CHANGED by drafter: 1 difference" in summary["verdict"]
 
 
 def test_the_table_fits_80_columns_and_names_several_suites(

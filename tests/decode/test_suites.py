@@ -214,3 +214,9 @@ def test_limit_spreads_over_the_suite() -> None:
     prompts = [Prompt(str(i), "x") for i in range(80)]
     assert [p.id for p in choose(prompts, 4)] == ["0", "20", "40", "60"]
     assert choose(prompts, None) == choose(prompts, 100) == prompts
+
+
+def test_separators_that_are_no_newline_stay_in_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "one\u2028two"}\r\n{"prompt": "three\x85four"}\n', encoding="utf-8")
+    assert [prompt.content for prompt in load_prompts_file(path).prompts] == ["one\u2028two", "three\x85four"]

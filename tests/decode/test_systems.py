@@ -21,6 +21,7 @@ from decode.drafters.switching import SwitchingDrafter
 from decode.frequencies import exact_law
 from decode.methods import (
     build,
+    check_parts,
     drafters_by_role,
     listing,
     open_parts,
@@ -28,6 +29,7 @@ from decode.methods import (
     read_method,
     role_of,
     swept,
+    verifier_of,
 )
 from decode.records import read_records
 from decode.systems import ROLES, SYSTEMS, Parts
@@ -138,7 +140,7 @@ def test_ways_that_cannot_take_turns_are_refused(parts: Parts) -> None:
     for text in ("block_tree:nodes=-1/5", "specdiff:steps=0/2", "specdiff:gamma=-2/3", "tolerator:gamma=0", "block:gamma=0", "specdiff2:gamma=-1", "block_tree:nodes=5000"):  # fmt: skip
         with pytest.raises(UserError, match=r"=-?\d+: must be \d to \d+"):
             build(read_method(text), parts)
-    assert [m.name for m in swept([read_method("specdiff:steps=1/2")], ["steps=1,2", "gamma=3"])] == [
+    assert [m.name for m in swept([read_method("specdiff:steps=1/2")], ["gamma=3"])] == [
         "specdiff:steps=1/2:gamma=3"
     ]
     mixed = build(read_method("specdiff:nodes=0/4"), parts)
@@ -339,4 +341,87 @@ def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path, monkeypatch: pyt
     assert {r.method for r in records if r.lossy} == {"specdec_lossy"}
     assert {r.verifier for r in records if not r.lossy} == {"", "greedy"}  # what ran, not what runs above 0
     assert any("d2sd: no drafter of the kind block" in line for line in summary["skipped"])
+    torch.set_num_threads(1)
+
+
+def test_a_sweep_says_nothing_twice(parts: Parts) -> None:
+    two = [read_method("specdiff:gamma=4"), read_method("block")]
+    for methods, sweep, says in (
+        (two[:1], ["gamma=2,3"], "--sweep: specdiff:gamma=4 says gamma itself"),
+        (two[1:], ["gamma=2,3", "gamma=4"], r"--sweep: gamma is given twice \(gamma=2,3 and gamma=4\)"),
+    ):
+        with pytest.raises(UserError, match=says):
+            swept(methods, sweep)
+    assert [m.name for m in swept(two, ["gamma=2,3"])] == [
+        "specdiff:gamma=4",
+        "block:gamma=2",
+        "block:gamma=3",
+    ]
+
+
+def test_an_option_may_need_a_drafter_of_its_own(parts: Parts) -> None:
+    method = read_method("hierarchical:inner=diffusion")
+    assert method.needs == ("autoregressive", "diffusion")
+    with pytest.raises(UserError, match="needs a drafter of the kind diffusion: --drafter diffusion=FOLDER"):
+        check_parts([method], {"autoregressive": "x"})
+    check_parts([method], {"autoregressive": "x", "diffusion": "y"})
+
+
+def test_drafts_that_keep_their_q_are_verified_by_it(parts: Parts) -> None:
+    assert verifier_of(read_method("specdiff2")) == "self_selection"
+    assert verifier_of(read_method("specdiff2:candidates=2/4")) == "self_selection"
+    assert verifier_of(read_method("specdiff2:keep_q=true:verifier=k_seq")) == "k_seq"
+    decoder = build(read_method("specdiff2:keep_q=true"), parts)
+    assert decoder.verifier_for(Sampling(1.0)) == "traversal" and decoder.verifier_for(Sampling()) == "greedy"
+
+
+def test_numbers_out_of_range_are_refused_by_every_system(parts: Parts) -> None:
+    for text in (
+        "lookup:gamma=0",
+        "lookup:gamma=-3",
+        "lookup:longest=0",
+        "retrieval:gamma=0",
+        "retrieval:nodes=2000",
+    ):
+        with pytest.raises(UserError, match="must be"):
+            build(read_method(text), parts)
+    block = build(read_method("block:gamma=none"), parts).drafter
+    assert block is not None and block.draft_tokens == parts.block.config.block_size
+
+
+def test_where_drafts_may_not_branch(target: Target) -> None:
+    by_place = load_target("debug-gptneo", dtype="float32", device="cpu")
+    assert by_place.chains_only
+    parts = Parts(by_place, {"diffusion": object(), "block": object()})
+    for text in ("specdiff2", "block_tree", "specdiff:nodes=0/5", "retrieval:nodes=4"):
+        with pytest.raises(UserError, match="windows its attention by place, so drafts may not branch"):
+            build(read_method(text), parts)
+    assert build(read_method("retrieval"), parts).generate(PROMPT, max_new_tokens=4).tokens
+
+
+def test_what_all_and_sweeps_cannot_build_is_left_out(
+    parts: Parts, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from align.drafters.standalone import save_standalone
+
+    save_standalone(parts.diffusion, tmp_path / "sedd")
+    (tmp_path / "mine.txt").write_text("Say one one one one.\n")
+
+    def measured(*words: Any) -> dict[str, Any]:
+        base = ["--target", "debug", "--prompts", tmp_path / "mine.txt", "--drafter", tmp_path / "sedd"]
+        base += ["--max-new-tokens", 6, "--no-hf-check", "--threads", 1, "--dtype", "float32", "--no-resume"]
+        options = eval.parser().parse_args(list(map(str, [*base, "--out", tmp_path / "o", *words])))
+        return eval.evaluate(options, Console(quiet=True), "command")[0]
+
+    made = measured("--methods", "specdiff:gamma=4", "--sweep", "steps=1,2", "hot_start=false,true")
+    assert len(made["overall"]) == 1 + 3  # plain; a hot start takes the place of one of several steps
+    assert any("steps=1 must be at least 2" in line for line in made["skipped"])
+    for words, says in (
+        (["--methods", "specdiff:steps=1:hot_start=true"], "steps=1 must be at least 2"),
+        (["--methods", "specdiff", "--steps", 4], "--steps is read by the methods drafter and combined"),
+        (["--methods", "lookup", "--verifier", "point_mass"], "--verifier is read by the methods drafter"),
+        (["--methods", "drafter:gamma=2"], "drafter takes its options from --draft-tokens"),
+    ):
+        with pytest.raises(UserError, match=says):
+            measured(*words)
     torch.set_num_threads(1)
