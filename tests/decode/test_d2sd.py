@@ -252,15 +252,24 @@ def test_drawn_tokens_come_with_their_q(target: Target, name: str, k: int) -> No
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_the_shape_is_settled_before_a_token_is_drawn(target: Target, name: str) -> None:
+def test_the_shape_is_settled_before_a_token_is_drawn(
+    target: Target, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else whether a sibling is there would say something of the tokens drawn."""
-    seen = {}
+    seen, confidences = {}, []
+
+    def watched(confidence_K: Tensor) -> Tensor:
+        confidences.append(confidence_K)
+        return boundary_scores(confidence_K)
+
+    monkeypatch.setattr(d2sd, "boundary_scores", watched)
     for seed in range(12):
         drafts = begun(target, pair(target, name, boundaries=2), Sampling(1.0, seed=4))
         drafts.request.generator.manual_seed(seed)
         tree = drafts.propose(4)
         seen[tuple(tree.tokens_K.tolist())] = tree.parents
     assert len(seen) > 3 and len(set(seen.values())) == 1
+    assert all(torch.equal(x, confidences[0]) for x in confidences)
 
 
 def test_what_is_drawn_and_when(target: Target) -> None:
