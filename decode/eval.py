@@ -250,8 +250,9 @@ def _check_read(methods: dict[str, Method | None], options: Any) -> None:
     """Raises UserError for an option of `drafter` and `combined` where neither is measured."""
     if {"drafter", "combined"} & methods.keys():
         return
+    defaults = parser()
     for key in ("tree_nodes", "drafter_tokenizer", "steps", "order", "verifier"):
-        if getattr(options, key) != parser().get_default(key):
+        if getattr(options, key) != defaults.get_default(key):
             raise UserError(
                 f"--{key.replace('_', '-')} is read by the methods drafter and combined, and neither is measured here: systems take "
                 "their options behind colons (specdiff:steps=2:order=random:nodes=0:verifier=hybrid)"

@@ -34,13 +34,11 @@ Children = Callable[[int, Sequence[int | None]], Sequence[tuple[Sequence[float],
 children, any number, best first."""
 
 
-def best_first(
-    levels: int, nodes: int, children: Children, expanded: int
-) -> tuple[list[int], tuple[int, ...]]:
+def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], tuple[int, ...]]:
     """The `nodes` nodes whose paths q holds most probable, of at most `levels` levels: tokens and parents.
 
-    A path is never more probable than its beginning, so they hang together. `expanded`: of how many nodes of one level
-    the children are looked at. The choice looks at q alone, not at what the target says.
+    A path is never more probable than its beginning, so they hang together. The choice looks at q alone, not at what the
+    target says.
     """
     found: list[Candidate] = []
     level: Sequence[Candidate | None] = [None]
@@ -51,7 +49,7 @@ def best_first(
             found += [Candidate(above + v, k + 1, t, node) for v, t in zip(values, tokens, strict=True)]
         found.sort(key=lambda c: (-c.log_q, c.level))
         del found[nodes:]
-        level = [c for c in found if c.level == k + 1][:expanded]
+        level = [c for c in found if c.level == k + 1]
         if not level:
             break
     place = {id(c): i for i, c in enumerate(found)}
@@ -62,7 +60,7 @@ def from_marginals(log_q_KV: Tensor, nodes: int) -> Proposal:
     """The best `nodes` nodes under positions that are independent of each other, log_q_KV (K, V)."""
     top = log_q_KV.topk(min(nodes, log_q_KV.shape[1]), dim=-1)
     rows = list(zip(top.values.tolist(), top.indices.tolist(), strict=True))
-    tokens, parents = best_first(len(rows), nodes, lambda k, above: [rows[k]] * len(above), nodes)
+    tokens, parents = best_first(len(rows), nodes, lambda k, above: [rows[k]] * len(above))
     return Proposal(torch.tensor(tokens, dtype=torch.int64, device=log_q_KV.device), "point", parents=parents)
 
 
@@ -119,18 +117,21 @@ def abreast(drafts: Sequence[Proposal]) -> Proposal:
         parents += [-1 if i < 0 else first + i for i in chain(len(x))]
     tokens_N = torch.cat([x.tokens_K for x in drafts])
     siblings: Siblings | None = "iid" if law != "point" and sum(len(x) > 0 for x in drafts) > 1 else None
-    return Proposal(tokens_N, law, _joined(drafts), parents=tuple(parents), siblings=siblings)
-
-
-def _joined(drafts: Sequence[Proposal]) -> DenseQ | SparseQ | None:
-    qs = [x.q for x in drafts]
-    if all(isinstance(q, DenseQ) for q in qs):
-        return DenseQ(torch.cat([q.probs_KV for q in qs if isinstance(q, DenseQ)]))
-    sparse = [q for q in qs if isinstance(q, SparseQ)]
-    if not sparse:
-        return None
-    if len(sparse) < len(qs) or any(not torch.equal(q.ids_S, sparse[0].ids_S) for q in sparse):
+    qs = [x.q for x in drafts if x.q is not None]
+    q = joined(qs) if qs else None
+    if qs and q is None:
         raise ValueError("drafts abreast need q over the same ids")
+    return Proposal(tokens_N, law, q, parents=tuple(parents), siblings=siblings)
+
+
+def joined(qs: Sequence[DenseQ | SparseQ]) -> DenseQ | SparseQ | None:
+    """The rows of all, one after the other; None where they are not over the same ids."""
+    dense = [q for q in qs if isinstance(q, DenseQ)]
+    if len(dense) == len(qs):
+        return DenseQ(torch.cat([q.probs_KV for q in dense]))
+    sparse = [q for q in qs if isinstance(q, SparseQ)]
+    if dense or any(not torch.equal(q.ids_S, sparse[0].ids_S) for q in sparse):
+        return None
     return replace(sparse[0], probs_KS=torch.cat([q.probs_KS for q in sparse]))
 
 

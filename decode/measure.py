@@ -137,7 +137,6 @@ def run_task(
     plain = next((record for record in records if record.method == PLAIN), None)
     if sampling.greedy and plain is not None:
         target = decoders[PLAIN].target
-        own = {name: decoder.target for name, decoder in decoders.items() if decoder.target is not target}
         for record, shapes in zip(records, trees, strict=True):
             if record.lossy:
                 record.identical = record.tokens == plain.tokens
@@ -150,7 +149,7 @@ def run_task(
                 record.drafted,
                 record.accepted,
                 shapes,
-                others=own.get(record.method),
+                others=decoders[record.method].target,
             )
             record.identical = record.divergence is None
     return records

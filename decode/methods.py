@@ -42,12 +42,12 @@ class Method:
     @property
     def needs(self) -> tuple[str, ...]:
         """The kinds of drafters that it is made of."""
-        return (*self.system.needs, *self.system.also_needs(self.given))
+        return (*self.system.needs, *self.system.also_needs(self.system.filled(self.given)))
 
     @property
     def branches(self) -> bool:
         """Whether drafts of it may branch, in any of its ways."""
-        return any(self.system.branches(way.options) for way in self.ways or (self,))
+        return any(self.system.branches(self.system.filled(way.options)) for way in self.ways or (self,))
 
     @property
     def given(self) -> Mapping[str, Any]:

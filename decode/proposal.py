@@ -92,6 +92,11 @@ class SparseQ:
         return dense_KV.index_add_(1, self.ids_S, self.probs_KS)
 
 
+def q_over(ids: Tensor | None, probs: Tensor) -> DenseQ | SparseQ:
+    """q over these ids, (S,) and (K, S), or over all, None and (K, V)."""
+    return DenseQ(probs) if ids is None else SparseQ(ids, probs)
+
+
 @dataclass(frozen=True)
 class Proposal:
     """K drafted tokens for one prefix, with the law of their draw.

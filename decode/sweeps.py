@@ -80,8 +80,9 @@ def against_first(summary: dict[str, Any], records: Sequence[Record]) -> list[di
             if method
         ]
         (first, base), *others = points
+        base_counts, base_times = counts(records, base), times(records, base)
         for point, method in others:
-            gained = tau_difference(counts(records, base), counts(records, method), seed)
+            gained = tau_difference(base_counts, counts(records, method), seed)
             found.append(
                 {
                     "system": grid.title,
@@ -90,7 +91,7 @@ def against_first(summary: dict[str, Any], records: Sequence[Record]) -> list[di
                     "method": method,
                     "prompts": gained.prompts if gained else 0,
                     **spread("tau", gained),
-                    **spread("speed", paired_ratio(times(records, base), times(records, method), seed)),
+                    **spread("speed", paired_ratio(base_times, times(records, method), seed)),
                 }
             )
     return found

@@ -208,9 +208,9 @@ Make = Callable[..., "Drafter | None"]
 @dataclass(frozen=True)
 class System:
     """One of them. `needs`: roles; `also_needs`: those that its options ask for; `verifier`: at temperatures above 0, where it is
-    not `auto`; `controller`: unless another is named; `branches`: whether its drafts do, under these options; `drafts`: anything at all; `switches`: its sessions read their options anew for every draft
-    (decode/drafters/switching.py); `grid`: values worth trying, `key=v1,v2` (decode/tune.py); `target`: what becomes of the target
-    before it decodes."""
+    not `auto`; `controller`: unless another is named; `branches`: whether its drafts do, under these options (both get all of them); `drafts`:
+    anything at all; `switches`: its sessions read their options anew for every draft (decode/drafters/switching.py); `grid`: values
+    worth trying, `key=v1,v2` (decode/tune.py); `target`: what becomes of the target before it decodes."""
 
     name: str
     make: Make
@@ -227,6 +227,10 @@ class System:
     @property
     def options(self) -> dict[str, inspect.Parameter]:
         return {k: v for k, v in inspect.signature(self.make).parameters.items() if k != "parts"}
+
+    def filled(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """These options, and the defaults of the others."""
+        return {key: option.default for key, option in self.options.items()} | dict(given)
 
     @property
     def says(self) -> str:
@@ -249,7 +253,7 @@ SYSTEMS: dict[str, System] = {
     for s in (
         System("compiled", _compiled, drafts=False, target=_through_compile),
         System("lookup", _lookup, grid=("gamma=2,4,8,16",)),
-        System("retrieval", _retrieval, grid=("gamma=2,4,8,16",), branches=lambda o: o.get("nodes", 0) > 0),
+        System("retrieval", _retrieval, grid=("gamma=2,4,8,16",), branches=lambda o: o["nodes"] > 0),
         System("autoregressive", _autoregressive, ("autoregressive",), grid=("gamma=1,2,4,8",)),
         System("block", _block, ("block",), switches=True, grid=("gamma=2,4,8,16",)),
         System(
@@ -258,7 +262,7 @@ SYSTEMS: dict[str, System] = {
             ("block",),
             switches=True,
             grid=("nodes=3,5,8,16",),
-            branches=lambda o: o.get("nodes", 5) > 0,
+            branches=lambda o: o["nodes"] > 0,
         ),
         System(
             "specdiff",
@@ -266,7 +270,7 @@ SYSTEMS: dict[str, System] = {
             ("diffusion",),
             switches=True,
             grid=("gamma=2,4,8", "steps=1,2", "nodes=0,5"),
-            branches=lambda o: o.get("nodes", 0) > 0,
+            branches=lambda o: o["nodes"] > 0,
         ),
         System(
             "specdiff2",
@@ -275,7 +279,7 @@ SYSTEMS: dict[str, System] = {
             "self_selection",
             switches=True,
             grid=("gamma=2,4,8", "candidates=2,4,8"),
-            branches=lambda o: o.get("candidates", 8) > 1,
+            branches=lambda o: o["candidates"] > 1,
         ),
         System("diffuspec", _diffuspec, ("diffusion",), grid=("gamma=2,4,8,16",)),
         System(
@@ -291,7 +295,7 @@ SYSTEMS: dict[str, System] = {
             _hierarchical,
             ("autoregressive",),
             grid=("gamma=2,4,8",),
-            also_needs=lambda o: ("diffusion",) if o.get("inner") == "diffusion" else (),
+            also_needs=lambda o: ("diffusion",) if o["inner"] == "diffusion" else (),
         ),
         System("double", _double, ("autoregressive",), grid=("gamma=1,2,4",), branches=lambda o: True),
         System("duo", _duo, ("autoregressive",), controller="cost", grid=("gamma=2,4,8",)),

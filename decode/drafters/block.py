@@ -24,7 +24,7 @@ from align.errors import UserError
 from align.target import TargetOutput
 from decode.drafters.base import Request, within
 from decode.grow import best_first, draw_tree, shape
-from decode.proposal import DenseQ, Law, Proposal, Siblings, SparseQ
+from decode.proposal import Law, Proposal, Siblings, q_over
 from decode.sampling import Before, Sampling, best, couple, draw, penalised, probs
 
 TREE_NODES = 5
@@ -119,8 +119,7 @@ class BlockDrafts:
         if self.law == "point":
             return Proposal(tokens_K, "point")
         assert probs_KV is not None
-        q = DenseQ(probs_KV) if self._ids is None else SparseQ(self._ids, probs_KV)
-        return Proposal(tokens_K, self.law, q)
+        return Proposal(tokens_K, self.law, q_over(self._ids, probs_KV))
 
     @property
     def _ids(self) -> Tensor | None:
@@ -178,7 +177,7 @@ class BlockDrafts:
             rows = list(zip(top.values.tolist(), columns.tolist(), strict=True))
             return rows if len(rows) == len(above) else rows * len(above)
 
-        tokens, parents = best_first(len(logits_KV), nodes, children, nodes)
+        tokens, parents = best_first(len(logits_KV), nodes, children)
         at = torch.tensor(tokens, dtype=torch.int64, device=logits_KV.device)
         return Proposal(at, "point", parents=parents)
 
@@ -207,7 +206,7 @@ class BlockDrafts:
         return Proposal(
             columns_N if self._ids is None else self._ids[columns_N],
             self.law,
-            DenseQ(probs_NV) if self._ids is None else SparseQ(self._ids, probs_NV),
+            q_over(self._ids, probs_NV),
             parents=parents,
             siblings=siblings if branches else None,
         )

@@ -24,8 +24,8 @@ from align.drafters.block import BlockDrafter, BlockSession
 from align.errors import UserError
 from align.target import TargetOutput
 from decode.drafters.base import Request, within
-from decode.grow import prefix_tree
-from decode.proposal import DenseQ, Law, Proposal, SparseQ
+from decode.grow import joined, prefix_tree
+from decode.proposal import DenseQ, Law, Proposal, SparseQ, q_over
 from decode.sampling import Sampling, best, couple, draw, penalised, probs
 from decode.tree import MOST_NODES, chain
 
@@ -109,9 +109,8 @@ class D2SDDrafts:
         k = min(k, self.proposer.draft_tokens)
         draft_1J = torch.tensor([[self.request.tokens[-1]] + [0] * k], device=self.request.target.device)
         written = self._write(self.first, draft_1J, [0])
-        # what says how sure q is must not have seen a token that is drawn; at temperature 0 it is how sure q is that counts
-        logits_KV = written.logits_RV if self.law == "point" else written.before_RV
-        confidence_K = (logits_KV / (self.request.sampling.temperature or 1.0)).softmax(-1).amax(-1)
+        # at temperature 0 it is how sure q is that counts
+        confidence_K = (written.logits_RV / (self.request.sampling.temperature or 1.0)).softmax(-1).amax(-1)
         kept = likeliest(boundary_scores(confidence_K), self.proposer.boundaries, self.proposer.lowest)
         if not kept:
             return Proposal(draft_1J[0, 1:], self.law, written.q)
@@ -133,7 +132,10 @@ class D2SDDrafts:
                 order.append(anew.rows.index((n, k)))
             tokens.append(branch_K[i:])
         assert written.q is not None and anew.q is not None
-        q = _together(written.q, anew.q.take(torch.tensor(order)), self.request.target.vocab_size)
+        qs, size = (written.q, anew.q.take(torch.tensor(order))), self.request.target.vocab_size
+        q = joined(qs)
+        if q is None:  # over other ids
+            q = DenseQ(torch.cat([x.dense(size) for x in qs]))
         return Proposal(torch.cat(tokens), self.law, q, parents=tuple(parents), siblings="independent")
 
     def _write(self, session: BlockSession, blocks_NJ: Tensor, kept: list[int]) -> Written:
@@ -150,25 +152,20 @@ class D2SDDrafts:
         widths = [len(own) for own in open_.values()]
         logits_RV, inputs_Rr = network.logits(hidden_RD), session.bias_inputs(hidden_RD)
         inputs = [None] * len(widths) if inputs_Rr is None else inputs_Rr.split(widths)
-        before, after, laws = [], [], []
+        said, drawn_from = [], []
         for (k, own), logits, line in zip(open_.items(), logits_RV.split(widths), inputs, strict=True):
             seen = self.request.history.ahead(k, 1).columns(ids)
-            before.append(penalised(logits, sampling, seen))
-            if line is not None:
-                logits = logits + session.bias(line, blocks_NJ[own, k])
-            after.append(before[-1] if line is None else penalised(logits, sampling, seen))
+            after = logits if line is None else logits + session.bias(line, blocks_NJ[own, k])
             if self.law == "point":
-                columns = self._choose(after[-1], k, ids)
+                said.append(penalised(after, sampling, seen))
+                columns = self._choose(said[-1], k, ids)
             else:
-                laws.append(probs(logits, sampling, seen))
-                columns = draw(laws[-1], self.request.generator)
+                said.append(penalised(logits, sampling, seen))
+                drawn_from.append(probs(after, sampling, seen))
+                columns = draw(drawn_from[-1], self.request.generator)
             blocks_NJ[own, k + 1] = columns if ids is None else ids[columns]
-        q = None
-        if laws:
-            q = DenseQ(torch.cat(laws)) if ids is None else SparseQ(ids, torch.cat(laws))
-        return Written(
-            torch.cat(before), torch.cat(after), q, [(n, k) for k, own in open_.items() for n in own]
-        )
+        q = q_over(ids, torch.cat(drawn_from)) if drawn_from else None
+        return Written(torch.cat(said), q, [(n, k) for k, own in open_.items() for n in own])
 
     def _choose(self, logits_RV: Tensor, k: int, ids: Tensor | None) -> Tensor:
         """Columns of the draft vocabulary for position k of some blocks: the most probable ones, or with the noise that the
@@ -182,20 +179,12 @@ class D2SDDrafts:
 
 
 class Written(NamedTuple):
-    """Of every token that was filled in: the logits, penalties applied, without and with the Markov bias, (R, Vd); what it
-    was drawn from, None where it was chosen; its block and its position."""
+    """Of every token that was filled in: the logits, penalties applied, (R, Vd), of one that was drawn without the Markov bias,
+    so that they have seen no draw; what it was drawn from, None where it was chosen; its block and its position."""
 
-    before_RV: Tensor
     logits_RV: Tensor
     q: DenseQ | SparseQ | None
     rows: list[tuple[int, int]]
-
-
-def _together(first: DenseQ | SparseQ, second: DenseQ | SparseQ, vocab_size: int) -> DenseQ | SparseQ:
-    """The rows of both, over the ids that both have, or else over the whole vocabulary."""
-    if isinstance(first, SparseQ) and isinstance(second, SparseQ) and torch.equal(first.ids_S, second.ids_S):
-        return SparseQ(first.ids_S, torch.cat((first.probs_KS, second.probs_KS)))
-    return DenseQ(torch.cat((first.dense(vocab_size), second.dense(vocab_size))))
 
 
 def boundary_scores(confidence_K: Tensor) -> Tensor:

@@ -122,5 +122,5 @@ class RetrievalSession:
                 places.extend((x.token, x.state) for x in found)
             return rows
 
-        nodes, parents = best_first(k, most, children, most)
+        nodes, parents = best_first(k, most, children)
         return [places[node][0] for node in nodes], parents
