@@ -129,6 +129,8 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
         )
     manifest = _resume(folder, _identity(recipe, target, template, prompts))
     if manifest["samples"] >= d.samples:
+        if not quiet:
+            print(f"{folder} is finished: {manifest['samples']} samples, {manifest['tokens']} tokens")
         return manifest
     seen = NearDuplicates(d.near_duplicate_threshold)
     for number in range(manifest["shards"]):

@@ -6,30 +6,29 @@ come; the summary, the page and the table are made from them (decode/report.py).
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from argparse import BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from align.errors import UserError, cli, nearest
+from align.errors import UserError, cli
 from decode.arguments import Parser, number, whole
 from decode.generate import VERIFIER_HELP
-from decode.methods import (
-    Method,
-    build,
-    check_parts,
-    drafters_by_role,
-    listing,
-    open_parts,
-    read_method,
-    swept,
-    with_all,
+from decode.lineup import (
+    METHODS,
+    buildable,
+    checked_names,
+    corpora_of,
+    decoders_of,
+    methods_of,
+    target_and_drafters,
+    used_drafters,
 )
+from decode.methods import Method, listing
 from decode.records import PLAIN
 from decode.settings import check_early
 from decode.suites.chosen import prompts_of
@@ -41,13 +40,8 @@ from decode.tune import SUITE as TUNING_SUITE
 from decode.tune import settings_to_try
 
 if TYPE_CHECKING:
-    from align.target import Target
     from decode.decoder import Decoder
     from decode.sampling import Sampling
-
-METHODS = (PLAIN, "lookup", "drafter", "combined")
-"""The default ones: `drafter` is the drafter given, as it decodes by itself; `combined` has lookup in front of it where the
-text repeats itself. All others are decode/systems.py's."""
 
 
 def parser() -> Parser:
@@ -157,93 +151,41 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
     Raises:
         UserError: an input that can't be used, before anything is measured.
     """
-    from decode.measurement import begin
-    from decode.sampling import Sampling
-
-    if (
-        options.tune
-        and not options.prompts
-        and TUNING_SUITE in {s.name for s, _ in resolve(options.suite or "builtin")}
-    ):
+    names = checked_names(options.methods)
+    suites = () if options.prompts else resolve(options.suite or "builtin")
+    if options.tune and TUNING_SUITE in {suite.name for suite, _ in suites}:
         raise UserError(
             f"--tune chooses on the prompts of {TUNING_SUITE}: measure on others (--suite mtbench, or --prompts FILE)"
         )
-    sampling = Sampling(options.temperature, options.top_p, options.top_k, seed=options.seed)
     _check_folder(options.out)
+    from decode.measurement import begin  # torch: what is misspelt has been said by now
+    from decode.sampling import Sampling
+
+    sampling = Sampling(options.temperature, options.top_p, options.top_k, seed=options.seed)
     if options.tune:
         check_early(options.out, options)
-    spec, drafters = _target_and_drafters(options, console)
-    methods, left_out = _methods(options.methods, [] if options.tune else options.sweep, drafters)
+    spec, drafters = target_and_drafters(options, console)
+    methods, left_out = methods_of(names, [] if options.tune else options.sweep, drafters)
     _check_read(methods, options)
-    suites, skipped = prompts_of(options)
+    loaded, skipped = prompts_of(options)
     skipped += left_out
-    for loaded in suites:
-        console.print(loaded.describe(), markup=False, highlight=False)
-    drafters = _used(methods, drafters)
+    for suite in loaded:
+        console.print(suite.describe(), markup=False, highlight=False)
+    drafters = used_drafters(methods, drafters)
     if options.tune is None:
-        decoders, lines = _buildable(spec, drafters, methods, options, sampling)
+        decoders, lines = buildable(spec, drafters, methods, options, sampling)
         methods = {name: methods[name] for name in decoders}
         skipped += lines
     else:
         methods, decoders, options = _tuned(spec, drafters, methods, sampling, options, console, command)
-    corpora = _corpora(methods.values())
-    measurement = begin(options, decoders, suites, skipped, sampling, drafters, corpora, console, command)
+    corpora = corpora_of(methods.values())
+    measurement = begin(options, decoders, loaded, skipped, sampling, drafters, corpora, console, command)
     return measurement.finish()
 
 
 def _check_folder(folder: Path | None) -> None:
     if folder is not None and folder.exists() and not folder.is_dir():
         raise UserError(f"--out={str(folder)!r} is a file, not a folder")
-
-
-def _target_and_drafters(options: Any, console: Console) -> tuple[str, dict[str, str]]:
-    """The target's spec and the drafters' folders by kind, the first one first; none where none was given and none is shipped
-    for this target.
-    """
-    from align.target import DEFAULT_TARGET
-    from decode.generate import DEFAULT_DRAFTER
-
-    spec = options.target or DEFAULT_TARGET
-    shipped = None
-    if spec == DEFAULT_TARGET and (DEFAULT_DRAFTER / "config.json").is_file():
-        shipped = str(DEFAULT_DRAFTER)
-    found = drafters_by_role(options.drafter, shipped)
-    if not found and options.methods is None:
-        note = f"note: no --drafter given and none is shipped for {spec}: lookup alone is measured"
-        console.print(note, markup=False, highlight=False)
-    return spec, found
-
-
-def _methods(
-    names: str | None, sweep: Sequence[str], drafters: dict[str, str]
-) -> tuple[dict[str, Method | None], list[str]]:
-    """The methods by name, plain first and the default ones in their order (None: those that `decode.load` makes), and a line
-    for each that `all` leaves out for want of a drafter."""
-    if names is None:
-        chosen = [m for m in METHODS if m in (PLAIN, "lookup") or drafters]
-    else:
-        chosen = [name.strip() for name in names.split(",") if name.strip()]
-    if not chosen:
-        raise UserError(f"--methods={names!r} names no method{nearest('', METHODS)}")
-    chosen, left_out = with_all(chosen, drafters)
-    ours = {PLAIN, "drafter", "combined"}
-    known = [*METHODS, *SYSTEMS, "all"]
-    for name in chosen:
-        if name.partition(":")[0] in ours - {PLAIN} and ":" in name:
-            raise UserError(
-                f"--methods={name}: {name.partition(':')[0]} takes its options from --draft-tokens, --tree-nodes, --steps, --order and "
-                "--verifier; systems take theirs behind colons (block:gamma=2)"
-            )
-        if name.partition(":")[0] not in known:
-            raise UserError(f"--methods: unknown method {name!r}{nearest(name, known)}")
-        if name in ("drafter", "combined") and not drafters:
-            raise UserError(f"--methods={name} needs --drafter FOLDER: none is shipped for this target")
-    systems = swept([read_method(name) for name in chosen if name not in ours], sweep)
-    check_parts(systems, drafters)
-    found: dict[str, Method | None] = {PLAIN: None}
-    found |= {m.name: m for m in systems if m.name == "lookup"}
-    found |= {name: None for name in ("drafter", "combined") if name in chosen}
-    return found | {m.name: m for m in systems}, left_out
 
 
 def _check_read(methods: dict[str, Method | None], options: Any) -> None:
@@ -257,86 +199,6 @@ def _check_read(methods: dict[str, Method | None], options: Any) -> None:
                 f"--{key.replace('_', '-')} is read by the methods drafter and combined, and neither is measured here: systems take "
                 "their options behind colons (specdiff:steps=2:order=random:nodes=0:verifier=hybrid)"
             )
-
-
-def _corpora(methods: Iterable[Method | None]) -> list[str]:
-    """The files that methods read."""
-    return sorted({m.given["corpus"] for m in methods if m and m.given.get("corpus")})
-
-
-def _used(methods: dict[str, Method | None], drafters: dict[str, str]) -> dict[str, str]:
-    """The drafters that a figure may depend on."""
-    roles = {role for m in methods.values() if m for role in m.needs}
-    first = next(iter(drafters), None) if {"drafter", "combined"} & methods.keys() else None
-    return {role: folder for role, folder in drafters.items() if role in roles or role == first}
-
-
-def _decoders(
-    spec: str,
-    drafters: dict[str, str],
-    methods: dict[str, Method | None],
-    options: Any,
-    sampling: Sampling,
-    refused: dict[str, UserError] | None = None,
-) -> dict[str, Decoder]:
-    """One decoder per method, all on the same target. `refused`: takes the methods that can't be built, which are left out;
-    without it the first of them is raised."""
-    import torch
-
-    import decode
-
-    if options.threads is not None:
-        most = 4 * (os.cpu_count() or 1)  # far beyond the cores OpenMP ends the process without a word
-        if options.threads > most:
-            raise UserError(f"--threads={options.threads}: at most {most} on this machine")
-        torch.set_num_threads(options.threads)
-    own = {name: getattr(options, name) for name in ("verifier", "steps", "order", "drafter_tokenizer")}
-    common = {"dtype": options.dtype, "device": options.device, "draft_tokens": options.draft_tokens}
-    decoders: dict[str, Decoder] = {}
-    target: str | Target = spec
-    for name in ("combined", "drafter", PLAIN):  # a wrong folder is refused before the target is loaded
-        if name in methods:
-            drafter, special = (None, {}) if name == PLAIN else (next(iter(drafters.values())), own)
-            decoders[name] = decode.load(
-                target,
-                drafter,
-                tree_nodes=options.tree_nodes,
-                copying=name == "combined",
-                **common,
-                **special,
-            )
-            target = decoders[name].target
-    parts = open_parts([m for m in methods.values() if m], drafters, decoders[PLAIN].target)
-    for name, method in methods.items():
-        if method is None:
-            continue
-        try:
-            decoders[name] = build(method, parts, options.draft_tokens)
-            if refused is not None:
-                decoders[name].verifier_for(sampling)
-        except UserError as error:
-            if refused is None:
-                raise
-            refused[name] = error
-            decoders.pop(name, None)
-    return {name: decoders[name] for name in methods if name in decoders}
-
-
-def _buildable(
-    spec: str, drafters: dict[str, str], methods: dict[str, Method | None], options: Any, sampling: Sampling
-) -> tuple[dict[str, Decoder], list[str]]:
-    """The decoders; and a line for each that came out of `all` or of a sweep and can't be made of these drafters.
-
-    Raises:
-        UserError: one that was asked for by its name can't be built, or nothing is left.
-    """
-    asked = [name.strip() for name in (options.methods or "").split(",")]
-    refused: dict[str, UserError] = {}
-    decoders = _decoders(spec, drafters, methods, options, sampling, refused)
-    named = [name for name in refused if name in asked]
-    if refused and (named or (not options.sweep and "all" not in asked) or set(decoders) == {PLAIN}):
-        raise refused[next(iter(named or refused))]
-    return decoders, [str(error) for error in refused.values()]
 
 
 def _tuned(
@@ -357,7 +219,7 @@ def _tuned(
     every: dict[str, Method | None] = {name: None for name, m in asked.items() if m is None}
     every |= {m.name: m for made in trying.values() for m in made}
     refused: dict[str, UserError] = {}
-    decoders = _decoders(spec, drafters, every, options, sampling, refused)
+    decoders = decoders_of(spec, drafters, every, options, sampling, refused)
     groups = {name: [m.name for m in made if m.name in decoders] for name, made in trying.items()}
     for name, made in trying.items():
         if not groups[name]:
@@ -373,7 +235,7 @@ def _tuned(
         local = Namespace(**vars(options) | own)
         racing = {name: decoders[name] for name in (PLAIN, *(n for made in several.values() for n in made))}
         suites, skipped = prompts_of(local)
-        corpora = _corpora(every.values())
+        corpora = corpora_of(every.values())
         race = begin(local, racing, suites, skipped, sampling, drafters, corpora, console, command)
         won |= race.race(several)
         on = f"{plural(len(race.tasks), 'prompt')} of {TUNING_SUITE}"

@@ -11,6 +11,7 @@ from align.drafters.standalone import load_standalone, open_drafter
 from align.errors import UserError, nearest
 from align.target import DEFAULT_TARGET, Target, load_target, load_tokenizer
 from decode.decoder import Decoder
+from decode.drafter_folders import NO_FOLDERS, check_there, drafters_by_role, role_of
 from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveWriter
 from decode.drafters.base import Drafter, within
 from decode.drafters.block import BlockProposer
@@ -22,8 +23,6 @@ from decode.proposal import Siblings
 from decode.tree import MOST_NODES
 from decode.verifiers import find
 from decode.vocabularies import VocabularyMap
-
-_NAMES = ("lookup", "none")
 
 
 def load(
@@ -68,7 +67,7 @@ def load(
         return _by_name(method, target, drafter, dtype, device, given)
     _check_options(draft_tokens, tree_nodes, steps, order, verifier)
     if isinstance(drafter, str | Path):
-        _check_drafter(str(drafter))
+        check_there(str(drafter))
     if isinstance(target, str):
         target = load_target(target, dtype=dtype, device=device)
     if tree_nodes is None and target.chains_only:
@@ -78,7 +77,7 @@ def load(
         tree_nodes = tree_nodes or 0
         fitting = find(verifier).siblings
         siblings = next((x for x in ("without_replacement", "iid") if x in fitting), None)
-    if isinstance(drafter, str | Path) and drafter not in _NAMES:
+    if isinstance(drafter, str | Path) and drafter not in NO_FOLDERS:
         drafter = _read(drafter, target, drafter_tokenizer, draft_tokens)
     if isinstance(drafter, DiffusionDrafter):
         _check_masks(drafter)
@@ -101,13 +100,14 @@ def _by_name(
     method: str, target: str | Target, drafter: Any, dtype: str, device: str, others: tuple[Any, ...]
 ) -> Decoder:
     """A system. `others`: options of `load` that would go unread."""
-    from decode.methods import open_method, read_method
+    from decode.methods import build, open_parts, read_method
 
     if others != (None, None, None, "auto", 1, ORDERS[0], False):
         raise UserError(f"method={method!r} takes its options behind colons ({method.split(':')[0]}:gamma=4)")
-    read_method(method)  # what is misspelt is said before anything is loaded
+    read = read_method(method)  # what is misspelt or not there is said before anything is loaded
+    folders = drafters_by_role(None if drafter is None else str(drafter))
     where = load_target(target, dtype=dtype, device=device) if isinstance(target, str) else target
-    return open_method(method, where, None if drafter is None else str(drafter))
+    return build(read, open_parts([read], folders, where))
 
 
 def _check_options(
@@ -131,7 +131,7 @@ def open_part(folder: str, role: str, target: Target) -> Any:
     """
     if role == "autoregressive":
         return load_target(folder, target.dtype_name, str(target.device), target.fast, light=target.fast)
-    _check_drafter(folder)
+    check_there(folder)
     found = _read(folder, target, None, None)
     wanted = DiffusionDrafter if role == "diffusion" else BlockDrafter
     if not isinstance(found, wanted):
@@ -152,8 +152,6 @@ def _read(
     spec: str | Path, target: Target, tokenizer: str | Path | None, draft_tokens: int | None
 ) -> Drafter | BlockDrafter | DiffusionDrafter:
     """A trained drafter from disk, ready for `target`; with a tokenizer of its own behind a translation."""
-    from decode.methods import role_of
-
     causal = (
         open_part(str(spec), "autoregressive", target) if role_of(str(spec)) == "autoregressive" else None
     )
@@ -187,20 +185,6 @@ def _writer(spec: str | Path, target: Target, tokens: int, draft_tokens: int | N
     _fast(drafter, target)
     _check_masks(drafter)
     return DiffusionWriter(drafter, draft_tokens)
-
-
-def _check_drafter(spec: str) -> None:
-    """Raises UserError, before the target is loaded, for a drafter that is not there."""
-    folder = Path(spec).expanduser()
-    if spec in _NAMES or folder.is_file() or any((folder / x).exists() for x in ("config.json", ".hydra")):
-        return
-    if folder.is_dir():
-        inside = folder / "drafter"  # where a run leaves it
-        hint = f" (did you mean {str(inside)!r}?)" if (inside / "config.json").is_file() else ""
-        raise UserError(f"drafter {spec!r}: no config.json in that folder{hint}")
-    if spec.count("/") != 1 or spec.startswith((".", "/", "~")):  # else perhaps a hub id
-        known = "" if "/" in spec else nearest(spec, _NAMES)
-        raise UserError(f"drafter {spec!r}: neither a folder nor a known name{known}")
 
 
 def _drafter(

@@ -11,11 +11,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from align.errors import UserError, nearest
-from decode.systems import ROLES, SYSTEMS, Parts, System
+from decode.systems import SYSTEMS, Parts, System
 
 if TYPE_CHECKING:
     from align.target import Target
@@ -261,49 +260,6 @@ def _controller(method: Method, most: int) -> Callable[[], Controller] | None:
     return None
 
 
-def read_drafters(text: str | None, default: str | None = None) -> list[tuple[str | None, str]]:
-    """`FOLDER` or `role=FOLDER`, in a comma list, as (role or None, folder)."""
-    found: list[tuple[str | None, str]] = []
-    for word in (text or default or "").split(","):
-        role, equals, folder = word.strip().partition("=")
-        if not word.strip():
-            continue
-        if equals and role not in ROLES:
-            raise UserError(f"--drafter: unknown kind {role!r}{nearest(role, ROLES)}")
-        found.append((role, folder) if equals else (None, role))
-    return found
-
-
-def drafters_by_role(text: str | None, default: str | None = None) -> dict[str, str]:
-    """The folders of `read_drafters` by role, the first one first; a bare folder's role by its files.
-
-    Raises:
-        UserError: two of one role, or a name that is no folder's.
-    """
-    found: dict[str, str] = {}
-    for role, folder in read_drafters(text, default):
-        if folder in ("lookup", "none"):
-            raise UserError(f"--drafter={folder!r}: name a drafter's folder; lookup and plain are --methods")
-        role = _checked(role, folder) if role else role_of(folder)
-        if role in found:
-            raise UserError(
-                f"--drafter: {found[role]} and {folder} are both of the kind {role}: say which with KIND=FOLDER"
-            )
-        found[role] = folder
-    return found
-
-
-def _checked(role: str, folder: str) -> str:
-    """The role that somebody gave a folder. Raises UserError where its files say that it can't be."""
-    if (Path(folder).expanduser() / "config.json").is_file():
-        said = role_of(folder)
-        if (role in ("block", "variable_prefix")) != (said == "block"):
-            raise UserError(
-                f"--drafter {role}={folder}: that is a drafter of the kind {said} ({said}={folder})"
-            )
-    return role
-
-
 def open_parts(methods: Sequence[Method], drafters: Mapping[str, str], target: Target) -> Parts:
     """The drafters that these methods are made of, each opened once.
 
@@ -341,35 +297,3 @@ def check_parts(methods: Sequence[Method], drafters: Mapping[str, Any]) -> None:
             raise UserError(
                 f"method {method.name!r} needs a drafter of the kind {role}: --drafter {role}=FOLDER"
             )
-
-
-def open_method(text: str, target: Target, drafters: str | None = None) -> Decoder:
-    """`name:key=value:…` over drafters given as for `--drafter`."""
-    method = read_method(text)
-    return build(method, open_parts([method], drafters_by_role(drafters), target))
-
-
-def role_of(folder: str) -> str:
-    """What a drafter in a folder is, by its config.json: a block drafter, a causal language model, or a standalone diffusion
-    drafter, which anything else is taken for."""
-    from align.drafters.families import FAMILIES
-    from align.drafters.standalone import RECORD, read_record
-    from align.target import read_config
-
-    path = Path(folder).expanduser()
-    if path.is_file():
-        raise UserError(
-            f"--drafter={folder}: that is a file; a drafter is a folder with its config.json and weights"
-        )
-    if not (path / "config.json").is_file():
-        return "diffusion"
-    values = read_config(path)
-    if values.get("model_type") == "block_drafter":
-        return "block"
-    record = path / RECORD
-    if record.is_file() and read_record(record).get("kind") != "autoregressive":
-        return "diffusion"
-    architecture = str((values.get("architectures") or [""])[0])
-    masked = {name for family in FAMILIES.values() for name in family.architectures}
-    causal = architecture.endswith(("ForCausalLM", "LMHeadModel")) and architecture not in masked
-    return "autoregressive" if causal else "diffusion"

@@ -182,8 +182,8 @@ def run(
 def _ways(spec: str, options: Any, say: Callable[[str], None]) -> tuple[Ways, str]:
     """What is verified, and the drafters' names."""
     from align.target import DEFAULT_TARGET
+    from decode.drafter_folders import drafters_by_role
     from decode.generate import DEFAULT_DRAFTER
-    from decode.methods import drafters_by_role
     from decode.ways import of_a_pair, of_methods
 
     shipped = str(DEFAULT_DRAFTER) if spec == DEFAULT_TARGET else None

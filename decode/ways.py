@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from align.errors import UserError, nearest
 from decode.methods import Method, build, check_parts, open_parts, read_method, verifier_of, with_all
-from decode.systems import SYSTEMS
+from decode.systems import SYSTEMS, Parts
 from decode.verifiers import find
 
 if TYPE_CHECKING:
@@ -102,26 +103,30 @@ def of_methods(
     asked = [name.strip() for name in names.split(",") if name.strip()]
     chosen, left_out = with_all(asked, drafters)
     methods = [_checked(name) for name in dict.fromkeys(chosen)]
-    for method in list(methods):
-        why = _left_out(method)
-        if why and method.name in asked:
-            raise UserError(f"--methods={method.name}: {why}")
-        if why:
-            left_out.append(f"{method.name}: {why}")
-            methods.remove(method)
-    if not methods:
-        raise UserError(f"--methods={names!r} names nothing to verify{nearest('', SYSTEMS)}")
-    check_parts(methods, drafters)
-    for line in left_out:
-        say(f"left out: {line}")
-    opened: dict[int, Any] = {}
+    opened: dict[int, Parts] = {}
 
     def open_way(target: Target, verifier: str, method: Method) -> Decoder:
         if id(target) not in opened:
             opened[id(target)] = open_parts(methods, drafters, target)
         return build(_verified(method, verifier), opened[id(target)])
 
+    def leave_out(why: Callable[[Method], str | None]) -> None:
+        for method in list(methods):
+            if reason := why(method):
+                if method.name in asked:
+                    raise UserError(reason)
+                left_out.append(reason)
+                methods.remove(method)
+
+    leave_out(_unverifiable)
+    check_parts(methods, drafters)
     target = load_target(spec, dtype="float32", device=options.device)
+    leave_out(lambda method: _unbuildable(partial(open_way, target, verifier_of(method), method)))
+    if not methods:
+        raise UserError(f"--methods={names!r} names nothing to verify{nearest('', SYSTEMS)}")
+    for line in left_out:
+        say(f"left out: {line}")
+
     compared = {method.name: method for method in methods}
     drawn = [(m.name, verifier_of(m), m) for m in methods]
     return Ways(target, compared, drawn, list(compared), open_way)
@@ -133,12 +138,23 @@ def _checked(name: str) -> Method:
     return read_method(name)
 
 
-def _left_out(method: Method) -> str | None:
-    """Why there is nothing to verify."""
+def _unverifiable(method: Method) -> str | None:
+    """Why there is nothing to verify: a line that names the method."""
     if not method.system.drafts:
-        return "it drafts nothing"
+        return f"method {method.name!r}: it drafts nothing"
     verifier = verifier_of(method)
-    return "it changes the output's law on purpose" if verifier != "auto" and find(verifier).lossy else None
+    if verifier != "auto" and find(verifier).lossy:
+        return f"method {method.name!r}: it changes the output's law on purpose"
+    return None
+
+
+def _unbuildable(open_it: Callable[[], Decoder]) -> str | None:
+    """Why this target or these drafters don't let it decode."""
+    try:
+        open_it()
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def _verified(method: Method, verifier: str) -> Method:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from align import hub
 from decode import eval, report
 from decode.suites import sources
 
@@ -31,6 +34,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "hub_reachable", lambda: False)
+    monkeypatch.setattr(hub, "hub_reachable", lambda: False)
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     files = {
@@ -93,6 +97,10 @@ EVAL = [
     (["--methods", "drafter"], "--methods=drafter needs --drafter FOLDER"),
     (["--drafter", "lookup"], "name a drafter's folder"),
     (["--drafter", "nowhere"], "drafter 'nowhere'"),
+    (["--drafter", "runs/nowhere", "--methods", "block"], "drafter 'runs/nowhere': no such folder"),
+    (["--drafter", "diffusion=./nowhere", "--methods", "specdiff"], "drafter './nowhere': neither a folder"),
+    (["--drafter", "data", "--methods", "specdiff"], "drafter 'data': no config.json in that folder"),
+    (["--methods", "specdiff:gama=4"], "unknown option 'gama' (did you mean 'gamma'?)"),
     (["--limit", "0"], "argument --limit: '0' is not a whole number, at least 1"),
     (["--max-new-tokens", "many"], "'many' is not a whole number"),
     (["--repeats", "-1"], "--repeats"),
@@ -153,3 +161,12 @@ def test_another_measurement_is_not_continued(place: Path, capsys: pytest.Captur
     check(eval.main, [*QUIET, *common], "prompts_hash", capsys)
     lines = (place / "o/records.jsonl").read_text().splitlines()
     assert len(lines) == 1 and json.loads(lines[0])["method"] == "plain"
+
+
+@pytest.mark.parametrize(
+    "words", [["--methods", "specdif"], ["--suite", "mtbnch"], ["--methods", "lookup:gama=4"]]
+)
+def test_what_is_misspelt_is_said_at_once(words: list[str]) -> None:
+    code = f"import sys; from decode import eval\ntry: eval.main({words!r})\nfinally: assert 'torch' not in sys.modules"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 2 and "did you mean" in run.stderr and "Traceback" not in run.stderr

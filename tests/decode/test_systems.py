@@ -14,6 +14,7 @@ import decode
 from align.errors import UserError
 from align.target import Target, load_target
 from decode import Decoder, Sampling, eval
+from decode.drafter_folders import drafters_by_role, read_drafters, role_of
 from decode.drafters.adaptive import AdaptiveDrafter
 from decode.drafters.diffusion import DiffusionDrafts
 from decode.drafters.overlapped import settle
@@ -22,12 +23,9 @@ from decode.frequencies import exact_law
 from decode.methods import (
     build,
     check_parts,
-    drafters_by_role,
     listing,
     open_parts,
-    read_drafters,
     read_method,
-    role_of,
     swept,
     verifier_of,
 )
@@ -253,6 +251,9 @@ def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
     save_causal(make(parts.target, DrafterConfig(kind="autoregressive", layers=2)), tmp_path / "small")
     assert role_of(str(tmp_path / "sedd")) == "diffusion" and role_of(str(DEFAULT_DRAFTER)) == "block"
     assert role_of(str(tmp_path / "small")) == "autoregressive"
+    assert (
+        role_of("HuggingFaceTB/SmolLM2-135M-Instruct") == "autoregressive"
+    )  # a package's model, where there is no hub
     opened = open_parts(
         [read_method("autoregressive")], {"autoregressive": str(tmp_path / "small")}, parts.target
     )

@@ -81,15 +81,34 @@ def test_every_system(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {("frequencies", "specdiff2, self_selection"), ("frequencies", "d2sd")} <= named
     assert record["lossless"] and record["finished"]
     said = capsys.readouterr().out
-    assert "left out: compiled: it drafts nothing" in said
-    assert "left out: specdec_lossy: it changes the output's law on purpose" in said
+    assert "left out: method 'compiled': it drafts nothing" in said
+    assert "left out: method 'specdec_lossy': it changes the output's law on purpose" in said
+
+
+def test_what_a_target_does_not_allow_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that windows its attention by place: no branches, unless they were asked for by name."""
+    words = ["--target", "debug-gptneo", *arguments("debug", tmp_path)[2:]]
+    by_place = load_target("debug-gptneo", dtype="float32", device="cpu")
+    save_standalone(standalone(by_place, "ddit"), tmp_path / "sedd")
+    words[words.index("--drafter") + 1] = f"autoregressive=debug-gptneo,diffusion={tmp_path / 'sedd'}"
+    words[words.index("--limit") + 1] = "1"
+    words += ["--methods", "all,retrieval", "--samples", "50"]
+    main(words)
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    assert record["lossless"] and {"retrieval", "autoregressive"} <= {c["method"] for c in record["checks"]}
+    said = capsys.readouterr().out
+    assert "left out: block: no drafter of the kind block" in said
+    assert "left out: method 'specdiff2': target 'debug-gptneo' windows its attention by place" in said
+    with pytest.raises(SystemExit):
+        main([*words, "--methods", "retrieval:nodes=4"])
+    assert "so drafts may not branch (nodes=0)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
         ("specdif", "unknown method 'specdif' (did you mean 'specdiff'?)"),
-        ("specdec_lossy", "--methods=specdec_lossy: it changes the output's law on purpose"),
+        ("specdec_lossy", "method 'specdec_lossy': it changes the output's law on purpose"),
         ("block:verifier=lossy_typical", "it changes the output's law on purpose"),
         ("compiled", "it drafts nothing"),
         ("d2sd", "needs a drafter of the kind variable_prefix"),
