@@ -15,6 +15,7 @@ TORCH ?= 2.13.0
 LIMIT ?= 16
 NEW_TOKENS ?= 128
 PER_SUITE ?= 8
+TUNE ?= 12
 QUICK ?=
 RUN = runs/smollm2_quickstart
 SYSTEMS = runs/smollm2_systems
@@ -69,7 +70,7 @@ systems: setup
 	done
 	for temperature in 0 1; do \
 	  $(PY) -m decode.eval --suite $(SUITES) --limit $(PER_SUITE) --max-new-tokens 48 --temperature $$temperature --dtype float32 \
-	    --methods all --tune --drafter drafters/smollm2-135m-block,$(SYSTEMS)/mdlm/drafter,variable_prefix=$(SYSTEMS)/variable_prefix/drafter,$(SYSTEMS)/autoregressive/drafter \
+	    --methods all --tune $(TUNE) --drafter drafters/smollm2-135m-block,$(SYSTEMS)/mdlm/drafter,variable_prefix=$(SYSTEMS)/variable_prefix/drafter,$(SYSTEMS)/autoregressive/drafter \
 	    --out $(SYSTEMS)/table_$$temperature || exit; \
 	done
 

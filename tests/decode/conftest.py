@@ -8,6 +8,9 @@ import pytest
 
 from align.target import Target, load_target
 from decode import figures
+from decode.systems import Parts
+from tests.align.test_standalone import drafter
+from tests.decode.test_d2sd import network
 
 
 @pytest.fixture(scope="module")
@@ -26,3 +29,17 @@ def prompts(tmp_path: Path) -> Path:
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """tests/decode/test_report.py draws them."""
     monkeypatch.setattr(figures, "picture", lambda *args: b"png")
+
+
+@pytest.fixture(scope="module")
+def parts(target: Target) -> Parts:
+    """A drafter of every kind, untrained."""
+    return Parts(
+        target,
+        {
+            "block": network(target, 0, "shared_kv"),
+            "variable_prefix": network(target, 1, "shared_kv"),
+            "diffusion": drafter(target, "ddit"),
+            "autoregressive": load_target("debug", dtype="float32", device="cpu"),
+        },
+    )

@@ -1,0 +1,64 @@
+"""Drafters as they are given: there or not, and of what kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import decode
+from align.errors import UserError
+from decode.drafter_folders import drafters_by_role, read_drafters, role_of
+from decode.methods import (
+    build,
+    open_parts,
+    read_method,
+)
+from decode.systems import Parts
+
+
+def test_drafters_by_kind() -> None:
+    assert read_drafters("a/b,diffusion=c") == [(None, "a/b"), ("diffusion", "c")]
+    assert read_drafters(None, "shipped") == [(None, "shipped")]
+    with pytest.raises(UserError, match="unknown kind 'difusion'.*'diffusion'"):
+        read_drafters("difusion=c")
+
+
+def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
+    from align.drafters.autoregressive import make, save_causal
+    from align.drafters.standalone import save_standalone
+    from align.recipe import DrafterConfig
+    from decode.generate import DEFAULT_DRAFTER
+
+    save_standalone(parts.diffusion, tmp_path / "sedd")
+    save_causal(make(parts.target, DrafterConfig(kind="autoregressive", layers=2)), tmp_path / "small")
+    assert role_of(str(tmp_path / "sedd")) == "diffusion" and role_of(str(DEFAULT_DRAFTER)) == "block"
+    assert role_of(str(tmp_path / "small")) == "autoregressive"
+    assert (
+        role_of("HuggingFaceTB/SmolLM2-135M-Instruct") == "autoregressive"
+    )  # a package's model, where there is no hub
+    opened = open_parts(
+        [read_method("autoregressive")], {"autoregressive": str(tmp_path / "small")}, parts.target
+    )
+    assert build(read_method("autoregressive"), opened).drafter is not None
+    decoder = decode.load(parts.target, tmp_path / "small", draft_tokens=3)
+    assert decoder.name == "autoregressive" and decoder.drafter.draft_tokens == 3  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="block=.*no drafter of the kind block"):
+        open_parts([read_method("block")], {"block": str(tmp_path / "sedd")}, parts.target)
+
+
+def test_a_method_by_name_from_python(parts: Parts, tmp_path: Path) -> None:
+    from align.drafters.standalone import save_standalone
+
+    save_standalone(parts.diffusion, tmp_path / "sedd")
+    decoder = decode.load("debug", tmp_path / "sedd", method="specdiff:gamma=5:steps=2", dtype="float32")
+    assert decoder.name == "diffusion" and decoder.drafter.draft_tokens == 5  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="takes its options behind colons"):
+        decode.load("debug", tmp_path / "sedd", method="specdiff", steps=2)
+    with pytest.raises(UserError, match="unknown method 'specdif'"):
+        decode.load("debug", method="specdif")
+    with pytest.raises(UserError, match="both of the kind diffusion"):
+        drafters_by_role(f"{tmp_path / 'sedd'},{tmp_path / 'sedd'}")
+    for role in ("block", "variable_prefix"):
+        with pytest.raises(UserError, match=f"--drafter {role}=.*that is a drafter of the kind diffusion"):
+            drafters_by_role(f"{role}={tmp_path / 'sedd'}")
