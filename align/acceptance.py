@@ -27,22 +27,27 @@ def reach(log_q_label: Tensor, p_label: Tensor, valid: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def kept_token(log_q_label: Tensor, p_label: Tensor, acceptance: Tensor, valid: Tensor) -> Tensor:
+    """Chance that token verification keeps draft m and all before it, (…, K) → (…, K); over m it falls.
+
+    [Π_{j<m} min(1, q_j(x_j)/p_j(x_j))]·β_m with β_m = Σ_x min(p_m, q_m): unbiased over text x drawn from the very p of the
+    statistics (same temperature, no other processor), for q independent over positions and for q that depends on the
+    drafts before. Π_{j≤m} β_j along one path is NOT: it multiplies averages over all tokens along a path of one.
+    """
+    return reach(log_q_label, p_label, valid) * acceptance
+
+
 def expected_accepted_token(
     log_q_label: Tensor, p_label: Tensor, acceptance: Tensor, valid: Tensor
 ) -> Tensor:
-    """Drafts accepted by token verification from each anchor, (…, K) → (…); τ is one more.
-
-    Σ_m [Π_{j<m} min(1, q_j(x_j)/p_j(x_j))]·β_m with β_m = Σ_x min(p_m, q_m): unbiased over text x drawn from the very
-    p of the statistics (same temperature, no other processor), for q independent over positions and for q that
-    depends on the drafts before. Σ_m Π_{j≤m} β_j along one path is NOT: it multiplies averages over all tokens
-    along a path of one.
-    """
-    return (reach(log_q_label, p_label, valid) * acceptance).sum(-1)
+    """Drafts accepted by token verification from each anchor, (…, K) → (…): `kept_token` summed; τ is one more."""
+    return kept_token(log_q_label, p_label, acceptance, valid).sum(-1)
 
 
 @torch.no_grad()
-def accepted_greedy(match: Tensor, greedy_label: Tensor, valid: Tensor) -> Tensor:
-    """Drafts accepted by greedy verification from each anchor, (…, K) → (…); τ is one more.
+def kept_greedy(match: Tensor, greedy_label: Tensor, valid: Tensor) -> Tensor:
+    """Whether greedy verification keeps draft m and all before it, (…, K) → (…, K), 0 or 1; summed, the drafts accepted, and
+    τ is one more.
 
     Exact on text that the target wrote greedily: the leading run of positions where argmax q = argmax p. On other
     text a run ends after the first token that is not argmax p, because p of what follows is not known; those anchors
@@ -50,7 +55,7 @@ def accepted_greedy(match: Tensor, greedy_label: Tensor, valid: Tensor) -> Tenso
     """
     hit = (match > 0.5) & valid
     on_path = torch.cat((torch.ones_like(hit[..., :1]), (greedy_label > 0.5)[..., :-1]), dim=-1)
-    return (hit & on_path).long().cumprod(-1).sum(-1).float()
+    return (hit & on_path).long().cumprod(-1).float()
 
 
 @dataclass
@@ -83,31 +88,3 @@ class Estimate:
             float((off.square().sum() * units / (units - 1)).sqrt() / count) if units > 1 else float("nan")
         )
         return Estimate(float(wide.mean()), error, count)
-
-
-def acceptance_per_position(acceptance: Tensor, valid: Tensor) -> Tensor:
-    """Mean β_k over the anchors valid at k, (…, K) → (K,): given the text before it, whether drafts got there or not;
-    0 where no anchor is valid.
-
-    What the drafter knows at each distance. It is not the rate that a decoder counts: see `acceptance_given_reached`.
-    """
-    ones = torch.ones_like(acceptance)
-    return _weighted_mean(acceptance, ones, valid)
-
-
-def acceptance_given_reached(
-    log_q_label: Tensor, p_label: Tensor, acceptance: Tensor, valid: Tensor
-) -> Tensor:
-    """Chance that token verification accepts draft k given that it accepted those before, (…, K) → (K,).
-
-    Σ reach·β / Σ reach over anchors: the rate that a decoder counts as accepted k / tested k. A ratio of two unbiased
-    estimates on text drawn from p; 0 where no draft gets there.
-    """
-    return _weighted_mean(acceptance, reach(log_q_label, p_label, valid), valid)
-
-
-def _weighted_mean(values: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
-    """Over all but the last dimension, (…, K) → (K,) fp32."""
-    weight = (weights.double() * valid).flatten(0, -2)
-    total = (values.double().flatten(0, -2) * weight).sum(0)
-    return torch.where(total == 0, 0.0, total / weight.sum(0)).float()

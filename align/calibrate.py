@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from align.acceptance import accepted_greedy, expected_accepted_token
+from align.acceptance import expected_accepted_token, kept_greedy, kept_token
 from align.corruption import clean_prefixes
 from align.datamodule import Step
 from align.drafters.autoregressive import CausalDrafter
@@ -285,10 +285,10 @@ class Calibrate(lightning.LightningModule):
         """Expected τ and acceptance by position."""
         valid, whole, tallies = step.anchors.valid_BAK, self.complete(step), self._tallies
         if step.kind == "greedy":
-            tallies.accepted("greedy", accepted_greedy(s.match, s.greedy_label, valid)[whole])
+            tallies.accepted("greedy", kept_greedy(s.match, s.greedy_label, valid)[whole])
         if step.kind == "sampling":
-            accepted = expected_accepted_token(s.log_q_label, s.p_label, s.acceptance, valid)
-            tallies.accepted("sampling", accepted[whole])
+            kept = kept_token(s.log_q_label, s.p_label, s.acceptance, valid)
+            tallies.accepted("sampling", kept[whole])
         tallies.positions(step.kind, s.acceptance, valid)
 
     def on_validation_epoch_end(self) -> None:

@@ -28,20 +28,26 @@ def training_line(step: int, steps: int, numbers: Mapping[str, float], left: flo
 
 
 def validation_line(step: int, numbers: Mapping[str, float]) -> str:
-    """Expected τ with its standard error, greedy and sampling, and the acceptance at each position."""
+    """Expected τ with its standard error, greedy and sampling, the acceptance at each position, and the share of drafts kept
+    so far."""
 
     def tau(name: str, needs: str) -> str:
         if f"tau_{name}" not in numbers:
             return f"no held-out text {needs} to estimate it by ({name})"
         return f"{numbers[f'tau_{name}']:.3f}±{numbers[f'tau_{name}_se']:.3f} {name}"
 
-    each = " ".join(f"{v:.3f}" for k, v in numbers.items() if k.startswith("acceptance_"))
+    def by_position(name: str) -> str:
+        return " ".join(f"{v:.3f}" for k, v in numbers.items() if k.startswith(name))
+
+    each = by_position("acceptance_")
+    kept = by_position("kept_sampling_") or by_position("kept_greedy_")
     bound = ""
     if "bound" in numbers:
         bound = f"bound {numbers['bound']:.3f}±{numbers['bound_se']:.3f} nats a token (perplexity {numbers['perplexity']:.0f}), "
     return (
         f"validation at step {step}: loss {numbers['loss']:.4f} a block, {bound}expected τ {tau('greedy', 'at temperature 0')}, "
         f"{tau('sampling', 'at temperature 1')}; acceptance by position {each}"
+        + (f"; kept as far as there {kept}" if kept else "")
     )
 
 

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from align.acceptance import (
     Estimate,
-    acceptance_given_reached,
-    acceptance_per_position,
-    accepted_greedy,
     expected_accepted_token,
+    kept_greedy,
+    kept_token,
     reach,
 )
 from align.losses import LOG_ZERO
@@ -106,19 +105,12 @@ def test_sampled_text_agrees_within_its_error() -> None:
     assert abs(got.mean - exact) < 4 * got.error
 
 
-def test_acceptance_given_reached_is_the_decoders_rate() -> None:
-    toy = TOYS[3]
-    copies = 2_000  # each text as often as p writes it, nearly
-    rows = [(path, max(1, round(w * copies))) for path, w in toy.paths()]
-    columns = [
-        torch.cat(c) for c in zip(*(toy.statistics(p) for p, n in rows for _ in range(n)), strict=True)
-    ]
-    got = acceptance_given_reached(*columns)
-    exact = [toy.accepted_at_least(m) / toy.accepted_at_least(m - 1) for m in range(1, K + 1)]
-    torch.testing.assert_close(got, torch.tensor(exact, dtype=torch.float32), rtol=0.02, atol=0.005)
-    mean = acceptance_per_position(columns[2], columns[3])
-    torch.testing.assert_close(mean, columns[2].mean(0))
-    assert float((got - mean).abs().max()) > 0.01, "the two rates are different things"
+@pytest.mark.parametrize("toy", TOYS)
+def test_kept_is_the_decoders_share(toy: Toy) -> None:
+    """How far drafts are kept; another thing than the acceptance at a position, whether drafts get there or not."""
+    kept = sum(w * kept_token(*toy.statistics(path))[0] for path, w in toy.paths())
+    exact = [toy.accepted_at_least(m) for m in range(1, K + 1)]
+    torch.testing.assert_close(kept, torch.tensor(exact), rtol=1e-5, atol=1e-6)
 
 
 def test_positions_past_the_end_are_cut() -> None:
@@ -129,8 +121,7 @@ def test_positions_past_the_end_are_cut() -> None:
         cut, expected_accepted_token(log_q[:, :2], p[:, :2], beta[:, :2], valid[:, :2])
     )
     assert float(expected_accepted_token(log_q, p, beta, torch.zeros(1, 3).bool())) == 0.0
-    assert acceptance_per_position(beta, valid).tolist()[2] == 0.0
-    assert acceptance_given_reached(log_q, p, beta, valid).tolist()[2] == 0.0
+    assert kept_token(log_q, p, beta, valid).tolist()[0][2] == 0.0
 
 
 def test_a_perfect_drafter_has_everything_accepted() -> None:
@@ -167,8 +158,8 @@ def test_greedy_is_exact_on_greedy_text_and_a_lower_bound_elsewhere(seed: int) -
     for path, _ in toy.paths():
         best = torch.tensor([[int(toy.p[path[:k]].argmax()) for k in range(K)]])
         match = torch.tensor([[int(toy.q[path[:k]].argmax()) for k in range(K)]]) == best
-        got = accepted_greedy(match.float(), (best == torch.tensor([path])).float(), torch.ones(1, K).bool())
-        assert float(got) == exact if path == greedy else float(got) <= exact
+        got = kept_greedy(match.float(), (best == torch.tensor([path])).float(), torch.ones(1, K).bool())
+        assert float(got.sum()) == exact if path == greedy else float(got.sum()) <= exact
 
 
 def test_greedy_run_stops() -> None:
@@ -176,7 +167,7 @@ def test_greedy_run_stops() -> None:
     label = torch.tensor([[1.0, 1, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]])
     valid = torch.ones(5, 4).bool()
     valid[3, 2:] = False
-    assert accepted_greedy(match, label, valid).tolist() == [4, 1, 2, 2, 0]
+    assert kept_greedy(match, label, valid).sum(-1).tolist() == [4, 1, 2, 2, 0]
 
 
 def test_estimate_with_texts_sees_that_anchors_share_their_fate() -> None:

@@ -121,6 +121,10 @@ def test_golden_losses(tmp_path: Path, debug_data: Path) -> None:
     assert column(tmp_path, "train/loss") == pytest.approx(golden, rel=2e-4)
     assert module.validation_numbers["tau_sampling"] > 1.5  # half of a random target's layers know much of it
     assert {"tau_greedy", "acceptance_1", "acceptance_3"} <= module.validation_numbers.keys()
+    for kind in ("greedy", "sampling"):
+        kept = [v for k, v in module.validation_numbers.items() if k.startswith(f"kept_{kind}_")]
+        assert 1 + sum(kept) == pytest.approx(module.validation_numbers[f"tau_{kind}"], rel=1e-5)
+        assert kept == sorted(kept, reverse=True) and kept[0] > 0
     state = torch.load(tmp_path / "checkpoints" / "step-12.ckpt", weights_only=True)["state_dict"]
     assert state and not any("embed" in name or "lm_head" in name for name in state)
     card = (tmp_path / "drafter" / "README.md").read_text()
