@@ -56,10 +56,8 @@ quickstart: setup
 	$(PY) -m align.train recipe=smollm2_quickstart output=$(RUN) $(QUICK)
 	$(PY) -m decode.eval --suite mtbench --limit $(LIMIT) --max-new-tokens $(NEW_TOKENS) --dtype float32 --drafter $(RUN)/drafter --out $(RUN)/report
 	@echo
-	@echo "Report: $(RUN)/report/report.html.  Next:"
-	@echo "  $(PY) -m decode.generate --drafter $(RUN)/drafter \"Explain how rainbows form.\""
-	@echo "  $(PY) -m decode.eval --suite reasoning,coding,math --limit 20 --drafter $(RUN)/drafter"
-	@echo "  your own model: $(PY) -m align.synthesize recipe=smollm2_block target.name=YOUR/MODEL output=runs/mine,"
+	@echo "Other suites: $(PY) -m decode.eval --suite reasoning,coding,math --limit 20 --drafter $(RUN)/drafter"
+	@echo "Your own model: $(PY) -m align.synthesize recipe=smollm2_block target.name=YOUR/MODEL output=runs/mine,"
 	@echo "  then align.train with the same words, then decode.eval --target YOUR/MODEL --drafter runs/mine/drafter"
 
 # what one stage wrote the next one reads; each goes on where it was
@@ -68,10 +66,13 @@ systems: setup
 	for kind in mdlm variable_prefix autoregressive; do \
 	  $(PY) -m align.train recipe=smollm2_$$kind data.path=$(SYSTEMS)/data output=$(SYSTEMS)/$$kind $(QUICK) || exit; \
 	done
+	$(PY) -m align.train recipe=smollm2_streak data.path=$(SYSTEMS)/data drafter.init=$(SYSTEMS)/mdlm/drafter output=$(SYSTEMS)/streak $(QUICK)
 	for temperature in 0 1; do \
 	  $(PY) -m decode.eval --suite $(SUITES) --limit $(PER_SUITE) --max-new-tokens 48 --temperature $$temperature --dtype float32 \
 	    --methods all --tune $(TUNE) --drafter drafters/smollm2-135m-block,$(SYSTEMS)/mdlm/drafter,variable_prefix=$(SYSTEMS)/variable_prefix/drafter,$(SYSTEMS)/autoregressive/drafter \
 	    --out $(SYSTEMS)/table_$$temperature || exit; \
+	  $(PY) -m decode.eval --suite $(SUITES) --limit $(PER_SUITE) --max-new-tokens 48 --temperature $$temperature --dtype float32 \
+	    --methods specdiff2 --tune $(TUNE) --drafter $(SYSTEMS)/streak/drafter --out $(SYSTEMS)/specdiff2_$$temperature || exit; \
 	done
 
 test: setup

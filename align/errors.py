@@ -6,7 +6,9 @@ import contextlib
 import difflib
 import functools
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -35,10 +37,13 @@ def in_one_line(where: str) -> Iterator[None]:
 
 
 def cli(main: Callable[..., Any]) -> Callable[..., None]:
-    """Wrap a command: `UserError` becomes `error: …` on stderr and exit code 2, Ctrl-C exit code 130."""
+    """Wrap a command: `UserError` becomes `error: …` on stderr and exit code 2, Ctrl-C and SIGTERM exit code 130."""
 
     @functools.wraps(main)
     def run(*args: Any, **kwargs: Any) -> None:
+        alone = threading.current_thread() is threading.main_thread()
+        if alone and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             main(*args, **kwargs)
         except UserError as error:

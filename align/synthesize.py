@@ -168,11 +168,15 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
         written = manifest["tokens"] - tokens_before
         print(
             f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
-            f"({written / max(seconds, 1e-9):.0f} kept tokens/s, dropped: {manifest['dropped'] or 'none'})"
+            f"({written / max(seconds, 1e-9):.0f} kept tokens/s, dropped: {_counts(manifest['dropped'])})"
         )
     if manifest["samples"] < d.samples and prompts is not None and not quiet:
         print(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
     return manifest
+
+
+def _counts(dropped: dict[str, int]) -> str:
+    return ", ".join(f"{count} {why}" for why, count in dropped.items()) or "none"
 
 
 def _batch_seed(seed: int, batch: int) -> int:
@@ -291,29 +295,37 @@ def data_folder(recipe: Recipe) -> Path:
     return Path(recipe.data.path) if recipe.data.path else Path(recipe.output) / "data"
 
 
-def ensure(recipe: Recipe, target: Target) -> Path:
-    """The recipe's data folder; for the `debug` target it is written first when missing (it takes a second).
+def check_data(recipe: Recipe) -> None:
+    """Raises UserError where the recipe's data are not there, with the command that writes them; those of the `debug` targets
+    write themselves (`ensure`)."""
+    folder = data_folder(recipe)
+    if recipe.target.name in DEBUG or (folder / "manifest.json").exists():
+        return
+    words = [f"recipe={recipe.name}", f"output={recipe.output}", f"target.name={recipe.target.name}"]
+    raise UserError(
+        f"{folder}: no data yet; write them with python -m align.synthesize {shlex.join(words)} "
+        "(or name others that this target wrote: data.path=FOLDER)"
+    )
 
-    Raises:
-        UserError: no data, with the command that writes them.
-    """
+
+def ensure(recipe: Recipe, target: Target) -> Path:
+    """The recipe's data folder; for the `debug` target it is written first when missing (it takes a second)."""
     folder = data_folder(recipe)
     if target.spec in DEBUG:
         synthesize(recipe, target, folder, quiet=True)
-    elif not (folder / "manifest.json").exists():
-        words = [f"recipe={recipe.name}", f"output={recipe.output}", f"target.name={recipe.target.name}"]
-        raise UserError(
-            f"{folder}: no data yet; write them with python -m align.synthesize {shlex.join(words)} "
-            "(or name others that this target wrote: data.path=FOLDER)"
-        )
     return folder
 
 
 @cli
 def main(argv: list[str] | None = None) -> None:
-    recipe = parse_command(sys.argv[1:] if argv is None else argv, "align.synthesize", __doc__ or "")
-    target = load_target(recipe.target.name, recipe.target.dtype, recipe.target.device)
+    words = sys.argv[1:] if argv is None else argv
+    recipe = parse_command(words, "align.synthesize", __doc__ or "")
+    t = recipe.target
+    target = load_target(
+        t.name, t.dtype, t.device, revision=t.revision, trust_remote_code=t.trust_remote_code
+    )
     synthesize(recipe, target, data_folder(recipe))
+    print(f"next:\n  python -m align.train {shlex.join(words)}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from align.datamodule import RowsModule
 from align.drafters import autoregressive, standalone
 from align.drafters.autoregressive import CausalDrafter, save_causal
 from align.drafters.block import BlockDrafter
+from align.drafters.block_config import BlockConfig
 from align.drafters.checkpoint import (
     coverage,
     frequent_tokens,
@@ -31,15 +32,16 @@ from align.drafters.checkpoint import (
 from align.drafters.diffusion import DiffusionDrafter
 from align.drafters.standalone import save_standalone
 from align.errors import UserError, cli
+from align.hub import is_hub_id, nearby
 from align.imitate import Imitate
 from align.keeper import Interrupted
 from align.launch import check_resume, fit
 from align.machine import accelerator, main_process, target_device
 from align.pretrain import Pretrain
 from align.recipe import Recipe
-from align.recipe_reader import parse_command
+from align.recipe_reader import parse_command, shipped
 from align.run_record import save_run_record
-from align.synthesize import data_folder, ensure
+from align.synthesize import check_data, data_folder, ensure
 from align.target import Target, load_target
 
 
@@ -79,7 +81,10 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     Raises:
         UserError: input that does not fit. NonFiniteLoss, Interrupted: training stopped before its end.
     """
-    accelerator(recipe)  # what this machine lacks is said before anything is loaded
+    # what is lacking is said before anything is loaded
+    accelerator(recipe)
+    _check_init(recipe)
+    check_data(recipe)
     output, t = Path(recipe.output), recipe.target
     quiet = quiet or not main_process()
     target = load_target(
@@ -122,7 +127,7 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         run = {"steps": trainer.global_step, "coverage": coverage(training, drafter.draft_vocab, target)}
         _save(recipe, module, manifest, run)
         if not quiet:
-            print(_next(recipe, output / "drafter"))
+            print(_next(recipe, output / "drafter", argv or ()))
     return module
 
 
@@ -150,7 +155,10 @@ def _save(recipe: Recipe, module: Calibrate, manifest: dict[str, Any], run: dict
     }
     folder, numbers = Path(recipe.output) / "drafter", module.validation_numbers
     if isinstance(module.drafter, BlockDrafter):
-        trained = _with_weights(module.drafter, module.final_weights)
+        config = module.drafter.config
+        if decay := recipe.objective.prefix_decay:  # decode knows D²SD's second drafter by it
+            config = replace(config, extra={**config.extra, "prefix_decay": decay})
+        trained = _with_weights(module.drafter, module.final_weights, config)
         save_drafter(trained, folder, write_card(recipe, trained.config, manifest, run, numbers))
     elif isinstance(module.drafter, CausalDrafter):
         card = write_card(recipe, module.drafter.config, manifest, run, numbers)
@@ -162,37 +170,49 @@ def _save(recipe: Recipe, module: Calibrate, manifest: dict[str, Any], run: dict
 
 
 @torch.no_grad()
-def _with_weights(drafter: BlockDrafter, weights: dict[str, Tensor]) -> BlockDrafter:
-    """A drafter of the same make: a strategy may have taken the trained one's own weights apart."""
+def _with_weights(
+    drafter: BlockDrafter, weights: dict[str, Tensor], config: BlockConfig | None = None
+) -> BlockDrafter:
+    """A drafter of the same make: a strategy may have taken the trained one's own weights apart. `config`: with another word
+    on what it was trained for."""
     vocab = None if drafter.draft_vocab is None else drafter.draft_vocab.cpu()
-    copy = BlockDrafter(drafter.config, drafter.target, vocab)
+    copy = BlockDrafter(config or drafter.config, drafter.target, vocab)
     for name, parameter in copy.named_parameters():
         parameter.copy_(weights[name])
     return copy
 
 
-def _next(recipe: Recipe, folder: Path) -> str:
+def _check_init(recipe: Recipe) -> None:
+    """Raises UserError for a drafter to begin with that is not there, with the recipe that makes it."""
+    init = recipe.drafter.init
+    if init is None or Path(init).expanduser().exists() or is_hub_id(init):
+        return
+    maker = Path(init).parent.name
+    made = f"; python -m align.train recipe={maker} makes it" if maker in shipped() else nearby(Path(init))
+    raise UserError(f"drafter.init={init!r}: no such folder{made}")
+
+
+def _next(recipe: Recipe, folder: Path, argv: Sequence[str]) -> str:
     if recipe.drafter.kind == "ddit" and recipe.drafter.graph == "uniform":
         return f"the drafter is in {folder}; uniform noise has no one-step q, so decode can't use it (absorbing can)"
     target = "" if recipe.target.name == type(recipe.target)().name else f" --target {recipe.target.name}"
     return (
-        f"the drafter is in {folder}; next:\n{_next_stage(recipe, folder)}"
+        f"the drafter is in {folder}; next:\n{_next_stage(recipe, folder, argv)}"
         f"  python -m decode.eval --suite builtin{target} --drafter {folder}\n"
         f'  python -m decode.generate{target} --drafter {folder} "your prompt"'
     )
 
 
-def _next_stage(recipe: Recipe, folder: Path) -> str:
-    """The command that goes on from here; none after the last stage."""
+def _next_stage(recipe: Recipe, folder: Path, argv: Sequence[str]) -> str:
+    """The command that goes on from here, on the same data; none after the last stage."""
     stage = {"pretrain": "finetune", "finetune": "calibrate"}.get(recipe.stage)
     if stage is None:
         return ""
     words = [f"recipe={recipe.name}", f"stage={stage}", f"target.name={recipe.target.name}"]
-    words += [
-        f"drafter.init={folder}",
-        f"data.path={data_folder(recipe)}",
-        f"output={recipe.output}-{stage}",
-    ]
+    words += [f"drafter.init={folder}", f"data.path={data_folder(recipe)}"]
+    same = ("data.", "target.")  # the data are taken for others where their keys differ
+    words += [w for w in argv if w.startswith(same) and not w.startswith(("data.path=", "target.name="))]
+    words += [f"output={recipe.output}-{stage}"]
     return f"  python -m align.train {shlex.join(words)}\n"
 
 

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from align.errors import UserError, nearest
+from align.hub import is_hub_id, nearby
 from decode.systems import ROLES
 
 NO_FOLDERS = ("lookup", "none")
 """What may stand where one drafter is named, and is none that was trained."""
+
+
+BLOCKS = ("block", "variable_prefix")
+"""Kinds of one make: either may stand for the other."""
 
 
 def read_drafters(text: str | None, default: str | None = None) -> list[tuple[str | None, str]]:
@@ -59,11 +64,13 @@ def check_there(spec: str) -> None:
     ):
         return
     if folder.is_dir():
-        inside = folder / "drafter"  # where a run leaves it
-        hint = f" (did you mean {str(inside)!r}?)" if (inside / "config.json").is_file() else ""
+        # where a run leaves it, or the only one that lies there
+        inside = [p.parent for p in sorted(folder.glob("*/config.json"))]
+        inside = [p for p in inside if p.name == "drafter"] or inside
+        hint = f" (did you mean {str(inside[0])!r}?)" if len(inside) == 1 else ""
         raise UserError(f"drafter {spec!r}: no config.json in that folder{hint}")
-    if spec.count("/") != 1 or spec.startswith((".", "/", "~")):  # else perhaps a hub id
-        known = "" if "/" in spec else nearest(spec, NO_FOLDERS)
+    if not is_hub_id(spec):
+        known = nearby(folder) or ("" if "/" in spec else nearest(spec, NO_FOLDERS[:1]))
         raise UserError(f"drafter {spec!r}: neither a folder nor a known name{known}")
 
 
@@ -71,15 +78,15 @@ def _check_kind(role: str, folder: str) -> None:
     """Raises UserError where the folder's files say that it can't be of the kind that somebody said."""
     if (Path(folder).expanduser() / "config.json").is_file():
         said = role_of(folder)
-        if (role in ("block", "variable_prefix")) != (said == "block"):
+        if (role in BLOCKS) != (said in BLOCKS):
             raise UserError(
                 f"--drafter {role}={folder}: that is a drafter of the kind {said} ({said}={folder})"
             )
 
 
 def role_of(spec: str) -> str:
-    """What a drafter is by its config.json: a block drafter, a causal language model, or a standalone diffusion drafter, which
-    anything else is taken for.
+    """What a drafter is by its config.json: a block drafter, D²SD's second one where its training said so, a causal language
+    model, or a standalone diffusion drafter, which anything else is taken for.
 
     Raises:
         UserError: a file, or neither a folder nor a hub id that can be had.
@@ -98,7 +105,8 @@ def role_of(spec: str) -> str:
         return "diffusion"
     values = read_config(path)
     if values.get("model_type") == "block_drafter":
-        return "block"
+        extra = values.get("extra")  # what training says of itself
+        return "variable_prefix" if isinstance(extra, dict) and extra.get("prefix_decay") else "block"
     record = path / RECORD
     if record.is_file() and read_record(record).get("kind") != "autoregressive":
         return "diffusion"

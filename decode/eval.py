@@ -17,6 +17,7 @@ from rich.console import Console
 
 from align.errors import UserError, cli
 from decode.arguments import Parser, number, whole
+from decode.drafter_folders import check_there, read_drafters
 from decode.generate import VERIFIER_HELP
 from decode.lineup import (
     METHODS,
@@ -29,6 +30,7 @@ from decode.lineup import (
     used_drafters,
 )
 from decode.methods import Method, listing
+from decode.progress import wide_console
 from decode.records import PLAIN
 from decode.settings import check_early
 from decode.suites.chosen import prompts_of
@@ -134,7 +136,7 @@ def parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exit code 1 when an output changed beyond rounding, 2 for an input that can't be used."""
     options = parser().parse_args(arguments)
-    console = Console()
+    console = wide_console()
     command = shlex.join(["python", "-m", "decode.eval", *(sys.argv[1:] if arguments is None else arguments)])
     summary, folder = evaluate(options, console, command)
     from decode.report import print_report
@@ -157,13 +159,13 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
         raise UserError(
             f"--tune chooses on the prompts of {TUNING_SUITE}: measure on others (--suite mtbench, or --prompts FILE)"
         )
-    _check_folder(options.out)
+    check_early(options.out, options)
+    for _, folder in read_drafters(options.drafter):
+        check_there(folder)
     from decode.measurement import begin  # torch: what is misspelt has been said by now
     from decode.sampling import Sampling
 
     sampling = Sampling(options.temperature, options.top_p, options.top_k, seed=options.seed)
-    if options.tune:
-        check_early(options.out, options)
     spec, drafters = target_and_drafters(options, console)
     methods, left_out = methods_of(names, [] if options.tune else options.sweep, drafters)
     _check_read(methods, options)
@@ -171,10 +173,12 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
     skipped += left_out
     for suite in loaded:
         console.print(suite.describe(), markup=False, highlight=False)
+    _say_left_out(skipped, console)
     drafters = used_drafters(methods, drafters)
     if options.tune is None:
         decoders, lines = buildable(spec, drafters, methods, options, sampling)
         methods = {name: methods[name] for name in decoders}
+        _say_left_out(lines, console)
         skipped += lines
     else:
         methods, decoders, options = _tuned(spec, drafters, methods, sampling, options, console, command)
@@ -183,9 +187,9 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
     return measurement.finish()
 
 
-def _check_folder(folder: Path | None) -> None:
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise UserError(f"--out={str(folder)!r} is a file, not a folder")
+def _say_left_out(lines: Sequence[str], console: Console) -> None:
+    for line in lines:
+        console.print(f"left out: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _check_read(methods: dict[str, Method | None], options: Any) -> None:
@@ -268,9 +272,10 @@ def next_step(summary: dict[str, Any], options: Any) -> str:
     if (trained[best]["speedup_lo"] or trained[best]["speedup"] or 0) > 1:
         method = "" if best in ("drafter", "combined") else f" --method {shlex.quote(best)}"
         return f'Next: use it:  python -m decode.generate{target}{drafter}{method} "your prompt"'
+    methods = f" --methods {shlex.quote(options.methods)}" if options.methods else ""
     return (
         "Next: train it further (python -m align.train --help), or see where it helps:  "
-        f"python -m decode.eval{target}{drafter} --suite coding,math"
+        f"python -m decode.eval{target}{drafter}{methods} --suite coding,math"
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from align.errors import UserError, nearest
-from decode.drafter_folders import drafters_by_role
+from decode.drafter_folders import drafters_by_role, role_of
 from decode.methods import Method, build, check_parts, open_parts, read_method, swept, with_all
 from decode.records import PLAIN
 from decode.systems import SYSTEMS
@@ -36,6 +36,10 @@ def target_and_drafters(options: Any, console: Console) -> tuple[str, dict[str, 
     if spec == DEFAULT_TARGET and (DEFAULT_DRAFTER / "config.json").is_file():
         shipped = str(DEFAULT_DRAFTER)
     found = drafters_by_role(options.drafter, shipped)
+    second = found.get("variable_prefix")
+    if second and role_of(second) != "variable_prefix":
+        note = f"note: {second} does not say that it was trained to go on from a drafted prefix (recipe=smollm2_variable_prefix)"
+        console.print(note, markup=False, highlight=False)
     if not found and options.methods is None:
         note = f"note: no --drafter given and none is shipped for {spec}: lookup alone is measured"
         console.print(note, markup=False, highlight=False)
@@ -144,12 +148,31 @@ def decoders_of(
             continue
         try:
             made = build(method, parts, options.draft_tokens)
-            made.verifier_for(sampling)
         except UserError as error:
             refused[name] = error
+            continue
+        try:
+            _try(made, sampling)
+        except UserError as error:
+            refused[name] = UserError(f"method {name!r}: {error}")
         else:
             decoders[name] = made
     return {name: decoders[name] for name in methods if name in decoders}
+
+
+def _try(decoder: Decoder, sampling: Sampling) -> None:
+    """Two tokens: a verifier learns only from a draft how its siblings were drawn.
+
+    Raises:
+        UserError: the verifier would change the output of such drafts.
+    """
+    from decode.drafters.switching import SwitchingDrafter
+
+    decoder.verifier_for(sampling)
+    if decoder.drafter is not None:
+        decoder.generate([*decoder.target.eos_ids[:1], 1, 2, 1, 2], max_new_tokens=3, sampling=sampling)
+    if isinstance(decoder.drafter, SwitchingDrafter):
+        decoder.drafter.forget()
 
 
 def buildable(

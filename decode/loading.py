@@ -100,12 +100,13 @@ def _by_name(
     method: str, target: str | Target, drafter: Any, dtype: str, device: str, others: tuple[Any, ...]
 ) -> Decoder:
     """A system. `others`: options of `load` that would go unread."""
-    from decode.methods import build, open_parts, read_method
+    from decode.methods import build, check_parts, open_parts, read_method
 
     if others != (None, None, None, "auto", 1, ORDERS[0], False):
         raise UserError(f"method={method!r} takes its options behind colons ({method.split(':')[0]}:gamma=4)")
     read = read_method(method)  # what is misspelt or not there is said before anything is loaded
     folders = drafters_by_role(None if drafter is None else str(drafter))
+    check_parts([read], folders)
     where = load_target(target, dtype=dtype, device=device) if isinstance(target, str) else target
     return build(read, open_parts([read], folders, where))
 

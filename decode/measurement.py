@@ -50,7 +50,8 @@ class Measurement:
             self._say(note + ("" if missing else " (--no-resume measures again)"))
         if missing:
             self._warm_up(missing[0])
-            with TaskProgress(self.console, len(missing), list(self.decoders)) as progress:
+            done = len(self.tasks) - len(missing)
+            with TaskProgress(self.console, len(self.tasks), list(self.decoders), done) as progress:
                 for task in missing:
                     progress.done(self._run(task, partial(progress.step, task.prompt.id)))
         return make_report(self.folder)[0], self.folder

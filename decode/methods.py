@@ -9,8 +9,10 @@ specdiff:steps=1/2/4             several ways, the fastest of which each round t
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from align.errors import UserError, nearest
@@ -118,6 +120,14 @@ def _value(text: str, system: System, key: str, value: str) -> Any:
         return None
     if key == "controller" and value not in CONTROLLERS:
         raise UserError(f"method {text!r}: controller={value!r} is unknown{nearest(value, CONTROLLERS)}")
+    if key == "verifier" and value != "auto":
+        from decode.verifiers import VERIFIERS  # torch
+
+        if value not in VERIFIERS:
+            known = nearest(value, ("auto", *VERIFIERS))
+            raise UserError(f"method {text!r}: verifier={value!r} is unknown{known}")
+    if key == "corpus" and not Path(value).expanduser().is_file():
+        raise UserError(f"method {text!r}: corpus={value!r}: no such file")
     try:
         if kind.startswith("bool"):
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
@@ -125,6 +135,8 @@ def _value(text: str, system: System, key: str, value: str) -> Any:
             ]
         if kind.startswith("int"):
             return int(value)
+        if kind.startswith("float") and not math.isfinite(float(value)):
+            raise ValueError
         return float(value) if kind.startswith("float") else value
     except (KeyError, ValueError):
         what = {"bool": "true or false", "int": "a whole number", "floa": "a number"}[kind[:4].strip(" |")]
@@ -148,6 +160,8 @@ def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
         values[key] = [v for v in text.split(",") if v]
         if not values[key]:
             raise UserError(f"--sweep: {word!r} names no value of {key}")
+    if not values:
+        return list({method.name: method for method in methods}.values())
     known = {key for m in methods for key in keys_of(m.system)}
     for key in values:
         if key not in known:
@@ -225,7 +239,8 @@ def _drafter(method: Method, parts: Parts, gamma: int | None) -> Drafter | None:
     try:
         drafter = method.system.make(parts, **options)
     except UserError as error:
-        raise UserError(f"method {method.name!r}: {error}") from None
+        said = str(error).replace("draft_tokens=", "gamma=") if "gamma" in options else str(error)
+        raise UserError(f"method {method.name!r}: {said}") from None
     most = 0 if drafter is None else drafter.draft_tokens
     if most and most < (method.options.get("gamma") or 0):
         raise UserError(f"method {method.name!r}: this drafter drafts at most {most} tokens")
@@ -296,4 +311,5 @@ def check_parts(methods: Sequence[Method], drafters: Mapping[str, Any]) -> None:
         if role := lacking(method.needs, drafters):
             raise UserError(
                 f"method {method.name!r} needs a drafter of the kind {role}: --drafter {role}=FOLDER"
+                + (f" (given: {', '.join(drafters)})" if drafters else "")
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from time import monotonic
@@ -23,12 +25,17 @@ LINE_EVERY = 30.0
 """Seconds between lines where there is no terminal."""
 
 
-class TaskProgress:
-    """Context manager over `total` tasks of `methods` generations each."""
+def wide_console() -> Console:
+    """One that breaks no line where there is no terminal, unless COLUMNS says where."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
 
-    def __init__(self, console: Console, total: int, methods: Sequence[str]) -> None:
-        self.console, self.total, self.methods = console, total, list(methods)
-        self.finished = 0
+
+class TaskProgress:
+    """Context manager over `total` tasks of `methods` generations each, of which `before` were done in an earlier sitting."""
+
+    def __init__(self, console: Console, total: int, methods: Sequence[str], before: int = 0) -> None:
+        self.console, self.total, self.methods, self.before = console, total, list(methods), before
+        self.finished = before
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.tokens: defaultdict[str, int] = defaultdict(int)
         self.started = self.spoken = monotonic()
@@ -43,7 +50,8 @@ class TaskProgress:
             disable=not console.is_terminal,
             transient=True,
         )
-        self.row = self.bar.add_task("measuring", total=total * len(self.methods))
+        each = len(self.methods)
+        self.row = self.bar.add_task("measuring", total=total * each, completed=before * each)
 
     def __enter__(self) -> TaskProgress:
         self.bar.start()
@@ -67,7 +75,7 @@ class TaskProgress:
         now = monotonic()
         if not self.console.is_terminal and (now - self.spoken >= LINE_EVERY or self.finished == self.total):
             self.spoken = now
-            left = (now - self.started) / self.finished * (self.total - self.finished)
+            left = (now - self.started) / (self.finished - self.before) * (self.total - self.finished)
             text = f"{self.finished}/{self.total} rounds · {self.speeds()} · {_clock(left)} left"
             self.console.print(text, markup=False, highlight=False)
 

@@ -33,7 +33,8 @@ def settings_of(
     found = machine()
     return {
         "target": target.spec,
-        "target_hash": target.hash,
+        **_typed(options),
+        "dtype": target.dtype_name,
         "drafter": drafters,
         "drafter_hash": {role: _folder_hash(Path(folder).expanduser()) for role, folder in drafters.items()},
         "methods": list(decoders),
@@ -43,8 +44,7 @@ def settings_of(
         "race": getattr(options, "race", None),
         "suites": [s.name for s, _ in prepared],
         "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
-        **_typed(options),
-        "dtype": target.dtype_name,
+        "target_hash": target.hash,
         "device": str(target.device),
         "threads": torch.get_num_threads(),
         "processor": found["processor"],
@@ -121,17 +121,29 @@ def _empty(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
+_NOT_OURS = {"manifest.json": "training data", "recipe.yaml": "a training run", "config.json": "a model"}
+
+
 def check_early(folder: Path | None, options: Any) -> None:
-    """Before a race that takes long: whether its measurement's folder can be continued with these options. One that is to be
-    replaced is emptied now, so that it is not taken for the new one when the race is interrupted.
+    """Before anything is loaded: whether a measurement may lie in that folder, and whether the one that it holds can be
+    continued with these options. One that is to be replaced by a race's is emptied now, so that it is not taken for the new
+    one when the race is interrupted.
 
     Raises:
         UserError: it can't.
     """
-    if folder is None or not (folder / RUN).is_file():
+    if folder is None:
+        return
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out={str(folder)!r} is a file, not a folder")
+    for name, what in _NOT_OURS.items():
+        if (folder / name).is_file():
+            raise UserError(f"--out={str(folder)!r} holds {what} ({name}): take another folder")
+    if not (folder / RUN).is_file():
         return
     if not options.resume:
-        _empty(folder)
+        if options.tune:
+            _empty(folder)
         return
     old = read_run(folder).settings
     now = _typed(options) | {"git_commit": git_commit()}
@@ -139,13 +151,16 @@ def check_early(folder: Path | None, options: Any) -> None:
 
 
 def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    for key in [*new, *(key for key in old if key not in new)]:
-        there, here = old.get(key), new.get(key)
-        if there != here:
-            raise UserError(
-                f"--out={str(folder)!r} holds a measurement under other settings ({key}: {_short(there)} "
-                f"there, {_short(here)} now): take another folder, or --no-resume to replace it"
-            )
+    keys = [*new, *(key for key in old if key not in new)]
+    other = [
+        f"{k}: {_short(old.get(k))} there, {_short(new.get(k))} now" for k in keys if old.get(k) != new.get(k)
+    ]
+    if other:
+        more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+        raise UserError(
+            f"--out={str(folder)!r} holds a measurement under other settings ({'; '.join(other[:3])}{more}): "
+            "take another folder, or --no-resume to replace it"
+        )
 
 
 def _short(value: Any) -> str:

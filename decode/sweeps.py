@@ -27,17 +27,42 @@ class Grid:
     cells: list[list[str | None]]
 
 
-def grids(summary: dict[str, Any]) -> list[Grid]:
-    """One for each system, of the first two options that were swept over more than one value."""
+def swept_points(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """System with the options that were not swept → its points, in their order: the swept options of each, as they are
+    written → the method's name."""
+    keys = list(_swept(summary))
+    found: dict[str, dict[str, str]] = {}
+    for method in summary["overall"]:
+        name, options = _options(method)
+        at = " ".join(f"{key}={options.pop(key)}" for key in keys if key in options)
+        if at:
+            title = ":".join([name, *(f"{k}={v}" for k, v in options.items())])
+            found.setdefault(title, {})[at] = method
+    return found
+
+
+def _swept(summary: dict[str, Any]) -> dict[str, list[str]]:
+    """The options that were swept over more than one value."""
     values = {}
     for word in summary["settings"].get("sweep") or []:
         key, _, text = word.partition("=")
         values[key] = [v for v in text.split(",") if v]
-    keys = [key for key, found in values.items() if len(found) > 1][:2]
+    return {key: found for key, found in values.items() if len(found) > 1}
+
+
+def _options(method: str) -> tuple[str, dict[str, str]]:
+    name, *words = method.split(":")
+    return name, dict(word.partition("=")[::2] for word in words)
+
+
+def grids(summary: dict[str, Any]) -> list[Grid]:
+    """One for each system and each value of further options, of the first two options that were swept: what a picture can
+    show."""
+    values = _swept(summary)
+    keys = list(values)[:2]
     by_title: dict[str, dict[tuple[str, str], str]] = {}
     for method in summary["overall"]:
-        name, *words = method.split(":")
-        options = dict(word.partition("=")[::2] for word in words)
+        name, options = _options(method)
         at = [options.pop(key, "") for key in keys]
         if any(at):
             title = ":".join([name, *(f"{k}={v}" for k, v in options.items())])
@@ -51,11 +76,16 @@ def grids(summary: dict[str, Any]) -> list[Grid]:
     return found
 
 
+def _ablated(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The swept points, of which a race between settings has none that is a result."""
+    return {} if summary["settings"].get("race") else swept_points(summary)
+
+
 def best(summary: dict[str, Any]) -> str:
-    """One sentence: the fastest point of each grid; "" without one."""
+    """One sentence: the fastest point of each system; "" without one."""
     sentences = []
-    for grid in [] if summary["settings"].get("race") else grids(summary):
-        names = [m for row in grid.cells for m in row if m and summary["overall"][m]["speedup"] is not None]
+    for points in _ablated(summary).values():
+        names = [m for m in points.values() if summary["overall"][m]["speedup"] is not None]
         if names:
             method = max(names, key=lambda m: summary["overall"][m]["speedup"])
             figures = summary["overall"][method]
@@ -66,26 +96,20 @@ def best(summary: dict[str, Any]) -> str:
 
 
 def against_first(summary: dict[str, Any], records: Sequence[Record]) -> list[dict[str, Any]]:
-    """What each point of each grid gains over the grid's first, prompt by prompt: an ablation's figures.
+    """What each point of each system gains over its first, prompt by prompt: an ablation's figures.
 
     Each has `system`, `first` and `point` (the swept options of both), `method`, `prompts`, and with intervals `tau` (difference) and
     `speed` (ratio, above 1 where it is faster than the first).
     """
     seed, found = int(summary["settings"].get("seed", 0)), []
-    for grid in [] if summary["settings"].get("race") else grids(summary):
-        points = [
-            (" ".join(f"{k}={v}" for k, v in zip(grid.keys, (x, y), strict=True) if k and v), method)
-            for y, row in zip(grid.y, grid.cells, strict=True)
-            for x, method in zip(grid.x, row, strict=True)
-            if method
-        ]
-        (first, base), *others = points
+    for title, points in _ablated(summary).items():
+        (first, base), *others = points.items()
         base_counts, base_times = counts(records, base), times(records, base)
         for point, method in others:
             gained = tau_difference(base_counts, counts(records, method), seed)
             found.append(
                 {
-                    "system": grid.title,
+                    "system": title,
                     "first": first,
                     "point": point,
                     "method": method,

@@ -182,5 +182,5 @@ def baseline_line(summary: dict[str, Any]) -> str | None:
     same = "the same tokens" if check["identical"] else "other tokens, the two round differently"
     return (
         f"Plain decoding: {check['plain_tokens_per_s']:.1f} tokens/s; transformers' own generate: "
-        f"{check['transformers_tokens_per_s']:.1f} ({check['ratio']:.2f}×, prefill included, {same}): {fair}."
+        f"{check['transformers_tokens_per_s']:.1f} ({check['ratio']:.2f}×; one prompt, best of three, prefill included, {same}): {fair}."
     )

@@ -361,6 +361,7 @@ def verdict(checks: Sequence[Check], pair: dict[str, Any], finished: bool = True
     """The page, of a run that was stopped too."""
     bad = [c for c in checks if not c.passed]
     idle = [c for c in checks if c.method != "plain" and not c.figures.get("drafted")]
+    lost = [c for c in checks if c.figures.get("drafted") and not c.figures.get("accepted", 1)]
     seen = [f["detectable_tv"] for c in checks for k, f in c.figures.items() if k.startswith("tokens_")]
     if bad:
         head = f"NOT LOSSLESS: {len(bad)} of {len(checks)} checks found a bug"
@@ -368,7 +369,9 @@ def verdict(checks: Sequence[Check], pair: dict[str, Any], finished: bool = True
         head = f"UNFINISHED: no bug in the first {len(checks)} checks"
     else:
         head = "LOSSLESS: no difference that rounding does not explain"
-        head += f" (in {len(idle)} of {len(checks)} checks nothing was drafted)" if idle else ""
+        shown = [(len(idle), "was drafted"), (len(lost), "that was drafted was kept")]
+        said = [f"in {count} of {len(checks)} checks nothing {what}" for count, what in shown if count]
+        head += f" ({', '.join(said)})" if said else ""
     lines = [
         f"# {head}",
         "",

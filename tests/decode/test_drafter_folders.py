@@ -9,6 +9,7 @@ import pytest
 import decode
 from align.errors import UserError
 from decode.drafter_folders import drafters_by_role, read_drafters, role_of
+from decode.lineup import used_drafters
 from decode.methods import (
     build,
     open_parts,
@@ -45,6 +46,28 @@ def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
     assert decoder.name == "autoregressive" and decoder.drafter.draft_tokens == 3  # type: ignore[union-attr]
     with pytest.raises(UserError, match="block=.*no drafter of the kind block"):
         open_parts([read_method("block")], {"block": str(tmp_path / "sedd")}, parts.target)
+
+
+def test_a_second_drafter_says_so_itself(parts: Parts, tmp_path: Path) -> None:
+    from align.drafters.checkpoint import save_drafter
+
+    first = parts.block
+    save_drafter(first, tmp_path / "first")
+    first.config.extra["prefix_decay"] = 4.0
+    save_drafter(first, tmp_path / "second")
+    del first.config.extra["prefix_decay"]
+    both = drafters_by_role(f"{tmp_path / 'first'},{tmp_path / 'second'}")
+    assert both == {"block": str(tmp_path / "first"), "variable_prefix": str(tmp_path / "second")}
+    with pytest.raises(UserError, match="did you mean .*first"):
+        drafters_by_role(str(tmp_path / "firts"))
+
+
+def test_the_drafters_that_a_figure_depends_on() -> None:
+    given = {"block": "a", "variable_prefix": "b", "diffusion": "c"}
+    named = {"plain": None, "d2sd": read_method("d2sd"), "lookup": read_method("lookup")}
+    assert used_drafters(named, given) == {"block": "a", "variable_prefix": "b"}
+    assert used_drafters({"plain": None, "drafter": None}, given) == {"block": "a"}
+    assert used_drafters({"plain": None, "specdiff": read_method("specdiff")}, given) == {"diffusion": "c"}
 
 
 def test_a_method_by_name_from_python(parts: Parts, tmp_path: Path) -> None:

@@ -69,6 +69,24 @@ def test_drawn_trees_have_the_law_they_say(siblings: str) -> None:
     assert chi_square_tail(*chi_square(found, law, 3000)) > 1e-4
 
 
+@pytest.mark.parametrize("siblings", ["iid", "without_replacement"])
+def test_a_third_sibling_knows_both_others(siblings: str) -> None:
+    q = rows(1, 4, 5)
+    generator, found = torch.Generator().manual_seed(1), Counter[tuple[int, ...]]()
+    for _ in range(4000):
+        tokens, _ = draw_tree((-1, -1, -1), lambda k, above: q, siblings, generator, CPU)  # type: ignore[arg-type]
+        found[tuple(tokens.tolist())] += 1
+    law = {}
+    for drawn in product(range(4), repeat=3):
+        left, law[drawn] = q[0].clone(), 1.0
+        for token in drawn:
+            law[drawn] *= float(left[token] / left.sum())
+            if siblings == "without_replacement":
+                left[token] = 0
+    assert all(law[x] > 0 for x in found)
+    assert chi_square_tail(*chi_square(found, law, 4000)) > 1e-4
+
+
 def test_nothing_left_to_draw() -> None:
     only = torch.tensor([[0.0, 1.0, 0.0]])
     tokens, _ = draw_tree((-1, -1), lambda k, above: only, "without_replacement", torch.Generator(), CPU)

@@ -46,6 +46,17 @@ def test_methods_that_are_none(text: str, says: str) -> None:
         read_method(text)
 
 
+def test_values_that_are_no_numbers_or_files() -> None:
+    for text, says in (
+        ("block:confidence=nan", "confidence='nan' must be a number"),
+        ("specdiff2:draft_temperature=inf", "draft_temperature='inf' must be a number"),
+        ("block:verifier=blok", "method 'block:verifier=blok': verifier='blok' is unknown .*'block'"),
+        ("retrieval:corpus=nowhere.txt", "corpus='nowhere.txt': no such file"),
+    ):
+        with pytest.raises(UserError, match=says):
+            read_method(text)
+
+
 def test_values_out_of_range_name_the_method(parts: Parts) -> None:
     with pytest.raises(UserError, match="method 'specdiff2:candidates=0': candidates=0: must be 1 to"):
         build(read_method("specdiff2:candidates=0"), parts)

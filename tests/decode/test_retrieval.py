@@ -54,6 +54,13 @@ def test_a_cycle_is_continued() -> None:
     assert drafted([4, 4, 4], 3) == [4, 4, 4]
 
 
+def test_where_a_text_ends_nothing_shorter_goes_on() -> None:
+    """After 1 2 3 9 nothing stands; after 9 alone 7 does."""
+    store = Datastore([[1, 2, 3, 9], [9, 7, 5]])
+    for shortest, expected in ((1, [3, 9, 7, 5]), (2, [3, 9])):
+        assert drafted([4, 1, 2], 4, shortest=shortest, datastore=store) == expected
+
+
 @pytest.mark.parametrize("shortest", [1, 2, 3, 4])
 def test_nothing_below_the_shortest_match(shortest: int) -> None:
     for n in (1, 2, 3):

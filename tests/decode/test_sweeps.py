@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -50,6 +51,20 @@ def test_each_system_has_its_grid() -> None:
     )
     assert grids(summary([], SPEEDS)) == [] and grids({**summary([], SPEEDS), "settings": {}}) == []
     assert grids(summary(["gamma=4"], SPEEDS)) == []  # one value is no axis
+
+
+def test_three_options_are_one_sweep() -> None:
+    """A picture has two axes; the best point and the ablation are of all points."""
+    speeds = {"plain": 1.0}
+    for i, (start, steps, gamma) in enumerate(product(("false", "true"), (1, 2), (4, 8))):
+        speeds[f"specdiff:gamma={gamma}:steps={steps}:hot_start={start}"] = 1.1 + i / 10
+    made = summary(["gamma=4,8", "steps=1,2", "hot_start=false,true"], speeds)
+    assert len(grids(made)) == 2 and best(made).count("Best of") == 1
+    assert "Best of 8 points: specdiff:gamma=8:steps=2:hot_start=true, 1.80×" in best(made)
+    records = [record("a", name, 1.0, 10) for name in speeds]
+    gained = against_first(made, records)
+    assert len(gained) == 7 and {g["first"] for g in gained} == {"gamma=4 steps=1 hot_start=false"}
+    assert "gamma=4 steps=1 hot_start=true" in {g["point"] for g in gained}
 
 
 def test_the_best_point_is_named() -> None:
