@@ -253,7 +253,13 @@ SYSTEMS: dict[str, System] = {
     for s in (
         System("compiled", _compiled, drafts=False, target=_through_compile),
         System("lookup", _lookup, grid=("gamma=2,4,8,16",)),
-        System("retrieval", _retrieval, grid=("gamma=2,4,8,16",), branches=lambda o: o["nodes"] > 0),
+        System(
+            "retrieval",
+            _retrieval,
+            switches=True,
+            grid=("gamma=2,4,8,16",),
+            branches=lambda o: o["nodes"] > 0,
+        ),
         System("autoregressive", _autoregressive, ("autoregressive",), grid=("gamma=1,2,4,8",)),
         System("block", _block, ("block",), switches=True, grid=("gamma=2,4,8,16",)),
         System(

@@ -63,7 +63,8 @@ class RetrievalSession:
     taps: tuple[int, ...] = ()
 
     def __init__(self, drafter: RetrievalDrafter, request: Request) -> None:
-        self.drafter, self.request = drafter, request
+        # its options are read anew for every draft; the other texts stay those that `match` belongs to
+        self.proposer, self.datastore, self.request = drafter, drafter.datastore, request
         self.ends = frozenset(request.target.eos_ids)
         self.text = TextAutomaton()
         self.match = (ROOT, 0)
@@ -73,7 +74,7 @@ class RetrievalSession:
         """The text itself is all that it needs."""
 
     def propose(self, k: int) -> Proposal | None:
-        drafter, datastore = self.drafter, self.drafter.datastore
+        drafter, datastore = self.proposer, self.datastore
         for token in self.request.tokens[self.indexed :]:
             self.text.extend(token)
             if datastore is not None:
@@ -93,7 +94,7 @@ class RetrievalSession:
         return Proposal(tokens_K, "point", parents=parents)
 
     def _after(self, source: SuffixAutomaton, state: int) -> list[Continuation]:
-        return source.continuations(state, self.drafter.shortest)
+        return source.continuations(state, self.proposer.shortest)
 
     def _chain(self, source: SuffixAutomaton, state: int, k: int) -> tuple[list[int], tuple[int, ...] | None]:
         """The most frequent continuation of each step's; past the end of the text it goes on as what was drafted does."""
@@ -107,7 +108,7 @@ class RetrievalSession:
 
     def _tree(self, source: SuffixAutomaton, state: int, k: int) -> tuple[list[int], tuple[int, ...] | None]:
         """The nodes whose paths were the most frequent, by the product of shares."""
-        most = self.drafter.tree_nodes
+        most = self.proposer.tree_nodes
         # (token, state): to `best_first` a node is an index into this, so that equal tokens are told apart
         places: list[tuple[int, int]] = []
 

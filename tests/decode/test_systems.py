@@ -38,6 +38,7 @@ METHODS = [
     "specdiff:gamma=6:controller=adl",
     "hierarchical:inner=diffusion",
     "retrieval:nodes=6",
+    "retrieval:gamma=2/5:nodes=0/4",
     "specdiff:gamma=3/5:steps=1/2/3",
     "specdiff2:candidates=2/5",
     "block_tree:nodes=3/7",
@@ -125,7 +126,10 @@ def test_every_way_says_the_law_that_all_keep(parts: Parts, name: str) -> None:
 
 def test_ways_that_cannot_take_turns_are_refused(parts: Parts) -> None:
     for text, says in (
-        ("lookup:gamma=2/4", "one way at a time, with controller=cost as long as pays; these switch: block,"),
+        (
+            "lookup:gamma=2/4",
+            "one way at a time, with controller=cost as long as pays; these switch: retrieval, block,",
+        ),
         ("specdiff:steps=1/2:controller=cost", "either several ways or a controller"),
         ("specdiff:steps=1/zwei", "steps='zwei' must be a whole number"),
     ):
