@@ -154,7 +154,7 @@ def test_more_rows_than_tokens_with_a_tokenizer_of_its_own(target: Target, tmp_p
 
 def test_what_a_start_lacks_is_said_before_the_target_writes(tmp_path: Path) -> None:
     words = ("recipe=debug_sedd", "drafter.init=no/such/drafter")
-    with pytest.raises(UserError, match="drafter.init: .*no/such/drafter"):
+    with pytest.raises(UserError, match="drafter.init=.*no/such/drafter.*no such folder"):
         train(load_recipe([*words, f"output={tmp_path}"]), quiet=True)
     assert not (tmp_path / "data").exists()
 
@@ -210,15 +210,21 @@ def test_the_published_recipes_run_with_tiny_models(twin: str, tmp_path: Path) -
     assert published.objective.terms == recipe.objective.terms
 
 
-def test_a_machine_without_the_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_the_hub_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from align import synthesize
     from align.hub import hub_reachable
 
+    words = ["recipe=gpt2xl_calib", f"output={tmp_path}"]
     hub_reachable.cache_clear()
     try:
-        with pytest.raises(
-            UserError, match="gpt2-xl': the hub does not answer .*: name a folder in hub layout"
-        ):
-            train(load_recipe(["recipe=gpt2xl_calib", f"output={tmp_path}"]), quiet=True)
+        with pytest.raises(UserError, match="no data yet; write them with python -m align.synthesize"):
+            train(load_recipe(words), quiet=True)
+        with pytest.raises(SystemExit):
+            synthesize.main(words)
+        said = capsys.readouterr().err
+        assert "gpt2-xl': the hub does not answer" in said and "name a folder in hub layout" in said
     finally:
         hub_reachable.cache_clear()
