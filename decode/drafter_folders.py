@@ -30,18 +30,29 @@ def read_drafters(text: str | None, default: str | None = None) -> list[tuple[st
     return found
 
 
+def given_drafters(text: str | None, default: str | None = None) -> list[tuple[str | None, str]]:
+    """`read_drafters`, each of which may be a drafter. Loads nothing.
+
+    Raises:
+        UserError: one that is not there.
+    """
+    found = read_drafters(text, default)
+    for role, folder in found:
+        if folder in NO_FOLDERS:
+            raise UserError(f"--drafter={folder!r}: name a drafter's folder; lookup and plain are --methods")
+        if role != "autoregressive":  # which is a target's spec: a package or a GGUF file too
+            check_there(folder)
+    return found
+
+
 def drafters_by_role(text: str | None, default: str | None = None) -> dict[str, str]:
-    """The folders of `read_drafters` by kind, the first one first; a bare folder's kind by its files.
+    """The folders of `given_drafters` by kind, the first one first; a bare folder's kind by its files.
 
     Raises:
         UserError: one that is not there or is of another kind than was said, or two of one kind.
     """
     found: dict[str, str] = {}
-    for role, folder in read_drafters(text, default):
-        if folder in NO_FOLDERS:
-            raise UserError(f"--drafter={folder!r}: name a drafter's folder; lookup and plain are --methods")
-        if role != "autoregressive":  # which is a target's spec: a package or a GGUF file too
-            check_there(folder)
+    for role, folder in given_drafters(text, default):
         if role is None:
             role = role_of(folder)
         else:

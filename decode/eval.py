@@ -17,7 +17,7 @@ from rich.console import Console
 
 from align.errors import UserError, cli
 from decode.arguments import Parser, number, whole
-from decode.drafter_folders import check_there, read_drafters
+from decode.drafter_folders import given_drafters
 from decode.generate import VERIFIER_HELP
 from decode.lineup import (
     METHODS,
@@ -160,8 +160,7 @@ def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[st
             f"--tune chooses on the prompts of {TUNING_SUITE}: measure on others (--suite mtbench, or --prompts FILE)"
         )
     check_early(options.out, options)
-    for _, folder in read_drafters(options.drafter):
-        check_there(folder)
+    given_drafters(options.drafter)
     from decode.measurement import begin  # torch: what is misspelt has been said by now
     from decode.sampling import Sampling
 

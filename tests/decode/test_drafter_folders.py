@@ -8,7 +8,7 @@ import pytest
 
 import decode
 from align.errors import UserError
-from decode.drafter_folders import drafters_by_role, read_drafters, role_of
+from decode.drafter_folders import drafters_by_role, given_drafters, read_drafters, role_of
 from decode.lineup import used_drafters
 from decode.methods import (
     build,
@@ -60,6 +60,14 @@ def test_a_second_drafter_says_so_itself(parts: Parts, tmp_path: Path) -> None:
     assert both == {"block": str(tmp_path / "first"), "variable_prefix": str(tmp_path / "second")}
     with pytest.raises(UserError, match="did you mean .*first"):
         drafters_by_role(str(tmp_path / "firts"))
+
+
+def test_an_autoregressive_drafter_is_named_as_a_target_is() -> None:
+    """`debug`, a registry package or a GGUF file are no folders."""
+    for spec in ("debug", "wheel:nobody", "some/where/model.gguf"):
+        assert given_drafters(f"autoregressive={spec}") == [("autoregressive", spec)]
+    with pytest.raises(UserError, match="neither a folder nor a known name"):
+        given_drafters("debug")
 
 
 def test_the_drafters_that_a_figure_depends_on() -> None:

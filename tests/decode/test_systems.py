@@ -235,6 +235,8 @@ def test_what_all_and_sweeps_cannot_build_is_left_out(
     made = measured(*drawn, "--sweep", "verifier=token,traversal")
     assert [name.rpartition("=")[2] for name in made["overall"]] == ["plain", "traversal"]
     assert [line.partition(": ")[0].rpartition("=")[2] for line in made["skipped"]] == ["token'"]
+    made = measured("--methods", "autoregressive", "--drafter", "autoregressive=debug")
+    assert list(made["overall"]) == ["plain", "autoregressive"]
     made = measured("--methods", "specdiff:gamma=2:steps=8,specdiff:gamma=2:steps=2")
     assert len(made["overall"]) == 3  # the same program, asked for by two names
     made = measured("--methods", "specdiff:gamma=4", "--sweep", "steps=1,2", "hot_start=false,true")
