@@ -23,7 +23,7 @@ from align.cache import KVCache, SharedCache
 from align.debug_target import DEBUG, debug_model
 from align.errors import UserError, nearest
 from align.gguf_target import converted_folder
-from align.hub import hub_reachable, model_folder, package_file
+from align.hub import hub_reachable, is_hub_id, model_folder, package_file
 from align.linear import speed_up_linears
 
 DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -356,7 +356,7 @@ def resolve_folder(spec: str) -> Path | str:
         if spec[6:] not in known:
             raise UserError(f"target {spec!r}: unknown package{nearest(spec[6:], known)}")
         return converted_folder(package_file(*_WHEELS[known[spec[6:]]]))
-    if path.is_file() or spec.count("/") != 1 or spec.startswith((".", "/", "~")):
+    if path.is_file() or not is_hub_id(spec):
         raise UserError(
             f"target {spec!r}: neither a folder in hub layout, a .gguf file, nor a hub id (owner/name)"
         )

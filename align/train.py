@@ -170,13 +170,11 @@ def _save(recipe: Recipe, module: Calibrate, manifest: dict[str, Any], run: dict
 
 
 @torch.no_grad()
-def _with_weights(
-    drafter: BlockDrafter, weights: dict[str, Tensor], config: BlockConfig | None = None
-) -> BlockDrafter:
-    """A drafter of the same make: a strategy may have taken the trained one's own weights apart. `config`: with another word
-    on what it was trained for."""
+def _with_weights(drafter: BlockDrafter, weights: dict[str, Tensor], config: BlockConfig) -> BlockDrafter:
+    """A drafter of the same make: a strategy may have taken the trained one's own weights apart. `config`: the same, but for
+    what it says of its training."""
     vocab = None if drafter.draft_vocab is None else drafter.draft_vocab.cpu()
-    copy = BlockDrafter(config or drafter.config, drafter.target, vocab)
+    copy = BlockDrafter(config, drafter.target, vocab)
     for name, parameter in copy.named_parameters():
         parameter.copy_(weights[name])
     return copy

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from align.errors import UserError, nearest
+from decode.records import written
 from decode.systems import SYSTEMS, Parts, System
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def read_method(text: str) -> Method:
             raise UserError(f"method {text!r}: {key} is given twice")
         options[key] = value
     several = {k: v.split("/") for k, v in options.items() if "/" in v and _number(system, k)}
-    ways = [read_method(_written(name, options | way)) for way in _every(several)] if several else []
+    ways = [read_method(written(name, options | way)) for way in _every(several)] if several else []
     read = {k: _value(text, system, k, v) for k, v in options.items() if k not in several}
     return Method(text, system, read, tuple(ways))
 
@@ -96,10 +97,6 @@ def listing() -> str:
 def _shown(default: Any) -> str:
     """A default as it is typed; one that is not there is the drafter's own, or none."""
     return "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
-
-
-def _written(name: str, options: Mapping[str, str]) -> str:
-    return ":".join([name, *(f"{key}={value}" for key, value in options.items())])
 
 
 def _every(values: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
@@ -173,7 +170,7 @@ def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
     for method in methods:
         free = keys_of(method.system) - {*method.given}
         for options in _every({k: v for k, v in values.items() if k in free}):
-            made = read_method(_written(method.name, options))
+            made = read_method(written(method.name, options))
             found.setdefault(_program(made), made)
     return list(found.values())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,11 @@ RECORDS, RUN, SUMMARY = "records.jsonl", "run.json", "summary.json"
 PLAIN = "plain"
 LOSSY = "lossy"
 """What the names of verifiers begin with that do not keep the target's law."""
+
+
+def written(name: str, options: Mapping[str, str]) -> str:
+    """A method as it is written, `name:key=value:…`."""
+    return ":".join([name, *(f"{key}={value}" for key, value in options.items())])
 
 
 @dataclass

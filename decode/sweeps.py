@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from decode.records import Record
+from decode.records import Record, written
 from decode.statistics import counts, paired_ratio, tau_difference, times
 from decode.summary import interval, named, spread
 
@@ -36,7 +36,7 @@ def swept_points(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
         name, options = _options(method)
         at = " ".join(f"{key}={options.pop(key)}" for key in keys if key in options)
         if at:
-            title = ":".join([name, *(f"{k}={v}" for k, v in options.items())])
+            title = written(name, options)
             found.setdefault(title, {})[at] = method
     return found
 
@@ -65,7 +65,7 @@ def grids(summary: dict[str, Any]) -> list[Grid]:
         name, options = _options(method)
         at = [options.pop(key, "") for key in keys]
         if any(at):
-            title = ":".join([name, *(f"{k}={v}" for k, v in options.items())])
+            title = written(name, options)
             by_title.setdefault(title, {})[at[0], at[1] if len(at) > 1 else ""] = method
     found = []
     for title, cells in by_title.items():

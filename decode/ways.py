@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from align.errors import UserError, nearest
@@ -110,6 +109,14 @@ def of_methods(
             opened[id(target)] = open_parts(methods, drafters, target)
         return build(_verified(method, verifier), opened[id(target)])
 
+    def unbuildable(method: Method) -> str | None:
+        """Why this target or these drafters don't let it decode."""
+        try:
+            open_way(target, verifier_of(method), method)
+        except UserError as error:
+            return str(error)
+        return None
+
     def leave_out(why: Callable[[Method], str | None]) -> None:
         for method in list(methods):
             if reason := why(method):
@@ -121,7 +128,7 @@ def of_methods(
     leave_out(_unverifiable)
     check_parts(methods, drafters)
     target = load_target(spec, dtype="float32", device=options.device)
-    leave_out(lambda method: _unbuildable(partial(open_way, target, verifier_of(method), method)))
+    leave_out(unbuildable)
     if not methods:
         raise UserError(f"--methods={names!r} names nothing to verify{nearest('', SYSTEMS)}")
     for line in left_out:
@@ -145,15 +152,6 @@ def _unverifiable(method: Method) -> str | None:
     verifier = verifier_of(method)
     if verifier != "auto" and find(verifier).lossy:
         return f"method {method.name!r}: it changes the output's law on purpose"
-    return None
-
-
-def _unbuildable(open_it: Callable[[], Decoder]) -> str | None:
-    """Why this target or these drafters don't let it decode."""
-    try:
-        open_it()
-    except UserError as error:
-        return str(error)
     return None
 
 
