@@ -69,7 +69,7 @@ systems: setup
 	$(PY) -m align.train recipe=smollm2_streak data.path=$(SYSTEMS)/data drafter.init=$(SYSTEMS)/mdlm/drafter output=$(SYSTEMS)/streak $(QUICK)
 	for temperature in 0 1; do \
 	  $(PY) -m decode.eval --suite $(SUITES) --limit $(PER_SUITE) --max-new-tokens 48 --temperature $$temperature --dtype float32 \
-	    --methods all --tune $(TUNE) --drafter drafters/smollm2-135m-block,$(SYSTEMS)/mdlm/drafter,variable_prefix=$(SYSTEMS)/variable_prefix/drafter,$(SYSTEMS)/autoregressive/drafter \
+	    --methods all --tune $(TUNE) --drafter pretrained/smollm2-135m-block,$(SYSTEMS)/mdlm/drafter,variable_prefix=$(SYSTEMS)/variable_prefix/drafter,$(SYSTEMS)/autoregressive/drafter \
 	    --out $(SYSTEMS)/table_$$temperature || exit; \
 	  $(PY) -m decode.eval --suite $(SUITES) --limit $(PER_SUITE) --max-new-tokens 48 --temperature $$temperature --dtype float32 \
 	    --methods specdiff2 --tune $(TUNE) --drafter $(SYSTEMS)/streak/drafter --out $(SYSTEMS)/specdiff2_$$temperature || exit; \

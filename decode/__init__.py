@@ -1,7 +1,7 @@
 """Use a drafter to speed a target up, losslessly.
 
 import decode
-decoder = decode.load("HuggingFaceTB/SmolLM2-135M-Instruct", "drafters/smollm2-135m-block")
+decoder = decode.load("HuggingFaceTB/SmolLM2-135M-Instruct", "pretrained/smollm2-135m-block")
 print(decoder.generate("Why is the sky blue?").text)
 """
 
@@ -11,18 +11,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from decode.decoder import Decoder
-    from decode.generation import Generation
-    from decode.loading import load
-    from decode.sampling import Sampling
+    from decode.engine.decoder import Decoder
+    from decode.engine.output import Generation
+    from decode.methods.load import load
+    from decode.speculation.sampling import Sampling
 
 __all__ = ["Decoder", "Generation", "Sampling", "load"]
 
 _HOME = {
-    "Decoder": "decode.decoder",
-    "Generation": "decode.generation",
-    "Sampling": "decode.sampling",
-    "load": "decode.loading",
+    "Decoder": "decode.engine.decoder",
+    "Generation": "decode.engine.output",
+    "Sampling": "decode.speculation.sampling",
+    "load": "decode.methods.load",
 }
 
 

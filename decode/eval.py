@@ -8,42 +8,24 @@ from __future__ import annotations
 
 import shlex
 import sys
-from argparse import BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
+from argparse import BooleanOptionalAction, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from align.errors import UserError, cli
-from decode.arguments import Parser, number, whole
-from decode.drafter_folders import given_drafters
-from decode.generate import VERIFIER_HELP
-from decode.lineup import (
-    METHODS,
-    buildable,
-    checked_names,
-    corpora_of,
-    decoders_of,
-    methods_of,
-    target_and_drafters,
-    used_drafters,
-)
-from decode.methods import Method, listing
-from decode.progress import wide_console
-from decode.records import PLAIN
-from decode.settings import check_early
-from decode.suites.chosen import prompts_of
-from decode.suites.registry import GROUPS, SUITES, resolve
-from decode.summary import plural
-from decode.systems import ROLES, SYSTEMS
-from decode.tune import PROMPTS as TUNING_PROMPTS
-from decode.tune import SUITE as TUNING_SUITE
-from decode.tune import settings_to_try
+from align.common.errors import cli
+from decode.benchmark.evaluation import evaluate
+from decode.benchmark.plan import METHODS
+from decode.benchmark.progress import wide_console
+from decode.benchmark.tuning import PROMPTS as TUNING_PROMPTS
+from decode.cli import VERIFIER_HELP, Parser, number, whole
+from decode.method_names import PLAIN
+from decode.methods.registry import ROLES, SYSTEMS
+from decode.methods.spec import listing
+from decode.suites.registry import GROUPS, SUITES
 
 if TYPE_CHECKING:
-    from decode.decoder import Decoder
-    from decode.sampling import Sampling
+    pass
 
 
 def parser() -> Parser:
@@ -139,116 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = wide_console()
     command = shlex.join(["python", "-m", "decode.eval", *(sys.argv[1:] if arguments is None else arguments)])
     summary, folder = evaluate(options, console, command)
-    from decode.report import print_report
+    from decode.reporting.render import print_report
 
     print_report(summary, folder, console)
     console.print(next_step(summary, options), markup=False, highlight=False, soft_wrap=True)
     if summary["bugs"]:
         raise SystemExit(1)
-
-
-def evaluate(options: Any, console: Console, command: str = "") -> tuple[dict[str, Any], Path]:
-    """Measure what the options ask for; returns the summary and the folder that holds it.
-
-    Raises:
-        UserError: an input that can't be used, before anything is measured.
-    """
-    names = checked_names(options.methods)
-    suites = () if options.prompts else resolve(options.suite or "builtin")
-    if options.tune and TUNING_SUITE in {suite.name for suite, _ in suites}:
-        raise UserError(
-            f"--tune chooses on the prompts of {TUNING_SUITE}: measure on others (--suite mtbench, or --prompts FILE)"
-        )
-    check_early(options.out, options)
-    given_drafters(options.drafter)
-    from decode.measurement import begin  # torch: what is misspelt has been said by now
-    from decode.sampling import Sampling
-
-    sampling = Sampling(options.temperature, options.top_p, options.top_k, seed=options.seed)
-    spec, drafters = target_and_drafters(options, console)
-    methods, left_out = methods_of(names, [] if options.tune else options.sweep, drafters)
-    _check_read(methods, options)
-    loaded, skipped = prompts_of(options)
-    skipped += left_out
-    for suite in loaded:
-        console.print(suite.describe(), markup=False, highlight=False)
-    _say_left_out(skipped, console)
-    drafters = used_drafters(methods, drafters)
-    if options.tune is None:
-        decoders, lines = buildable(spec, drafters, methods, options, sampling)
-        methods = {name: methods[name] for name in decoders}
-        _say_left_out(lines, console)
-        skipped += lines
-    else:
-        methods, decoders, options = _tuned(spec, drafters, methods, sampling, options, console, command)
-    corpora = corpora_of(methods.values())
-    measurement = begin(options, decoders, loaded, skipped, sampling, drafters, corpora, console, command)
-    return measurement.finish()
-
-
-def _say_left_out(lines: Sequence[str], console: Console) -> None:
-    for line in lines:
-        console.print(f"left out: {line}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _check_read(methods: dict[str, Method | None], options: Any) -> None:
-    """Raises UserError for an option of `drafter` and `combined` where neither is measured."""
-    if {"drafter", "combined"} & methods.keys():
-        return
-    defaults = parser()
-    for key in ("tree_nodes", "drafter_tokenizer", "steps", "order", "verifier"):
-        if getattr(options, key) != defaults.get_default(key):
-            raise UserError(
-                f"--{key.replace('_', '-')} is read by the methods drafter and combined, and neither is measured here: systems take "
-                "their options behind colons (specdiff:steps=2:order=random:nodes=0:verifier=hybrid)"
-            )
-
-
-def _tuned(
-    spec: str,
-    drafters: dict[str, str],
-    asked: dict[str, Method | None],
-    sampling: Sampling,
-    options: Any,
-    console: Console,
-    command: str,
-) -> tuple[dict[str, Method | None], dict[str, Decoder], Any]:
-    """Every method that was asked for in its best setting, the decoders, and the options of the measurement that follows."""
-    from decode.drafters.switching import SwitchingDrafter
-    from decode.measurement import begin
-
-    fixed = ("gamma",) if options.draft_tokens else ()
-    trying = settings_to_try([m for m in asked.values() if m], options.sweep, fixed)
-    every: dict[str, Method | None] = {name: None for name, m in asked.items() if m is None}
-    every |= {m.name: m for made in trying.values() for m in made}
-    refused: dict[str, UserError] = {}
-    decoders = decoders_of(spec, drafters, every, options, sampling, refused)
-    groups = {name: [m.name for m in made if m.name in decoders] for name, made in trying.items()}
-    for name, made in trying.items():
-        if not groups[name]:
-            raise refused[made[0].name]
-    if refused:
-        note = f"not in the race, as these drafters or options don't go together: {', '.join(refused)}"
-        console.print(note, markup=False, highlight=False)
-    won = {name: made[0] for name, made in groups.items()}
-    lines = []
-    if several := {name: made for name, made in groups.items() if len(made) > 1}:
-        own = {"suite": TUNING_SUITE, "prompts": None, "data_dir": None, "limit": options.tune, "repeats": 1}
-        own |= {"out": options.out and options.out / "tuning", "no_hf_check": True, "race": True}
-        local = Namespace(**vars(options) | own)
-        racing = {name: decoders[name] for name in (PLAIN, *(n for made in several.values() for n in made))}
-        suites, skipped = prompts_of(local)
-        corpora = corpora_of(every.values())
-        race = begin(local, racing, suites, skipped, sampling, drafters, corpora, console, command)
-        won |= race.race(several)
-        on = f"{plural(len(race.tasks), 'prompt')} of {TUNING_SUITE}"
-        lines = [f"{won[name]}, of {plural(len(made), 'setting')} on {on}" for name, made in several.items()]
-    best = {won.get(name, name): every[won.get(name, name)] for name in asked}
-    for name in best:
-        if isinstance(drafter := decoders[name].drafter, SwitchingDrafter):
-            drafter.forget()
-    left = Namespace(**vars(options) | {"sweep": [], "tuned": lines})
-    return best, {name: decoders[name] for name in best}, left
 
 
 def next_step(summary: dict[str, Any], options: Any) -> str:

@@ -6,24 +6,15 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from align.errors import UserError, cli
-from decode.arguments import Parser, whole
+from align.common.errors import UserError, cli
+from decode.cli import VERIFIER_HELP, Parser, whole
+from decode.methods.drafter_spec import DEFAULT_DRAFTER
 
 if TYPE_CHECKING:
-    from decode.decoder import Decoder
-    from decode.generation import Generation
-
-DEFAULT_DRAFTER = Path(__file__).resolve().parent.parent / "drafters" / "smollm2-135m-block"
-"""The drafter that the repository ships, made for the default target."""
-
-
-VERIFIER_HELP = (
-    "auto (default), greedy, point_mass, self_selection, token, block, recursive, k_seq, traversal, hybrid, gumbel; lossy_typical and "
-    "lossy_top_beta do NOT keep the output's law"
-)
+    from decode.engine.decoder import Decoder
+    from decode.engine.output import Generation
 
 
 def parser() -> Parser:
@@ -115,8 +106,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _load(args: argparse.Namespace) -> Decoder:
-    from align.target import DEFAULT_TARGET
-    from decode.loading import load
+    from align.target.loading import DEFAULT_TARGET
+    from decode.methods.load import load
 
     drafter, note = args.drafter, ""
     if args.method is not None:
@@ -183,8 +174,8 @@ def main(argv: list[str] | None = None) -> None:
     args = _parse(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character gets a "?"
-    from decode.sampling import Sampling
-    from decode.verifiers import find
+    from decode.speculation.sampling import Sampling
+    from decode.speculation.verifiers import find
 
     sampling = Sampling(
         temperature=args.temperature,

@@ -1,36 +1,48 @@
-"""The import rule: one direction between the rooms, and no cycle.
+"""The import rule: which room may import which, no cycle between files, and who knows Lightning, DeepSpeed or torch.
 
-recipes and tests ← nobody; decode → align.{networks, target, …}; align never imports decode.
+A room is a folder of `align` or `decode`, or a module that lies beside the folders. Lazy imports count, those under
+TYPE_CHECKING do not.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# what of align decoding may know: the target and the networks, nothing of data, losses or training
-OPEN_TO_DECODE = {
-    "drafters",
-    "target",
-    "cache",
-    "attention",
-    "linear",
-    "schedules",
-    "graphs",
-    "parameterization",
-    "corruption",
-    "errors",
-    "hub",
-    "files",
+
+ROOMS = {
+    "align.common": "",
+    "align.config": "align.common",
+    "align.target": "align.common",
+    "align.diffusion": "align.common",
+    "align.models": "align.common align.target align.diffusion",
+    "align.losses": "align.common align.diffusion",
+    "align.data": "align.common align.config align.target",
+    "align.training": "align.common align.config align.target align.diffusion align.models align.losses align.data",
+    "decode.method_names": "",
+    "decode.speculation": "align.common",
+    "decode.drafters": "align.common align.target align.models decode.speculation",
+    "decode.wrappers": "align.common align.target decode.speculation decode.drafters",
+    "decode.engine": "align.common align.target decode.speculation decode.drafters",
+    "decode.methods": "align.common align.target align.models decode.method_names decode.speculation decode.drafters "
+    "decode.wrappers decode.engine",
+    "decode.suites": "align.common decode.engine",
+    "decode.reporting": "align.common decode.method_names",
+    "decode.losslessness": "align.common align.target decode.method_names decode.speculation decode.drafters "
+    "decode.engine decode.methods decode.suites decode.reporting",
+    "decode.benchmark": "align.common align.target decode.method_names decode.speculation decode.drafters "
+    "decode.wrappers decode.engine decode.methods decode.suites decode.reporting decode.losslessness",
+    "decode.cli": "align.common",
 }
-TRAINING = {f"align.{name}" for name in ("calibrate", "pretrain", "datamodule", "launch", "train")}
-NO_MODEL = {
-    f"decode.{name}" for name in ("proposal", "sampling", "history", "verifiers", "rules", "tree", "grow")
-}
-NO_TORCH = {"decode.report", "decode.records", "decode.statistics", "decode.figures", "decode.page"}
+"""What each room may import. Commands (align.train, decode.eval, …) may import any room of their own package and
+`align.common`; nobody imports a command. Only `decode.methods.load` answers to `import decode`."""
+
+SEEN_BY_DECODE = {"align.common", "align.target", "align.models", "align.diffusion"}
+"""All that `decode` may reach of `align`, through whatever stands between."""
 
 
 def imports(source: str, lazily: bool = True) -> set[str]:
@@ -50,9 +62,7 @@ def imports(source: str, lazily: bool = True) -> set[str]:
             module = "." * node.level + (node.module or "")
             found.add(module)
             found.update(f"{module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and "import" in ast.unparse(
-            node.func
-        ):  # import_module("x"), __import__("x")
+        elif isinstance(node, ast.Call) and "import" in ast.unparse(node.func):  # import_module("x")
             found.update(
                 a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)
             )
@@ -60,38 +70,62 @@ def imports(source: str, lazily: bool = True) -> set[str]:
     return found
 
 
+def room_of(module: str) -> str:
+    """`decode.engine.engine` → `decode.engine`; a module beside the rooms is a room of its own."""
+    return ".".join(module.split(".")[:2])
+
+
+def ours(module: str) -> bool:
+    return module.partition(".")[0] in ("align", "decode")
+
+
 def faults(modules: dict[str, str]) -> list[str]:
     """Broken rules in modules given as {dotted name: source}."""
     found: list[str] = []
     for name, source in modules.items():
-        seen = imports(source)
-        tops = {m.split(".")[0] for m in seen}
-        room = name.split(".")
+        seen, room = imports(source), room_of(name)
+        tops = {m.partition(".")[0] for m in seen}
         if "" in tops:
             found.append(f"{name} imports by a relative name, which this check can't follow")
         if "tests" in tops or "recipes" in tops:
             found.append(f"{name} imports tests or recipes")
-        if room[0] == "align" and "decode" in tops:
-            found.append(f"{name} imports decode")
-        if room[0] == "decode":
-            inner = {m.split(".")[1] for m in seen if m.startswith("align.")}
-            found += [f"{name} imports align.{m}" for m in sorted(inner - OPEN_TO_DECODE)]
-        if tops & {"lightning", "pytorch_lightning", "deepspeed"} and name not in TRAINING:
-            found.append(f"{name} imports lightning or deepspeed")
-        if "deepspeed" in tops and name != "align.launch":
-            found.append(f"{name} imports deepspeed; only align.launch may")
-        loaded = reached(name, modules)
-        if name in NO_MODEL and any(
-            m.startswith(("align.target", "align.drafters", "transformers")) for m in loaded | seen
-        ):
+        for other in sorted({room_of(m) for m in seen if ours(m)} - {room, "align", "decode"}):
+            if not may_import(room, other):
+                found.append(f"{name} imports {other}")
+        if "decode" in seen and room != "decode":
+            found.append(f"{name} imports the package decode, not the module that it needs")
+        if tops & {"lightning", "pytorch_lightning", "deepspeed"} and room != "align.training":
+            found.append(f"{name} imports lightning or deepspeed; only align.training may")
+        if "deepspeed" in tops and name != "align.training.strategies":
+            found.append(f"{name} imports deepspeed; only align.training.strategies may")
+        if room == "decode":
+            continue
+        reach = {room_of(m) for m in reached(name, modules, lazily=True) if ours(m)}
+        if name.startswith("decode.") and (far := {r for r in reach if is_room(r, "align")} - SEEN_BY_DECODE):
+            found.append(f"{name} reaches {', '.join(sorted(far))}")
+        if room == "decode.speculation" and "transformers" in reached(name, modules, lazily=True):
             found.append(f"{name} knows a model")
-        if name in NO_TORCH and {m.split(".")[0] for m in loaded | seen} & {"torch", "transformers"}:
-            found.append(f"{name} imports torch")
+        if room in ("decode.reporting", "decode.report", "decode.method_names"):
+            loaded = {m.partition(".")[0] for m in reached(name, modules, lazily=False) | seen}
+            if loaded & {"torch", "transformers"}:
+                found.append(f"{name} imports torch")
     return found + cycles(modules)
 
 
-def reached(name: str, modules: dict[str, str]) -> set[str]:
-    """All that is imported when `name` is, through others and the packages that hold them too."""
+def is_room(room: str, package: str) -> bool:
+    return room.startswith(package + ".")
+
+
+def may_import(room: str, other: str) -> bool:
+    """Whether a module of `room` may import from `other`, another room."""
+    if room in ROOMS:
+        return other in ROOMS[room].split()
+    command_of = room.partition(".")[0]  # a command, or the package itself
+    return other in ROOMS and (is_room(other, command_of) or other in SEEN_BY_DECODE)
+
+
+def reached(name: str, modules: dict[str, str], lazily: bool) -> set[str]:
+    """All modules that importing `name` leads to, through others too, and through the packages that hold them."""
     found: set[str] = set()
     pending = [name]
     while pending:
@@ -99,16 +133,15 @@ def reached(name: str, modules: dict[str, str]) -> set[str]:
         parts = module.split(".")
         for part in (".".join(parts[: i + 1]) for i in range(len(parts))):
             if part in modules and part not in found:
-                pending.extend(imports(modules[part], lazily=False))
+                pending.extend(imports(modules[part], lazily and part != "decode"))
             found.add(part)
     return found
 
 
 def cycles(modules: dict[str, str]) -> list[str]:
-    """Import cycles among the modules, counting what runs at import time."""
+    """Import cycles among the modules, lazy imports counted."""
     edges = {
-        name: {m for m in imports(source, lazily=False) if m in modules and m != name}
-        for name, source in modules.items()
+        name: {m for m in imports(source) if m in modules and m != name} for name, source in modules.items()
     }
     done: set[str] = set()
     found: list[str] = []
@@ -127,40 +160,66 @@ def cycles(modules: dict[str, str]) -> list[str]:
     return found
 
 
+def files() -> Iterator[Path]:
+    return (p for package in ("align", "decode") for p in (ROOT / package).rglob("*.py"))
+
+
 def tree() -> dict[str, str]:
-    files = [p for room in ("align", "decode") for p in (ROOT / room).rglob("*.py")]
-    names = {p: ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for p in files}
-    return {names[p]: p.read_text(encoding="utf-8") for p in files}
+    names = {
+        p: ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for p in files()
+    }
+    return {name: p.read_text(encoding="utf-8") for p, name in names.items()}
 
 
 def test_the_tree_keeps_the_rule() -> None:
     assert faults(tree()) == []
 
 
+def test_the_rule_is_a_one_way_street() -> None:
+    """The table itself has no cycle: every room stands after those that it may import."""
+    order = list(ROOMS)
+    for room, allowed in ROOMS.items():
+        assert all(order.index(other) < order.index(room) for other in allowed.split())
+
+
+def test_rooms_are_small_and_have_one_name_each() -> None:
+    rooms: dict[Path, int] = {}
+    for path in files():
+        rooms[path.parent] = rooms.get(path.parent, 0) + (path.name != "__init__.py")
+    assert {str(room): count for room, count in rooms.items() if count > 16} == {}
+    names = [room.name for room in rooms]
+    assert sorted(names) == sorted(set(names))
+    assert not {"drafters", "data"} & {p.name for p in ROOT.iterdir() if p.is_dir()}
+
+
 @pytest.mark.parametrize(
     ("modules", "says"),
     [
-        ({"align.data": "import decode.engine"}, "align.data imports decode"),
-        ({"align.data": "def f():\n    from decode import engine"}, "align.data imports decode"),
-        ({"decode.engine": "from align.losses import streak"}, "decode.engine imports align.losses"),
+        ({"align.data.shards": "import decode.engine"}, "align.data.shards imports decode.engine"),
+        ({"align.data.shards": "def f():\n    from decode import engine"}, "imports decode.engine"),
+        ({"decode.engine.engine": "from align.losses import x"}, "decode.engine.engine imports align.losses"),
+        ({"decode.engine.engine": "import align.train"}, "decode.engine.engine imports align.train"),
+        ({"align.losses.objective": "import lightning"}, "only align.training may"),
+        ({"align.models.block": "def f():\n    import lightning"}, "only align.training may"),
+        ({"align.data.x": "from importlib import import_module\nimport_module('decode.cli')"}, "decode.cli"),
+        ({"align.training.trainer": "import deepspeed"}, "only align.training.strategies may"),
+        ({"decode.speculation.rules": "from align.target.model import Target"}, "imports align.target"),
+        ({"decode.speculation.rules": "import transformers"}, "knows a model"),
+        ({"decode.reporting.page": "import torch"}, "decode.reporting.page imports torch"),
+        ({"align.a.x": "import align.a.y", "align.a.y": "def f():\n    import align.a.x"}, "→ align.a.y →"),
+        ({"align.common.x": "import tests.x"}, "imports tests or recipes"),
+        ({"decode.engine.x": "from ..align import losses"}, "imports by a relative name"),
+        ({"decode.benchmark.x": "from decode.eval import main"}, "decode.benchmark.x imports decode.eval"),
+        ({"decode.benchmark.x": "import decode"}, "imports the package decode"),
+        ({"decode.losslessness.x": "from decode.benchmark import y"}, "imports decode.benchmark"),
         (
-            {"decode.engine": "from align import synthesize\nimport align.train"},
-            "decode.engine imports align.train",
+            {"decode.drafters.x": "import align.models.y", "align.models.y": "import align.data.z"},
+            "decode.drafters.x reaches align.data",
         ),
-        ({"align.losses": "import lightning"}, "align.losses imports lightning or deepspeed"),
-        ({"align.drafters.train": "import lightning"}, "align.drafters.train imports lightning"),
-        ({"align.data": "from importlib import import_module\nimport_module('decode')"}, "imports decode"),
-        ({"align.train": "import deepspeed"}, "only align.launch may"),
-        ({"decode.verifiers": "from align.target import Target"}, "decode.verifiers knows a model"),
-        ({"decode.report": "import torch"}, "decode.report imports torch"),
-        ({"align.a": "import align.b", "align.b": "from align.a import x"}, "align.a → align.b → align.a"),
-        ({"align.a": "import tests.x"}, "imports tests or recipes"),
-        ({"decode.engine": "from ..align import losses"}, "decode.engine imports by a relative name"),
         (
-            {"decode.verifiers": "import decode.help", "decode.help": "from align.target import Target"},
-            "decode.verifiers knows a model",
+            {"decode.reporting.page": "import align.common.x", "align.common.x": "import torch"},
+            "decode.reporting.page imports torch",
         ),
-        ({"decode.report": "import decode.page", "decode": "import torch"}, "decode.report imports torch"),
     ],
 )
 def test_a_planted_fault_is_found(modules: dict[str, str], says: str) -> None:
@@ -168,7 +227,5 @@ def test_a_planted_fault_is_found(modules: dict[str, str], says: str) -> None:
 
 
 def test_type_checking_imports_do_not_count() -> None:
-    assert (
-        faults({"decode.a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import align.losses"})
-        == []
-    )
+    lazy = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import align.losses.objective"
+    assert faults({"decode.engine.x": lazy}) == []

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from align.errors import UserError
-from align.target import Target, TargetOutput
+from align.common.errors import UserError
+from align.target.model import Target, TargetOutput
 from decode.drafters.base import Request, shared, within
-from decode.proposal import DenseQ, Law, Proposal
-from decode.sampling import Sampling, best, couple, draw, probs
-from decode.tree import ancestors, chain
+from decode.speculation.proposal import DenseQ, Law, Proposal
+from decode.speculation.sampling import Sampling, best, couple, draw, probs
+from decode.speculation.tree import ancestors, chain
 
 DRAFT_TOKENS = 4
 LONGEST_CONTEXT = 4096
@@ -61,7 +61,7 @@ class CausalContext:
         """Read at least one token, and N drafts after them: logits (1 + N, V) in fp32 after the last token and after each
         draft.
 
-        `parents`: of drafts that branch (decode/tree.py).
+        `parents`: of drafts that branch (decode/speculation/tree.py).
         """
         rest, size = list(tokens), len(drafts)
         while len(rest) > _READ_AT_ONCE:
@@ -93,7 +93,7 @@ class AutoregressiveDrafter:
     """A causal language model over the target's vocabulary as the engine sees it.
 
     Args:
-        model: `align.target.load_target` opens one; it may be on another device than the target.
+        model: `align.target.loading.load_target` opens one; it may be on another device than the target.
         draft_tokens: K.
 
     Raises:

@@ -10,13 +10,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from align.cache import KVCache
-from align.errors import UserError
-from align.target import Target, TargetOutput
-from decode.history import History
-from decode.proposal import Law, Proposal
-from decode.sampling import Sampling
-from decode.tree import MOST_NODES
+from align.common.errors import UserError
+from align.target.cache import KVCache
+from align.target.model import Target, TargetOutput
+from decode.speculation.processors import History
+from decode.speculation.proposal import Law, Proposal
+from decode.speculation.sampling import Sampling
+from decode.speculation.tree import MOST_NODES
 
 
 def shared(one: list[int], other: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""The block drafter at work: one pass of its network drafts K tokens (align/drafters/block.py).
+"""The block drafter at work: one pass of its network drafts K tokens (align/models/block.py).
 
 As a chain: at temperature 0 its argmax tokens, law `point`. Otherwise it draws from q, the processed distribution
 over its draft vocabulary: law `independent`, or `causal` where a Markov head looks at the token drafted before.
@@ -19,16 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.drafters.block import BlockDrafter, BlockSession
-from align.errors import UserError
-from align.target import TargetOutput
+from align.common.errors import UserError
+from align.models.block import BlockDrafter, BlockSession
+from align.target.model import TargetOutput
 from decode.drafters.base import Request, within
-from decode.grow import best_first, draw_tree, shape
-from decode.proposal import Law, Proposal, Siblings, q_over
-from decode.sampling import Before, Sampling, best, couple, draw, penalised, probs
+from decode.speculation.proposal import Law, Proposal, Siblings, q_over
+from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, penalised, probs
+from decode.speculation.tree_drafts import best_first, draw_tree, shape
 
 TREE_NODES = 5
-"""With the root six rows a call: one pass through the weights (align/rows.c), at 1.1 times the price of one row."""
+"""With the root six rows a call: one pass through the weights (align/target/rows.c), at 1.1 times the price of one row."""
 TREES_UP_TO = 0.7
 """The highest temperature at which trees are the default."""
 
@@ -125,7 +125,7 @@ class BlockDrafts:
     def _ids(self) -> Tensor | None:
         return self.network.draft_vocab
 
-    def _before(self, first: int, count: int = 1) -> Before:
+    def _before(self, first: int, count: int = 1) -> ProcessorState:
         """Of the text, not of the drafts left of a position: q may leave them out, as long as it is what was drawn from."""
         return self.request.history.ahead(first, count).columns(self._ids)
 

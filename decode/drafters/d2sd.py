@@ -3,7 +3,7 @@
 The first drafts a block. Boundary i supposes that its first i tokens are right and the next one is not: by its
 confidences c_k = max_v q_k(v) that has the chance r(i) = (Π_{k≤i} c_k)·(1 − c_{i+1}). Behind the likeliest boundaries the
 second drafts anew, given the tokens that stand before them: all in one pass, over one copy of the context. It is a
-variable-prefix drafter, trained with `objective.prefix_decay` (align/corruption.py: `clean_prefixes`).
+variable-prefix drafter, trained with `objective.prefix_decay` (align/diffusion/noise.py: `clean_prefixes`).
 
 All drafts together are one tree. At temperature 0, and wherever `keep_q` is off, tokens are the most probable ones, merged
 where drafts begin alike: chosen and not drawn, law `point`. Else every token is drawn from its q, law `causal`: the first
@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.drafters.block import BlockDrafter, BlockSession
-from align.errors import UserError
-from align.target import TargetOutput
+from align.common.errors import UserError
+from align.models.block import BlockDrafter, BlockSession
+from align.target.model import TargetOutput
 from decode.drafters.base import Request, within
-from decode.grow import joined, prefix_tree
-from decode.proposal import DenseQ, Law, Proposal, SparseQ, q_over
-from decode.sampling import Sampling, best, couple, draw, penalised, probs
-from decode.tree import MOST_NODES, chain
+from decode.speculation.proposal import DenseQ, Law, Proposal, SparseQ, q_over
+from decode.speculation.sampling import Sampling, best, couple, draw, penalised, probs
+from decode.speculation.tree import MOST_NODES, chain
+from decode.speculation.tree_drafts import joined, prefix_tree
 
 
 class D2SDDrafter:

@@ -19,13 +19,13 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from align.drafters.diffusion import DiffusionContext, DiffusionDrafter
-from align.errors import UserError, nearest
-from align.target import TargetOutput
+from align.common.errors import UserError, nearest
+from align.models.standalone import DiffusionContext, DiffusionDrafter
+from align.target.model import TargetOutput
 from decode.drafters.base import Request, shared, within
-from decode.grow import draw_tree, from_marginals, shape
-from decode.proposal import DenseQ, Law, Proposal, Siblings
-from decode.sampling import Before, Sampling, best, couple, draw, penalised, probs
+from decode.speculation.proposal import DenseQ, Law, Proposal, Siblings
+from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, penalised, probs
+from decode.speculation.tree_drafts import chain_from_marginals, draw_tree, shape
 
 ORDERS = ("left_to_right", "blockwise", "random", "confidence")
 BLOCK_STEPS = 2
@@ -117,7 +117,7 @@ class DiffusionSession:
     def masked(self, block_K: Tensor) -> Tensor:
         return block_K == self.drafter.mask_id
 
-    def before(self, at: Tensor) -> Before:
+    def before(self, at: Tensor) -> ProcessorState:
         """What the processors take into account at positions ahead: the text, not the drafts left of them."""
         first, last = int(at[0]), int(at[-1])
         return self.request.history.ahead(first, last - first + 1).rows(at - first)
@@ -211,7 +211,7 @@ class DiffusionDrafts(DiffusionSession):
         if self.law == "point":
             # at temperature 0 it is how sure q is that counts
             scaled_KV = penalised(logits_KV, sampling, before) / (sampling.temperature or 1.0)
-            return from_marginals(scaled_KV.log_softmax(-1), nodes)
+            return chain_from_marginals(scaled_KV.log_softmax(-1), nodes)
         siblings, generator = self.proposer.siblings, self.request.generator
         assert siblings is not None
         q_KV, parents = probs(logits_KV, sampling, before), shape(nodes, len(logits_KV))

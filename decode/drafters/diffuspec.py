@@ -1,7 +1,7 @@
 """DiffuSpec (arXiv 2510.02358): a standalone diffusion drafter's one-pass distributions searched for the path that reads best
 from left to right, and as many positions as lately paid. No training.
 
-Path search (CPS): decode/lattice.py, with an n-gram model of prompt, output and perhaps a corpus as the reader from left to
+Path search (CPS): decode/drafters/diffuspec_search.py, with an n-gram model of prompt, output and perhaps a corpus as the reader from left to
 right. Adaptive draft length (ADL): `AdaptiveLength`. Either can be switched off. What comes out was searched for, not drawn:
 law `point`.
 """
@@ -14,16 +14,15 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from align.drafters.diffusion import DiffusionDrafter
-from align.errors import UserError
-from align.target import TargetOutput
-from decode.controllers import AdaptiveLength, adaptive_range
+from align.common.errors import UserError
+from align.models.standalone import DiffusionDrafter
+from align.target.model import TargetOutput
 from decode.drafters.base import Request, within
+from decode.drafters.controllers import AdaptiveLength, adaptive_range
 from decode.drafters.diffusion import DiffusionSession
-from decode.lattice import best_path, columns
-from decode.ngrams import NgramModel
-from decode.proposal import Law, Proposal
-from decode.sampling import Sampling, penalised, probs
+from decode.drafters.diffuspec_search import NgramModel, best_path, columns
+from decode.speculation.proposal import Law, Proposal
+from decode.speculation.sampling import Sampling, penalised, probs
 
 
 class DiffuSpecDrafter:
@@ -39,7 +38,7 @@ class DiffuSpecDrafter:
         beam: paths kept at each position.
         weight: λ, of ln q against the n-gram model's ln p.
         corpus: texts that the n-gram model has read before any request, as the target's tokens
-            (`decode.corpus.read_corpus`).
+            (`decode.drafters.corpus.read_corpus`).
         shortest, longest, growth, smoothing: of `AdaptiveLength`; by default 20 to 30 by 10 as published, in the same proportions
             for networks of shorter blocks.
 

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.errors import UserError
-from align.target import Target, TargetOutput
+from align.common.errors import UserError
+from align.target.model import Target, TargetOutput
 from decode.drafters.autoregressive import CausalContext, check_vocabulary
 from decode.drafters.base import Drafter, DraftSession, Request, shared, within
 from decode.drafters.block import BlockProposer
-from decode.proposal import DenseQ, Law, Proposal
-from decode.sampling import Sampling, best, couple, probs
-from decode.tree import chain, depths, follow, path_to
-from decode.verifiers import choose, verify
+from decode.speculation.proposal import DenseQ, Law, Proposal
+from decode.speculation.sampling import Sampling, best, couple, probs
+from decode.speculation.tree import chain, depths, follow, path_to
+from decode.speculation.verifiers import choose, verify
 
 DRAFT_TOKENS = 8
 _NOTHING = Proposal(torch.zeros(0, dtype=torch.int64), "point")
@@ -138,7 +138,7 @@ class HierarchicalDrafts:
         drafts = draft.tokens_K.tolist()
         logits_MV = self.context.read(self.context.follow(middle.tokens), drafts, draft.parents)
         parents = chain(len(drafts)) if draft.parents is None else draft.parents
-        end, following, p_MV = self._judge(logits_MV, draft, parents)
+        end, following, p_MV = self._verify_draft(logits_MV, draft, parents)
         path = path_to(parents, end)
         self.context.keep(len(drafts), path)
         said = [*(drafts[i] for i in path), following]
@@ -146,7 +146,9 @@ class HierarchicalDrafts:
         middle.history.extend(said)
         return p_MV[[0, *(i + 1 for i in path)]]
 
-    def _judge(self, logits_MV: Tensor, draft: Proposal, parents: tuple[int, ...]) -> tuple[int, int, Tensor]:
+    def _verify_draft(
+        self, logits_MV: Tensor, draft: Proposal, parents: tuple[int, ...]
+    ) -> tuple[int, int, Tensor]:
         """The node where M's path through the drafts ends, its token after it, and its p at every node (at temperature 0
         the logits)."""
         middle, sampling = self.middle, self.middle.sampling

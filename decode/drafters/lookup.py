@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from align.target import TargetOutput
+from align.target.model import TargetOutput
 from decode.drafters.base import Request, within
-from decode.proposal import Law, Proposal
-from decode.sampling import Sampling
+from decode.speculation.proposal import Law, Proposal
+from decode.speculation.sampling import Sampling
 
 
 class LookupDrafter:

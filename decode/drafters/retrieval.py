@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import torch
 
-from align.target import TargetOutput
+from align.target.model import TargetOutput
 from decode.drafters.base import Request, within
-from decode.grow import best_first
-from decode.proposal import Law, Proposal
-from decode.sampling import Sampling
-from decode.suffixes import ROOT, Continuation, Datastore, SuffixAutomaton, TextAutomaton
+from decode.drafters.suffix_automaton import ROOT, Continuation, Datastore, SuffixAutomaton, TextAutomaton
+from decode.speculation.proposal import Law, Proposal
+from decode.speculation.sampling import Sampling
+from decode.speculation.tree_drafts import best_first
 
 
 class RetrievalDrafter:
@@ -27,7 +27,7 @@ class RetrievalDrafter:
         shortest: nothing is proposed after a match of fewer tokens.
         tree_nodes: how many tokens to draft as a tree of the most frequent continuations; 0 = a chain of the most
             frequent one at each step.
-        datastore: other texts, as the target's tokens (`decode.corpus.read_corpus`).
+        datastore: other texts, as the target's tokens (`decode.drafters.corpus.read_corpus`).
 
     Raises:
         UserError: a number out of its range.

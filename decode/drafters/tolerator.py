@@ -11,11 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-from align.drafters.diffusion import DiffusionDrafter
+from align.models.standalone import DiffusionDrafter
 from decode.drafters.base import Request, within
 from decode.drafters.diffusion import DiffusionSession
-from decode.proposal import Law, Proposal
-from decode.sampling import Sampling, best
+from decode.speculation.proposal import Law, Proposal
+from decode.speculation.sampling import Sampling, best
 
 
 class ToleratorDrafter:

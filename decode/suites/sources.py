@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from align.errors import UserError, nearest
-from align.hub import hub_reachable, package_file
-from decode.suites.files import kind_of, read_rows
+from align.common.errors import UserError, nearest
+from align.common.hub import hub_reachable, package_file
+from align.common.tables import kind_of, read_rows
 from decode.suites.prompt import Prompt, Suite
 
 COLUMNS = ("prompt", "question", "messages", "text", "turns", "problem", "instruction", "content")

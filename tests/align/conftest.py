@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from align import data
-from align.recipe_reader import load_recipe
-from align.synthesize import synthesize
-from align.target import Target, load_target
+from align.config.parser import load_recipe
+from align.data import shards as data
+from align.data.synthesis import synthesize
+from align.target.loading import load_target
+from align.target.model import Target
 
 
 @pytest.fixture(scope="module")

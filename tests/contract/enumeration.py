@@ -1,7 +1,7 @@
 """Exact enumeration: the joint law of what comes out of (drafter, verifier) on small tables, over everything that the
 drafter may draw, against the target's own.
 
-For every draft the two tensors of a verifier (`stop`, `rest`: decode/rules.py) give the law of the accepted path and
+For every draft the two tensors of a verifier (`stop`, `rest`: decode/speculation/rules.py) give the law of the accepted path and
 of the token after it; tokens after that come from the target itself. All drafts of a case go through the rule as one
 batch.
 
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decode.rules import Drafts, Outcomes
-from decode.sampling import Sampling, probs
-from decode.tree import ancestors, chain, depths
-from decode.verifiers import VERIFIERS, Verifier
+from decode.speculation.rules import Drafts, Outcomes
+from decode.speculation.sampling import Sampling, probs
+from decode.speculation.tree import ancestors, chain, depths
+from decode.speculation.verifiers import VERIFIERS, Verifier
 
 EXACT, WRONG = 1e-9, 1e-3
 MOST_DRAFTS = 800

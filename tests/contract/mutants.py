@@ -13,22 +13,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from decode import rules
-from decode.rules import Drafts, Outcomes
-from decode.sampling import Sampling, probs
-from decode.tree import chain
-from decode.verifiers import Verifier
-from tests.contract.enumeration import (
-    Case,
-    Toy,
-    case,
-    chosen,
-    distance,
-    drawn,
-    every,
-    rows,
-    unmasked,
-)
+from decode.speculation import rules
+from decode.speculation.rules import Drafts, Outcomes
+from decode.speculation.sampling import Sampling, probs
+from decode.speculation.tree import chain
+from decode.speculation.verifiers import Verifier
+from tests.contract.enumeration import Case, Toy, case, chosen, distance, drawn, every, rows, unmasked
 
 TWO, CHAIN = (-1, -1), (-1, 0)
 Make = Callable[[Toy], Case]

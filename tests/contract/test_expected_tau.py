@@ -16,21 +16,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from align import data
-from align.acceptance import Estimate, expected_accepted_token
-from align.calibrate import Calibrate
-from align.datamodule import Step, make_batch
-from align.drafters.block import BlockDrafter
-from align.drafters.diffusion import DiffusionDrafter
-from align.drafters.standalone import open_drafter
-from align.pretrain import Pretrain
-from align.recipe_reader import load_recipe
-from align.target import load_target
-from align.train import train
+from align.config.parser import load_recipe
+from align.data import packing
+from align.data import shards as data
+from align.losses.acceptance import Estimate, expected_accepted_token
+from align.models.block import BlockDrafter
+from align.models.standalone import DiffusionDrafter
+from align.models.standalone_checkpoint import open_drafter
+from align.target.loading import load_target
+from align.training.block_module import BlockDrafterModule
+from align.training.datamodule import Step, make_batch
+from align.training.diffusion_module import DiffusionDrafterModule
+from align.training.run import train
 from decode.drafters.block import BlockProposer
 from decode.drafters.diffusion import DiffusionProposer
-from decode.engine import Engine
-from decode.sampling import Sampling
+from decode.engine.engine import Engine
+from decode.speculation.sampling import Sampling
 
 
 @dataclass
@@ -55,18 +56,18 @@ def compare(
     tokens, `repeats` decodings each."""
     target, size = drafter.target, drafter.config.block_size
     recipe, generator = load_recipe(["recipe=debug_block"]), torch.Generator().manual_seed(0)
-    module: Calibrate
+    module: BlockDrafterModule
     proposer: BlockProposer | DiffusionProposer
     if isinstance(drafter, BlockDrafter):
-        module, proposer = Calibrate(drafter, recipe), BlockProposer(drafter)
+        module, proposer = BlockDrafterModule(drafter, recipe), BlockProposer(drafter)
     else:
-        module, proposer = Pretrain(drafter, recipe), DiffusionProposer(drafter)
+        module, proposer = DiffusionDrafterModule(drafter, recipe), DiffusionProposer(drafter)
     chosen = [i for i in range(len(samples)) if samples.temperature[i] == 1]
     per_sample = -(-prefixes // len(chosen))
     expected, measured, texts = [], [], []
     for i in chosen:
         text = samples[i]
-        row = data.pack(samples.select([i]), len(text), 0)[0]
+        row = packing.pack(samples.select([i]), len(text), 0)[0]
         batch, anchors = make_batch([row], [i], len(text), size, 0)
         step = Step(batch, anchors)
         s = module.model_step(step, 1.0)
@@ -105,5 +106,5 @@ def test_training_expects_what_decoding_measures(recipe: str, tmp_path: Path) ->
 if __name__ == "__main__":
     folder, name, count = Path(sys.argv[1]), sys.argv[2], int((sys.argv[3:] or ["400"])[0])
     recipe = load_recipe(["recipe=smollm2_block"])
-    held_out = data.split_validation(data.read_samples(folder), recipe.data.validation_fraction)[1]
+    held_out = packing.split_validation(data.read_samples(folder), recipe.data.validation_fraction)[1]
     print(compare(open_drafter(name, load_target()), held_out, recipe.data.max_answer_tokens, count))

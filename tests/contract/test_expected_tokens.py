@@ -10,11 +10,11 @@ from torch import Tensor
 
 from decode import Decoder, Sampling
 from decode.drafters.base import Request
-from decode.grow import draw_tree
-from decode.proposal import DenseQ, Proposal, Siblings
-from decode.rules import Outcomes
-from decode.tree import chain, depths
-from decode.verifiers import VERIFIERS, Verdict, resolve
+from decode.speculation.proposal import DenseQ, Proposal, Siblings
+from decode.speculation.rules import Outcomes
+from decode.speculation.tree import chain, depths
+from decode.speculation.tree_drafts import draw_tree
+from decode.speculation.verifiers import VERIFIERS, Verdict, resolve
 from tests.contract.enumeration import (
     DOMINATES,
     DRAFTERS,
@@ -27,7 +27,7 @@ from tests.contract.enumeration import (
     pairs,
     trees_for,
 )
-from tests.decode.fakes import ScriptedDrafter, TableTarget
+from tests.fakes import ScriptedDrafter, TableTarget
 
 RUNS = 800
 PROMPT = [0]
@@ -135,7 +135,7 @@ def test_every_draft_through_the_engine(verifier: str, drafter: str, monkeypatch
         seen.append((outcomes.stop_BM[0], int(verdict.end_B)))
         return verdict
 
-    monkeypatch.setattr("decode.verifiers.resolve", watched)
+    monkeypatch.setattr("decode.speculation.verifiers.resolve", watched)
     for toy, parents, case in cases_of(verifier, drafter):
         expected = 0.0
         for weight, proposal in zip(case.weight_B.tolist(), proposals_of(case, drafter), strict=True):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode import rules
-from decode.proposal import DenseQ, Proposal, SparseQ
-from decode.rules import Drafts, Rule
-from decode.sampling import Sampling, probs
-from decode.tree import chain, depths, follow
-from decode.verifiers import VERIFIERS, find, resolve, verify
+from decode.speculation import rules
+from decode.speculation.proposal import DenseQ, Proposal, SparseQ
+from decode.speculation.rules import Drafts, Rule
+from decode.speculation.sampling import Sampling, probs
+from decode.speculation.tree import chain, depths, follow
+from decode.speculation.verifiers import VERIFIERS, find, resolve, verify
 from tests.contract.enumeration import (
     DOMINATES,
     DRAFTERS,

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode import tree
-from decode.tree import ancestors, chain, depths, path_to, visits, walk, within
+from decode.speculation import tree
+from decode.speculation.tree import ancestors, chain, depths, path_to, visits, walk, within
 from tests.contract.enumeration import EXACT, WRONG, Toy
 
 Follow = Callable[[Tensor, tuple[int, ...], Tensor], tuple[Tensor, Tensor]]

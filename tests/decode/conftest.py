@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from align.target import Target, load_target
-from decode import figures
-from decode.systems import Parts
-from tests.align.test_standalone import drafter
-from tests.decode.test_d2sd import network
+from align.target.loading import load_target
+from align.target.model import Target
+from decode.methods.registry import Parts
+from decode.reporting import figures
+from tests.align.models.test_standalone import drafter
+from tests.decode.drafters.test_d2sd import network
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/decode/test_report.py draws them."""
+    """tests/decode/reporting/test_report.py draws them."""
     monkeypatch.setattr(figures, "picture", lambda *args: b"png")
 
 

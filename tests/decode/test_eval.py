@@ -12,15 +12,17 @@ import torch
 from rich.console import Console
 
 import decode
-from align.drafters.checkpoint import from_target, save_drafter
-from align.errors import UserError
-from align.recipe import DrafterConfig
-from align.target import Target
-from decode import baseline, eval, measure
-from decode.generation import Tree
-from decode.records import Divergence, read_records, read_run
-from decode.sampling import Sampling
-from decode.suites import chosen
+from align.common.errors import UserError
+from align.config.recipe import DrafterConfig
+from align.models.block_checkpoint import from_target, save_drafter
+from align.target.model import Target
+from decode import eval
+from decode.benchmark import baseline
+from decode.benchmark import runner as measure
+from decode.engine.output import Tree
+from decode.reporting.records import Divergence, read_records, read_run
+from decode.speculation.sampling import Sampling
+from decode.suites import registry as chosen
 from decode.suites.prompt import Prompt, Suite
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -213,7 +215,7 @@ def test_limit_and_builtin_suite_and_default_methods(tmp_path: Path) -> None:
 
 
 def test_a_group_leaves_out_what_no_source_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from align.errors import UserError
+    from align.common.errors import UserError
     from decode.suites.sources import Loaded
 
     def load_suite(suite: Suite, data_dir: Path | None) -> Loaded:

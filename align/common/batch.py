@@ -1,0 +1,89 @@
+"""What passes between data, noise and networks: packed rows, anchors, corrupted text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class PackedRow:
+    """A row of L positions: tokens, positions within the document, document number (-1 = padding), answer flag."""
+
+    tokens_L: Tensor
+    positions_L: Tensor
+    document_L: Tensor
+    answer_L: Tensor
+
+
+@dataclass
+class Batch:
+    """B packed rows; the fields are those of `PackedRow`, stacked."""
+
+    tokens_BL: Tensor
+    positions_BL: Tensor
+    document_BL: Tensor
+    answer_BL: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(
+            *(t.to(device) for t in (self.tokens_BL, self.positions_BL, self.document_BL, self.answer_BL))
+        )
+
+    def row(self, index: int) -> Batch:
+        """One row, as a batch of one."""
+        fields = (self.tokens_BL, self.positions_BL, self.document_BL, self.answer_BL)
+        return Batch(*(t[index : index + 1] for t in fields))
+
+    def attention_mask(self) -> Tensor:
+        """bool (B, 1, L, L): causal, within one document; a padding position sees itself alone."""
+        length = self.tokens_BL.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool, device=self.tokens_BL.device).tril()
+        same = self.document_BL[:, :, None] == self.document_BL[:, None, :]
+        real = (self.document_BL >= 0)[:, None, :]
+        own = torch.eye(length, dtype=torch.bool, device=self.tokens_BL.device)
+        return ((causal & same & real) | own)[:, None]
+
+
+@dataclass
+class Anchors:
+    """`index_BA`: where each block's clean token lies in its row; row k of the block predicts the token at index+1+k.
+
+    `valid_BAK` marks the predictions that count: inside the anchor's document and its answer, with no gap before them.
+    """
+
+    index_BA: Tensor
+    valid_BAK: Tensor
+
+    @property
+    def block_size(self) -> int:
+        return self.valid_BAK.shape[2]
+
+    def places_BAK(self, length: int) -> Tensor:
+        """Row index of the position whose target distribution predicts each drafted token: anchor + k, kept in range."""
+        steps = torch.arange(self.block_size, device=self.index_BA.device)
+        return (self.index_BA[..., None] + steps).clamp_max(length - 1)
+
+    def blocks_BAK(self, tokens_BL: Tensor) -> Tensor:
+        """The tokens of every block: those after its anchor, the row's last one where the row has ended."""
+        steps = torch.arange(1, self.block_size + 1, device=self.index_BA.device)
+        places = (self.index_BA[..., None] + steps).clamp_max(tokens_BL.shape[1] - 1)
+        return torch.gather(tokens_BL, 1, places.flatten(1)).view_as(places)
+
+
+@dataclass
+class Corrupted:
+    """What a standalone drafter reads and has to undo: blocks (B, A, K) with times (B, A), or rows (B, L) with times (B,).
+
+    `valid` marks the positions that noise could reach and the loss counts; `tokens_0` is the clean text. σ at every
+    position is `schedule.total(times)[..., None]`. `importance`, shaped as `times`, multiplies the loss: how much more
+    likely uniform times would have made this noise than the draw that did.
+    """
+
+    tokens_t: Tensor
+    tokens_0: Tensor
+    times: Tensor
+    valid: Tensor
+    importance: Tensor

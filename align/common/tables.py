@@ -1,0 +1,115 @@
+"""Rows out of local files: JSONL, JSON, CSV, Parquet, plain text with one prompt a line; `.gz` of the text
+kinds.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from align.common.errors import UserError, nearest
+
+
+def read_rows(path: Path) -> list[Any]:
+    """The rows of one file, each a dict (or a string, for plain text).
+
+    Raises:
+        UserError: no such file, an unknown kind, broken content (with its line), or no rows.
+    """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, not a file of prompts")
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    kind = kind_of(path)
+    if kind is None:
+        raise UserError(f"{path}: unknown kind of file{nearest(path.suffix, READERS)}")
+    rows = READERS[kind](path)
+    if not rows:
+        raise UserError(f"{path} holds no rows")
+    return rows
+
+
+def kind_of(path: Path) -> str | None:
+    """The key of `READERS` for this file name, or None."""
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    return suffix.lower() if suffix.lower() in READERS else None
+
+
+def read_text(path: Path) -> str:
+    """A whole file. Raises UserError where it is no UTF-8 text or can't be read."""
+    try:
+        raw = path.read_bytes()
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path} can't be read: {error}") from None
+
+
+def _jsonl(path: Path) -> list[Any]:
+    rows = []
+    # JSON may hold line separators that are no newline
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})"
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}, line {number}: not JSON that can be read ({error})") from None
+    return rows
+
+
+def _json(path: Path) -> list[Any]:
+    try:
+        data = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON that can be read ({error})") from None
+    if isinstance(data, list):
+        return data
+    if isinstance(data, dict):
+        for value in data.values():  # rows under a key: {"cases": [...]} or {"problems": {"id": {...}}}
+            values = list(value.values()) if isinstance(value, dict) else value
+            if isinstance(values, list) and values and isinstance(values[0], dict):
+                return values
+    raise UserError(f"{path}: expected a list of rows")
+
+
+def _csv(path: Path) -> list[Any]:
+    try:
+        return list(csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True))
+    except csv.Error as error:
+        raise UserError(f"{path}: not CSV that can be read ({error})") from None
+
+
+def _txt(path: Path) -> list[Any]:
+    return [line.strip() for line in read_text(path).split("\n") if line.strip()]
+
+
+def _parquet(path: Path) -> list[Any]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path} is not readable Parquet ({str(error).strip().splitlines()[0]})") from None
+
+
+READERS: dict[str, Callable[[Path], list[Any]]] = {
+    ".jsonl": _jsonl,
+    ".json": _json,
+    ".csv": _csv,
+    ".txt": _txt,
+    ".parquet": _parquet,
+}

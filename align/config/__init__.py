@@ -1,0 +1,1 @@
+"""Recipes: their keys, how they are read, what they may not say."""

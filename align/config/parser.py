@@ -1,0 +1,285 @@
+"""Recipes in: recipes/NAME.yaml, then `key=value` (or `--key=value`, which W&B agents send) on top of it.
+
+Whatever does not fit is one line that names the key, the place and the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from align.common.errors import UserError, nearest
+from align.common.strict_yaml import dump_yaml, parse_yaml
+from align.config.recipe import GROUPS, Key, Recipe, keys, resolve
+from align.config.rules import check
+from align.config.run_record import save_run_record
+
+__all__ = ["find", "help_text", "load_recipe", "parse_command", "resolve", "save_run_record", "shipped"]
+
+FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+_COMMAND = "command line"
+_TERMS = "objective.terms"
+
+
+def shipped() -> list[str]:
+    """Names of the shipped recipes."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe:
+    """The recipe of a command line; `--help` and `--print` print and end the process with 0.
+
+    Raises:
+        UserError: see `load_recipe`.
+    """
+    words = list(argv)
+    if "-h" in words or "--help" in words:
+        print(help_text(prog, description))
+        raise SystemExit(0)
+    recipe = load_recipe([w for w in words if w != "--print"])
+    if "--print" in words:
+        print(dump_yaml(resolve(recipe)), end="")
+        raise SystemExit(0)
+    return recipe
+
+
+def load_recipe(argv: Sequence[str]) -> Recipe:
+    """`recipe=NAME key=value …` → a checked recipe; the command line wins over the file, that over its base.
+
+    Raises:
+        UserError: anything that is unknown, of the wrong type, impossible or given twice.
+    """
+    given = _pairs(argv)
+    if "recipe" not in given:
+        raise UserError(f"{_COMMAND}: recipe=NAME is missing{nearest('', shipped())}; --help shows all keys")
+    path = find(given.pop("recipe"), _COMMAND)
+    layers = [(file.name, flat) for file, flat in _with_bases(path)]
+    pairs = [pair for key, text in given.items() for pair in _flatten(_word(key, text), key, _COMMAND)]
+    layers.append((_COMMAND, _unique(pairs, _COMMAND)))
+    values: dict[str, tuple[Any, str]] = {}  # dotted key → value, and where it came from
+    for where, flat in layers:
+        for key in sorted(flat, key=lambda key: key != _TERMS):  # the mapping, then its entries
+            if key == _TERMS:
+                values = {k: v for k, v in values.items() if not k.startswith(f"{_TERMS}.")}
+            values.pop(key, None)
+            values[key] = (flat[key], where)
+    return _build(values, path)
+
+
+def _pairs(argv: Sequence[str]) -> dict[str, str]:
+    """Words to key → text: `key=value`, `--key=value`, `--key value`."""
+    given: dict[str, str] = {}
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        dashed = word.startswith("--")
+        key, equals, text = word.removeprefix("--").partition("=")
+        if not equals:
+            if not dashed or not words or "=" in words[0] or words[0].startswith("--"):
+                known = [
+                    *keys(),
+                    "recipe",
+                    *(f"recipe={p.stem}" for p in FOLDER.glob("*.yaml")),
+                    "--help",
+                    "--print",
+                ]
+                near = nearest(f"recipe={key}" if (FOLDER / f"{key}.yaml").is_file() else word, known)
+                raise UserError(f"{_COMMAND}: {_short(word)} is not key=value{near[:200]}")
+            text = words.pop(0)
+        if key.startswith(("+", "~")):
+            bare = nearest(key.lstrip("+~"), keys())
+            raise UserError(f"{_COMMAND}: {_short(word)}: keys can't be added or removed{bare}")
+        if key in given:
+            raise UserError(f"{_COMMAND}: {key} is given twice ({_short(given[key])} and {_short(text)})")
+        given[key] = text
+    return given
+
+
+def _word(key: str, text: str) -> Any:
+    """The value of a word: YAML, save that a key of text takes anything (`output=2024`)."""
+    kind = keys()[key].type if key in keys() else None
+    optional = type(None) in get_args(kind)
+    if optional and text in ("", "~", "null", "None"):  # None: how W&B's agent spells it
+        return None
+    if str in (kind, *get_args(kind)) and get_origin(kind) not in (list, dict) and text[:1] not in ("'", '"'):
+        return text
+    return parse_yaml(text, f"{_COMMAND}: {key}")
+
+
+def find(name: str, where: str, beside: Path | None = None) -> Path:
+    """The file behind recipe=NAME or base: NAME: a shipped name, or a path to a .yaml (relative to `beside`).
+
+    Raises:
+        UserError: there is none; the line begins with `where`.
+    """
+    is_path = name.endswith((".yaml", ".yml")) or "/" in name
+    try:
+        path = (beside or Path()) / Path(name).expanduser() if is_path else FOLDER / f"{name}.yaml"
+        if path.is_file():
+            return path
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, an unknown ~user, a NUL
+        raise UserError(
+            f"{where}: recipe {_short(name)} can't be read ({getattr(error, 'strerror', None) or error})"
+        ) from None
+    if is_path:
+        raise UserError(f"{where}: recipe {_short(name)}: no such file")
+    raise UserError(f"{where}: recipe {_short(name)} is unknown{nearest(name, shipped())}")
+
+
+def _with_bases(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The recipe and those it builds on, the first base first, each flattened to dotted keys."""
+    chain: list[tuple[Path, dict[str, Any]]] = []
+    seen: set[Path] = set()
+    current: Path | None = path
+    while current is not None:
+        if current.resolve() in seen:
+            raise UserError(f"{current.name}: base leads back to itself")
+        seen.add(current.resolve())
+        flat = _read(current)
+        chain.insert(0, (current, flat))
+        base = flat.pop("base", None)
+        if base is not None and not isinstance(base, str):
+            raise UserError(f"{current.name}: base={_short(base)} must be a recipe's name")
+        current = None if base is None else find(base, f"{current.name}: base", current.parent)
+    return chain
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """One recipe file as dotted keys."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path.name}: is not UTF-8 text") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror or error})") from None
+    content = parse_yaml(text, path.name)
+    if content is None:
+        raise UserError(f"{path.name}: is empty; a recipe holds lines like `trainer: {{max_steps: 1000}}`")
+    if not isinstance(content, dict):
+        kind = "a list" if isinstance(content, list) else "one value"
+        raise UserError(f"{path.name}: must hold `key: value` lines, holds {kind}")
+    pairs = [pair for key, value in content.items() for pair in _flatten(value, key, path.name)]
+    return _unique(pairs, path.name)
+
+
+def _flatten(value: Any, key: str, where: str) -> list[tuple[str, Any]]:
+    """Groups open into dotted keys; other mappings (objective.terms) are values."""
+    if key not in GROUPS or not key:
+        return [(key, value)]
+    if value is None:
+        return []
+    if not isinstance(value, dict):
+        names = nearest("", [name for name in keys() if name.startswith(f"{key}.")])
+        raise UserError(f"{where}: {key}={_short(value)}: {key} is a group of keys{names}")
+    return [(f"{key}.{name}", entry) for name, entry in value.items()]
+
+
+def _unique(pairs: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise UserError(f"{where}: {key} is given twice ({_short(found[key])} and {_short(value)})")
+        found[key] = value
+    return found
+
+
+def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
+    known = keys()
+    recipe = Recipe(name=path.stem)
+    for name, (value, where) in values.items():
+        key = known.get(name)
+        if name == "base":
+            raise UserError(f"{where}: base stands in a recipe's file; choose a recipe with recipe=NAME")
+        if key is None and name.startswith(f"{_TERMS}."):  # one entry of the mapping
+            number = _convert(value, float, name, where)
+            recipe.objective.terms = {**recipe.objective.terms, name.removeprefix(f"{_TERMS}."): number}
+            continue
+        if key is None:
+            raise UserError(f"{where}: unknown key {_short(name)}{nearest(name, known)}")
+        group, _, last = name.rpartition(".")
+        if (name, value) == ("launch.devices", "auto"):
+            value = _gpus() if values.get("launch.accelerator", ("auto", ""))[0] != "cpu" else 1
+        setattr(getattr(recipe, group) if group else recipe, last, _convert(value, key.type, name, where))
+    recipe.output = recipe.output or f"runs/{recipe.name}"
+    try:
+        check(recipe)
+    except UserError as error:
+        # Of the keys that the line names, the first that was given somewhere: the others are defaults.
+        words = re.findall(r"[\w.]+", str(error))
+        named = [key for word in words for key in (word, word.rpartition(".")[0]) if key in values]
+        raise UserError(f"{values[named[0]][1] if named else path.name}: {error}") from None
+    return recipe
+
+
+def _gpus() -> int:
+    import torch  # only here: --help and --print stay fast
+
+    return max(1, torch.cuda.device_count())
+
+
+def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
+    """`value` as `kind`, without guessing: an int may stand for a float, one text for a list of texts."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        return _convert(value, next(a for a in arguments if a is not type(None)), name, where)
+    if origin is Literal:
+        if isinstance(value, str) and value in arguments:
+            return value
+        raise UserError(f"{where}: {name}={_short(value)} is unknown{nearest(str(value), arguments)}")
+    if origin is list:
+        if isinstance(value, str) and arguments[0] is str:
+            value = [part for part in re.split(r"[,\s]+", value) if part]
+        if isinstance(value, list):
+            return [_convert(v, arguments[0], f"{name}[{i}]", where) for i, v in enumerate(value)]
+    elif origin is dict:
+        if isinstance(value, dict):
+            return {str(k): _convert(v, arguments[1], f"{name}.{k}", where) for k, v in value.items()}
+    elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    elif type(value) is kind:  # exactly: a bool is an int
+        return value
+    raise UserError(f"{where}: {name}={_short(value)} must be {_type_name(kind)}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _type_name(kind: Any) -> str:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join("null" if a is type(None) else _type_name(a) for a in arguments)
+    if origin is Literal:
+        return "|".join(arguments)
+    if origin is list:
+        return f"a list of {_type_name(arguments[0]).removeprefix('a ').removeprefix('an ')}s".replace(
+            "texts", "text"
+        )
+    if origin is dict:
+        return "a mapping of names to numbers"
+    return {int: "an integer", float: "a number", bool: "true or false", str: "text"}[kind]
+
+
+def help_text(prog: str, description: str) -> str:
+    """Usage, shipped recipes with their first comment line, every key with type, default, documentation."""
+    usage = f"usage: python -m {prog} recipe=NAME [key=value …] [--print]"
+    lines = [usage, "", " ".join(description.split()), "", "recipes (recipe=NAME, or a path to a .yaml):"]
+    for name in shipped():
+        first = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
+        lines.append(f"  {name:<34}{first.lstrip('# ') if first.startswith('#') else ''}")
+    lines += ["", "  --print  show the resolved recipe and end", "", "keys:"]
+    for key in keys().values():
+        lines.append(f"  {key.name}={_show(key)}")
+        lines.append(f"      {_type_name(key.type)}: {key.doc}")
+    return "\n".join(lines)
+
+
+def _show(key: Key) -> str:
+    return "null" if key.default is None else json.dumps(key.default)

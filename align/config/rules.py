@@ -1,0 +1,156 @@
+"""Which values of a recipe are impossible, alone or beside another. No torch here."""
+
+from __future__ import annotations
+
+import re
+
+from align.common.errors import UserError, nearest
+from align.config.recipe import GROUPS, LOGGERS, LOSS_NAMES, Recipe
+
+
+def check(recipe: Recipe) -> None:
+    """Raises UserError at the first impossible value, alone or beside another; the line names the key."""
+    for group in GROUPS:
+        part = recipe if group == "" else getattr(recipe, group)
+        problem = part.problem(f"{group}." if group else "")
+        if problem:
+            raise UserError(problem)
+    for problem in _together(recipe):
+        raise UserError(problem)
+
+
+def _together(recipe: Recipe) -> list[str]:
+    """What no single number shows: unknown names, and values that exclude one another."""
+    found = [
+        f"objective.terms.{name}: unknown loss{nearest(name, LOSS_NAMES)}"
+        for name in recipe.objective.terms
+        if name not in LOSS_NAMES
+    ]
+    found += [
+        f"trainer.logger: unknown logger {name!r}{nearest(name, LOGGERS)}"
+        for name in recipe.trainer.logger
+        if name not in LOGGERS
+    ]
+    rules = [*_run_rules(recipe), *_drafter_rules(recipe), *_objective_rules(recipe), *_trainer_rules(recipe)]
+    return found + [text for broken, text in rules if broken]
+
+
+def _run_rules(recipe: Recipe) -> list[tuple[bool, str]]:
+    """(broken, what to say) of the run as a whole, target and data."""
+    d = recipe.drafter
+    place = re.fullmatch(r"auto|cpu|cuda(:\d+)?", recipe.target.device)
+    return [
+        (recipe.name in ("", ".", "..") or "/" in recipe.name, f"name={recipe.name!r} must be a file name"),
+        (not recipe.target.name.strip(), "target.name must not be empty"),
+        (place is None, f"target.device={recipe.target.device!r} must be auto, cpu, cuda or cuda:N"),
+        (
+            not recipe.data.answer_temperatures,
+            "data.answer_temperatures must hold at least one temperature",
+        ),
+        (
+            d.block_size >= recipe.data.length,
+            f"drafter.block_size={d.block_size} must be less than data.length={recipe.data.length}",
+        ),
+    ]
+
+
+def _drafter_rules(recipe: Recipe) -> list[tuple[bool, str]]:
+    """Of the network."""
+    d, standalone = recipe.drafter, recipe.drafter.kind in ("ddit", "masked_lm")
+    layers = d.target_layers if d.context == "shared_kv" and d.kind == "block" else None
+    return [
+        (
+            not standalone and recipe.stage != "calibrate",
+            f"stage={recipe.stage}: drafter.kind={d.kind} is calibrated (stage=calibrate)",
+        ),
+        (
+            d.confidence_head and d.kind != "block",
+            "drafter.confidence_head=true needs drafter.kind=block",
+        ),
+        (
+            d.train == "confidence_head" and not d.confidence_head,
+            "drafter.train=confidence_head needs drafter.confidence_head=true",
+        ),
+        (
+            d.train == "confidence_head" and d.init is None,
+            "drafter.train=confidence_head freezes all else: it needs drafter.init, a drafter that is trained",
+        ),
+        (
+            d.kind == "masked_lm" and d.graph == "uniform",
+            "drafter.graph=uniform: a masked language model undoes the mask (absorbing)",
+        ),
+        (
+            d.kind == "ddit" and d.init is None and d.time_input == "none" and d.prediction == "log_score",
+            "drafter.time_input=none needs drafter.prediction=logits: a log-score depends on the noise (RADD)",
+        ),
+        (
+            d.attention_backend == "flash_attn" and (d.kind != "ddit" or d.attention != "full"),
+            "drafter.attention_backend=flash_attn needs drafter.kind=ddit with drafter.attention=full",
+        ),
+        (
+            d.kind == "ddit" and d.hidden_size % (2 * d.heads) != 0,
+            f"drafter.hidden_size={d.hidden_size} must be a multiple of twice drafter.heads={d.heads}",
+        ),
+        (d.lora_rank > 0 and d.kind != "masked_lm", "drafter.lora_rank needs drafter.kind=masked_lm"),
+        (d.target_layers == [], "drafter.target_layers must name at least one layer"),
+        (
+            layers is not None and len(layers) != d.layers,
+            f"drafter.target_layers={layers} must name drafter.layers={d.layers} layers for shared_kv",
+        ),
+    ]
+
+
+def _objective_rules(recipe: Recipe) -> list[tuple[bool, str]]:
+    """Of the loss, beside the network that it trains."""
+    d, o, standalone = recipe.drafter, recipe.objective, recipe.drafter.kind in ("ddit", "masked_lm")
+    return [
+        (
+            d.kind != "block" and o.prefix_decay > 0,
+            f"objective.prefix_decay={o.prefix_decay} needs drafter.kind=block; standalone: objective.block_lengths",
+        ),
+        (
+            ("confidence" in o.terms) != d.confidence_head,
+            "objective.terms.confidence needs drafter.confidence_head=true"
+            if "confidence" in o.terms
+            else "drafter.confidence_head=true needs objective.terms.confidence, which trains it",
+        ),
+        (
+            standalone and d.graph == "uniform" and o.diffusion == "masked_nll",
+            "objective.diffusion=masked_nll needs drafter.graph=absorbing",
+        ),
+        (
+            standalone and d.graph == "uniform" and o.times == "count",
+            "objective.times=count counts masks: it needs drafter.graph=absorbing",
+        ),
+        (
+            d.graph == "uniform" and recipe.stage == "calibrate" and o.distillation > 0 and d.kind == "ddit",
+            "drafter.graph=uniform has no one-step q to calibrate: stage=finetune, or objective.distillation=0",
+        ),
+        (
+            bool(o.block_lengths) and len(o.block_lengths) != d.block_size,
+            f"objective.block_lengths has {len(o.block_lengths)} entries for drafter.block_size={d.block_size}",
+        ),
+        (
+            bool(o.block_lengths) and sum(o.block_lengths) == 0,
+            "objective.block_lengths must not all be 0",
+        ),
+        (not o.terms, f"objective.terms must name at least one loss{nearest('', LOSS_NAMES)}"),
+    ]
+
+
+def _trainer_rules(recipe: Recipe) -> list[tuple[bool, str]]:
+    """Of the optimisation."""
+    t = recipe.trainer
+    return [
+        (
+            t.warmup_steps > t.max_steps,
+            f"trainer.warmup_steps={t.warmup_steps} must be at most trainer.max_steps={t.max_steps}: give both",
+        ),
+        (len(t.betas) != 2, f"trainer.betas={t.betas} must be two numbers"),
+        (
+            t.batch_size % (t.accumulate * recipe.processes) != 0,
+            f"trainer.batch_size={t.batch_size} must be a multiple of trainer.accumulate={t.accumulate} "
+            f"times the {recipe.processes} processes of launch.devices",
+        ),
+        (not t.resume.strip(), "trainer.resume must be auto, never or a checkpoint's path"),
+    ]

@@ -1,0 +1,1 @@
+"""Training data: prompts, what the target writes, shards on disk, packed rows."""

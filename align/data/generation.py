@@ -1,0 +1,216 @@
+"""The target writes: a batch of prompts and answers, one token a row and step, through one preallocated cache.
+
+Every row is a small state machine: tokens that are given (a prompt, the turn between prompt and answer) are fed as
+they stand, the others are drawn. Rows that have ended leave the batch as soon as enough of them have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from align.target.cache import KVCache
+from align.target.model import Target
+
+_BLOCK = 128  # vocabulary entries summed together in the first level of the inverse CDF
+
+
+@dataclass
+class Row:
+    """One sample being written. `opening`: tokens that its written prompt still has to begin with; `forced`: tokens
+    still to be fed before the answer."""
+
+    index: int
+    answer_temperature: float
+    forced: list[int]
+    writes_prompt: bool
+    opening: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    prompt_end: int = -1
+    answer_start: int = -1
+    done: bool = False
+    broken: str = ""
+
+
+@dataclass(frozen=True)
+class WriterSettings:
+    """How rows are drawn: temperatures, nucleus and top-k limits, and the longest prompt and answer."""
+
+    prompt_temperature: float
+    top_p: float
+    top_k: int
+    max_prompt_tokens: int
+    max_answer_tokens: int
+
+
+def draw(
+    logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: float = 1.0, top_k: int = 0
+) -> Tensor:
+    """One token a row by inverse CDF: a single uniform a row and two passes over V. Temperature 0 takes the argmax.
+
+    Gumbel noise, or `torch.multinomial`, would draw B·V random numbers a step (128 × 49152: more than the model's own
+    time); here the noise is B numbers. Scratches `logits_BV`. Returns (B,) int64.
+    """
+    rows = max(
+        1, (1 << 19) // logits_BV.shape[-1]
+    )  # 2 MB at a time: every pass but the first stays in the cache
+    parts = zip(logits_BV.split(rows), temperature_B.split(rows), uniform_B.split(rows), strict=True)
+    return torch.cat([_draw_rows(z, t, u, top_p, top_k) for z, t, u in parts])
+
+
+def _draw_rows(z: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: float, top_k: int) -> Tensor:
+    best = z.argmax(dim=-1)
+    if not bool((temperature_B > 0).any()):
+        return best
+    z.sub_(z.gather(-1, best[:, None])).div_(temperature_B.clamp_min(1e-6)[:, None])
+    if top_k:
+        kth = z.topk(min(top_k, z.shape[-1]), dim=-1).values[:, -1:]
+        z.masked_fill_(z < kth, -torch.inf)
+    z.exp_()
+    if top_p < 1.0:
+        ordered, index = z.sort(dim=-1, descending=True)
+        before = ordered.cumsum(-1) - ordered
+        z = torch.zeros_like(z).scatter(
+            -1, index, ordered.masked_fill(before >= top_p * ordered.sum(-1, True), 0.0)
+        )
+    pad = -z.shape[-1] % _BLOCK
+    if pad:
+        z = torch.nn.functional.pad(z, (0, pad))
+    blocks = z.view(z.shape[0], -1, _BLOCK)
+    upto = blocks.sum(-1).double().cumsum(-1)
+    aim = uniform_B.double()[:, None] * upto[:, -1:]
+    block = torch.searchsorted(upto, aim, right=True).clamp_max(upto.shape[1] - 1)
+    inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double()
+    below = torch.where(block > 0, upto.gather(1, (block - 1).clamp_min(0)), torch.zeros_like(aim))
+    place = torch.searchsorted(inside.cumsum(-1), (aim - below).clamp_min(0.0), right=True)
+    # rounding may point past the block's last possible token: take that token
+    last = (inside > 0).to(torch.int64).cumsum(-1).argmax(-1, keepdim=True)
+    drawn = (block * _BLOCK + torch.minimum(place, last))[:, 0]
+    return torch.where(temperature_B > 0, drawn, best)
+
+
+class Writer:
+    """Runs batches of rows to their ends.
+
+    Args:
+        target: p.
+        prefix: tokens that every row starts with (kept in the cache once for all rows).
+        turn: tokens between a written prompt and its answer; empty for base models.
+        settings: limits and temperatures.
+        capacity: longest row in tokens, prefix included.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        prefix: Sequence[int],
+        turn: Sequence[int],
+        settings: WriterSettings,
+        capacity: int,
+    ) -> None:
+        self.target, self.prefix, self.turn, self.settings = target, list(prefix), list(turn), settings
+        self.capacity = min(capacity, target.context_limit)
+        self.ends = set(target.eos_ids) | set(self.turn[:1])
+
+    def write(
+        self, rows: list[Row], generator: torch.Generator, progress: Callable[[int], None] | None = None
+    ) -> None:
+        """Write all rows to their ends, in place. `progress` hears how many tokens each step drew or fed."""
+        target = self.target
+        cache = target.new_cache(len(rows), self.capacity)
+        first = self._start(rows, cache)
+        width = len(rows)
+        active = torch.arange(width)
+        alive = list(rows)
+        lengths = torch.tensor([len(r.tokens) for r in rows])
+        uniforms = torch.empty(width)
+        logits = first
+        while True:
+            uniforms.uniform_(generator=generator)
+            tokens = self._choose(alive, logits, uniforms[active])
+            keep = [i for i, row in enumerate(alive) if not row.done]
+            if progress is not None:
+                progress(len(keep))
+            if not keep:
+                return
+            if len(keep) <= 0.8 * len(alive):
+                index = torch.tensor(keep)
+                cache.select(index)
+                alive = [alive[i] for i in keep]
+                active, lengths, tokens = active[index], lengths[index], tokens[index]
+            running = torch.tensor([not r.done for r in alive])
+            cache.slots_B = lengths.clamp_max(self.capacity - 1)
+            cache.slots_end = int(cache.slots_B.max()) + 1
+            reach = torch.arange(cache.slots_end)[None] <= cache.slots_B[:, None]
+            output = target.forward(
+                tokens[:, None], cache=cache, positions_BL=cache.slots_B[:, None], mask=reach[:, None, None]
+            )
+            lengths = lengths + running.long()
+            assert output.logits_BLV is not None
+            logits = output.logits_BLV[:, 0]
+
+    def _start(self, rows: list[Row], cache: KVCache) -> Tensor:
+        """Put the shared prefix into every row of the cache; returns its next-token logits, (B, V)."""
+        target = self.target
+        one = target.new_cache(1, len(self.prefix))
+        output = target.forward(torch.tensor([self.prefix], device=target.device), cache=one)
+        cache.fill(one)
+        for row in rows:
+            row.tokens = list(self.prefix)
+            if not row.writes_prompt and not row.forced:
+                row.answer_start = len(row.tokens)
+        assert output.logits_BLV is not None
+        return output.logits_BLV[:, -1].expand(len(rows), -1).clone()
+
+    def _choose(self, rows: list[Row], logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
+        """The next token of every row, (B,), forced or drawn; moves the rows' states on. Ended rows get a filler."""
+        heat = [
+            self.settings.prompt_temperature if r.answer_start < 0 else r.answer_temperature for r in rows
+        ]
+        drawn = draw(
+            logits_BV, torch.tensor(heat), uniform_B, self.settings.top_p, self.settings.top_k
+        ).tolist()
+        for row, token in zip(rows, drawn, strict=True):
+            if not row.done:
+                self._step(row, token)
+        return torch.tensor([r.tokens[-1] for r in rows])
+
+    def _step(self, row: Row, token: int) -> None:
+        if row.opening:
+            row.tokens.append(row.opening.pop(0))
+            return
+        if row.forced:
+            row.tokens.append(row.forced.pop(0))
+            if not row.forced:
+                row.answer_start = len(row.tokens)
+                row.done = len(row.tokens) >= self.capacity
+            return
+        if row.answer_start >= 0:  # the answer
+            row.tokens.append(token)
+            written = len(row.tokens) - row.answer_start
+            if (
+                token in self.target.eos_ids
+                or written >= self.settings.max_answer_tokens
+                or len(row.tokens) >= self.capacity
+            ):
+                row.done = True
+                if written == 1 and token in self.target.eos_ids:
+                    row.broken = "empty answer"
+            return
+        written = len(row.tokens) - len(self.prefix)
+        if token in self.ends:
+            row.prompt_end = len(row.tokens)
+            row.forced = list(self.turn)
+            row.tokens.append(row.forced.pop(0))
+            if not row.forced:
+                row.answer_start = len(row.tokens)
+            if written == 0:
+                row.done, row.broken = True, "empty prompt"
+        elif written >= self.settings.max_prompt_tokens:
+            row.done, row.broken = True, "prompt too long"
+            row.tokens.append(token)
+        else:
+            row.tokens.append(token)

@@ -1,0 +1,99 @@
+"""Prompts from a data set: a hub id, a JSONL or a Parquet file, through `datasets`."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from align.common.errors import UserError, nearest
+from align.common.hub import hub_reachable
+
+_LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+
+
+def read_prompts(
+    source: str, split: str, column: str, config: str | None = None, revision: str | None = None
+) -> list[str]:
+    """The texts in `column` of the data set; a list of turns or messages gives its first user text.
+
+    `config`, `revision`: of a hub data set, which of its configurations and which branch, tag or commit.
+
+    Raises:
+        UserError: file or hub id not found, unreadable, empty, or without that column.
+    """
+    import datasets
+
+    path = Path(source).expanduser()
+    loader = _LOADERS.get(path.suffix)
+    if loader is None and path.suffix and path.exists():
+        raise UserError(f"data.prompts={source!r}: unknown kind of file{nearest(path.suffix, _LOADERS)}")
+    if loader is not None and not path.is_file():
+        raise UserError(f"data.prompts={source!r}: no such file")
+    if loader is None and not path.exists() and not hub_reachable():
+        raise UserError(f"data.prompts={source!r}: no such file, and the hub does not answer")
+    try:
+        if loader is not None:
+            table = datasets.load_dataset(loader, data_files=str(path), split="train")
+        else:
+            table = datasets.load_dataset(source, config, split=split, revision=revision)
+    except Exception as error:  # datasets raises many kinds of its own
+        why = " ".join(str(error).split())
+        if "Config name is missing" in why:
+            why += " (data.prompts_config)"
+        if "scripts are no longer supported" in why:
+            why += "; its converted files: data.prompts_revision=refs/convert/parquet"
+        raise UserError(f"data.prompts={source!r} can't be read: {why[:400]}") from None
+    if column not in table.column_names:
+        raise UserError(f"data.prompts={source!r}: no column {column!r}{nearest(column, table.column_names)}")
+    prompts = [text for text in (_text(value) for value in table[column]) if text]
+    if not prompts:
+        raise UserError(f"data.prompts={source!r}: column {column!r} holds no text")
+    return prompts
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list) and value:
+        value = next(
+            (
+                v
+                for v in value
+                if not isinstance(v, dict) or v.get("role", v.get("from")) in ("user", "human")
+            ),
+            value[0],
+        )
+    if isinstance(value, dict):
+        value = value.get("content", value.get("value", ""))
+    return value.strip() if isinstance(value, str) else ""
+
+
+class NearDuplicates:
+    """Remembers sequences; says of a new one whether it is near to one seen before.
+
+    Near means a Jaccard similarity of their sets of 3-grams of at least `threshold` (exact, through an inverted
+    index; no hashing error). A threshold above 1 switches the check off.
+    """
+
+    def __init__(self, threshold: float, width: int = 3) -> None:
+        self.threshold, self.width = threshold, width
+        self._sizes: list[int] = []
+        self._where: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+
+    def _grams(self, tokens: Sequence[int]) -> set[tuple[int, ...]]:
+        if len(tokens) < self.width:
+            return {tuple(tokens)}
+        return {tuple(tokens[i : i + self.width]) for i in range(len(tokens) - self.width + 1)}
+
+    def add(self, tokens: Sequence[int]) -> bool:
+        """Remember `tokens` unless they are near to a remembered sequence; True when they were new."""
+        grams = self._grams(tokens)
+        shared: Counter[int] = Counter()
+        for gram in grams:
+            shared.update(self._where.get(gram, ()))
+        for index, count in shared.items():
+            if count / (len(grams) + self._sizes[index] - count) >= self.threshold:
+                return False
+        for gram in grams:
+            self._where[gram].append(len(self._sizes))
+        self._sizes.append(len(grams))
+        return True

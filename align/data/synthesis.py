@@ -1,0 +1,311 @@
+"""The target writes its own training data: batches of prompts and answers, kept or dropped, resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from align.common.errors import UserError
+from align.config.recipe import Recipe
+from align.data import shards as data
+from align.data.generation import Row, Writer, WriterSettings
+from align.data.prompts import NearDuplicates, read_prompts
+from align.target.debug import DEBUG
+from align.target.model import Target
+
+_MARK = "\u2402PROMPT\u2402"
+
+
+@dataclass(frozen=True)
+class Template:
+    """Tokens before a prompt, between a prompt and its answer, and the identity of the template they came from."""
+
+    prefix: tuple[int, ...]
+    turn: tuple[int, ...]
+    sha256: str
+
+
+def chat_template(target: Target) -> Template:
+    """The target's own template around one user prompt; for a base model the beginning-of-text token and no turn."""
+    tokenizer = target.tokenizer
+    if not target.has_chat_template:
+        first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else target.eos_ids[0]
+        return Template((first,), (), hashlib.sha256(b"").hexdigest())
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=True
+    )
+    before, found, after = text.partition(_MARK)
+    if not found:
+        raise UserError(f"target {target.spec!r}: its chat template does not keep the user's text")
+    parts = [tuple(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (before, after)]
+    digest = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
+    return Template(parts[0], parts[1], digest)
+
+
+LINE_EVERY = 30.0
+"""Seconds between lines where there is no terminal."""
+
+
+_WITHOUT: dict[str, Any] = {"prompt_openings": []}
+"""What a manifest means that is older than the key."""
+
+
+def _identity(
+    recipe: Recipe, target: Target, template: Template, prompts: list[str] | None
+) -> dict[str, Any]:
+    """What a restart must find unchanged, or the shards would not belong together."""
+    d = recipe.data
+    return {
+        "target": target.spec,
+        "target_sha256": target.hash,
+        "template_sha256": template.sha256,
+        "dtype": target.dtype_name,
+        "seed": recipe.seed,
+        "prompts": d.prompts,
+        "prompts_sha256": None
+        if prompts is None
+        else hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        "prompt_temperature": d.prompt_temperature,
+        "prompt_openings": list(d.prompt_openings),
+        "answer_temperatures": list(d.answer_temperatures),
+        "top_p": d.top_p,
+        "top_k": d.top_k,
+        "max_prompt_tokens": d.max_prompt_tokens,
+        "max_answer_tokens": d.max_answer_tokens,
+        "batch_size": d.batch_size,
+        "near_duplicate_threshold": d.near_duplicate_threshold,
+    }
+
+
+def _resume(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """The manifest to go on from: the folder's own, when it was written with the same settings, else a fresh one."""
+    if not (folder / "manifest.json").exists():
+        return {
+            **identity,
+            "shards": 0,
+            "samples": 0,
+            "tokens": 0,
+            "answer_tokens": 0,
+            "dropped": {},
+            "finished": False,
+        }
+    manifest = data.read_manifest(folder)
+    for key, value in identity.items():
+        if manifest.get(key, _WITHOUT.get(key)) != value:
+            raise UserError(
+                f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says {value!r}; "
+                "give the data.… keys that it was written with, or another data.path"
+            )
+    return manifest
+
+
+def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False) -> dict[str, Any]:
+    """Write `recipe.data.samples` samples into `folder`, going on from what is there; returns the manifest.
+
+    Raises:
+        UserError: a folder written with other settings, prompts that can't be read, or prompts that run out.
+    """
+    d = recipe.data
+    template = chat_template(target)
+    prompts = None
+    if d.prompts:
+        prompts = read_prompts(
+            d.prompts, d.prompts_split, d.prompts_column, d.prompts_config, d.prompts_revision
+        )
+    manifest = _resume(folder, _identity(recipe, target, template, prompts))
+    if manifest["samples"] >= d.samples:
+        if not quiet:
+            print(f"{folder} is finished: {manifest['samples']} samples, {manifest['tokens']} tokens")
+        return manifest
+    seen = NearDuplicates(d.near_duplicate_threshold)
+    for number in range(manifest["shards"]):
+        shard = data.read_shard(data.shard_path(folder, number))
+        for i in range(len(shard)):
+            seen.add(_text_key(shard[i].tolist(), int(shard.answer_start[i]), len(template.prefix)))
+    settings = WriterSettings(
+        d.prompt_temperature, d.top_p, d.top_k, d.max_prompt_tokens, d.max_answer_tokens
+    )
+    capacity = len(template.prefix) + d.max_prompt_tokens + len(template.turn) + d.max_answer_tokens
+    writer = Writer(target, template.prefix, template.turn, settings, capacity)
+    start, tokens_before = time.monotonic(), manifest["tokens"]
+    if manifest["samples"] and not quiet:
+        print(f"going on in {folder}: {manifest['samples']} of {d.samples} samples are there", flush=True)
+    speak = _Lines(d.samples, manifest["samples"], quiet)
+    with _progress(d.samples, manifest["samples"], quiet) as (progress, task):
+        counter = [0]
+
+        def count(tokens: int) -> None:
+            counter[0] += tokens
+            rate = counter[0] / max(time.monotonic() - start, 1e-9)
+            progress.update(task, rate=f"{rate:.0f} tokens/s")
+            speak(manifest["samples"], rate)
+
+        while manifest["samples"] < d.samples:
+            rows = _rows(recipe, manifest["shards"], target, template, prompts)
+            if not rows:
+                break
+            generator = torch.Generator().manual_seed(_batch_seed(recipe.seed, manifest["shards"]))
+            writer.write(rows, generator, count)
+            _keep(rows, manifest, folder, seen, len(template.prefix), d.samples)
+            progress.update(task, completed=manifest["samples"])
+    seconds = time.monotonic() - start
+    if not quiet:
+        written = manifest["tokens"] - tokens_before
+        print(
+            f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
+            f"({written / max(seconds, 1e-9):.0f} kept tokens/s, dropped: {_counts(manifest['dropped'])})"
+        )
+    if manifest["samples"] < d.samples and prompts is not None and not quiet:
+        print(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
+    return manifest
+
+
+def _counts(dropped: dict[str, int]) -> str:
+    return ", ".join(f"{count} {why}" for why, count in dropped.items()) or "none"
+
+
+def _batch_seed(seed: int, batch: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{batch}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def _rows(
+    recipe: Recipe, batch: int, target: Target, template: Template, prompts: list[str] | None
+) -> list[Row]:
+    d = recipe.data
+    indices = range(batch * d.batch_size, (batch + 1) * d.batch_size)
+    heat = list(d.answer_temperatures)
+    if prompts is None:
+        chat = bool(template.turn)
+        openings = _openings(recipe, target) if chat else []
+        rows = [Row(i, heat[i % len(heat)], [], writes_prompt=chat) for i in indices]
+        for row in rows if openings else []:  # an opening meets every answer temperature
+            row.opening = list(openings[row.index // len(heat) % len(openings)])
+        return rows
+    rows = []
+    for i in indices:
+        if i >= len(prompts):
+            break
+        tokens = list(target.tokenizer(prompts[i], add_special_tokens=False)["input_ids"])[
+            : d.max_prompt_tokens
+        ]
+        rows.append(Row(i, heat[i % len(heat)], tokens + list(template.turn), writes_prompt=False))
+    return rows
+
+
+def _openings(recipe: Recipe, target: Target) -> list[list[int]]:
+    """data.prompt_openings as tokens. Raises UserError for one that leaves a prompt no room."""
+    found = [
+        list(target.tokenizer(text, add_special_tokens=False)["input_ids"])
+        for text in recipe.data.prompt_openings
+    ]
+    for text, tokens in zip(recipe.data.prompt_openings, found, strict=True):
+        if len(tokens) >= recipe.data.max_prompt_tokens:
+            raise UserError(
+                f"data.prompt_openings: {text!r} has {len(tokens)} tokens, "
+                f"data.max_prompt_tokens={recipe.data.max_prompt_tokens} leaves no room"
+            )
+    return found
+
+
+def _text_key(tokens: list[int], answer_start: int, prefix: int) -> list[int]:
+    """The part of a sample that near-duplicates are judged by: its prompt, or a base text's first 64 tokens."""
+    return tokens[prefix:answer_start] if answer_start > prefix else tokens[prefix : prefix + 64]
+
+
+def _keep(
+    rows: list[Row], manifest: dict[str, Any], folder: Path, seen: NearDuplicates, prefix: int, total: int
+) -> None:
+    """Drop broken turns and near-duplicates, write the rest as one shard, then the manifest."""
+    dropped = Counter(manifest["dropped"])
+    kept: list[Row] = []
+    for row in rows:
+        if row.broken:
+            dropped[row.broken] += 1
+        elif not seen.add(_text_key(row.tokens, row.answer_start, prefix)):
+            dropped["near-duplicate"] += 1
+        elif manifest["samples"] + len(kept) < total:
+            kept.append(row)
+    samples = data.from_lists(
+        [r.tokens for r in kept], [r.answer_start for r in kept], [r.answer_temperature for r in kept]
+    )
+    data.write_shard(folder, manifest["shards"], samples)
+    manifest["shards"] += 1
+    manifest["samples"] += len(kept)
+    manifest["tokens"] += int(samples.offsets[-1])
+    manifest["answer_tokens"] += sum(len(r.tokens) - r.answer_start for r in kept)
+    manifest["dropped"] = dict(sorted(dropped.items()))
+    manifest["finished"] = manifest["samples"] >= total
+    data.write_manifest(folder, manifest)
+
+
+class _Lines:
+    """A line now and then where there is no terminal to show a bar."""
+
+    def __init__(self, total: int, done: int, quiet: bool) -> None:
+        self.total, self.before = total, done
+        self.silent = quiet or sys.stdout.isatty()
+        self.started = self.spoken = time.monotonic()
+
+    def __call__(self, samples: int, rate: float) -> None:
+        now = time.monotonic()
+        if self.silent or now - self.spoken < LINE_EVERY:
+            return
+        self.spoken = now
+        fresh = samples - self.before
+        left = f", {(now - self.started) / fresh * (self.total - samples) / 60:.0f} min left" if fresh else ""
+        print(f"{samples}/{self.total} samples, {rate:.0f} tokens/s{left}", flush=True)
+
+
+class _progress:
+    """A rich progress bar as a context: yields (progress, task)."""
+
+    def __init__(self, total: int, done: int, quiet: bool) -> None:
+        self.progress = Progress(
+            TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
+            disable=quiet,
+        )  # fmt: skip
+        self.total, self.done = total, done
+
+    def __enter__(self) -> tuple[Progress, Any]:
+        self.progress.start()
+        return self.progress, self.progress.add_task("write", total=self.total, completed=self.done, rate="")
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+
+def data_folder(recipe: Recipe) -> Path:
+    """Where this recipe's data lie: `data.path`, or `data` in its output folder."""
+    return Path(recipe.data.path) if recipe.data.path else Path(recipe.output) / "data"
+
+
+def check_data(recipe: Recipe) -> None:
+    """Raises UserError where the recipe's data are not there, with the command that writes them; those of the `debug` targets
+    write themselves (`ensure`)."""
+    folder = data_folder(recipe)
+    if recipe.target.name in DEBUG or (folder / "manifest.json").exists():
+        return
+    words = [f"recipe={recipe.name}", f"output={recipe.output}", f"target.name={recipe.target.name}"]
+    raise UserError(
+        f"{folder}: no data yet; write them with python -m align.synthesize {shlex.join(words)} "
+        "(or name others that this target wrote: data.path=FOLDER)"
+    )
+
+
+def ensure(recipe: Recipe, target: Target) -> Path:
+    """The recipe's data folder; for the `debug` target it is written first when missing (it takes a second)."""
+    folder = data_folder(recipe)
+    if target.spec in DEBUG:
+        synthesize(recipe, target, folder, quiet=True)
+    return folder

@@ -1,0 +1,1 @@
+"""The forward process: noise schedules, graphs, parameterisations, noise over text."""

@@ -1,0 +1,196 @@
+"""The forward process over rows of text: which positions are noisy, and how.
+
+Block drafters: a clean anchor, then K−1 absorbed positions, at random places of a row. Every anchor sees the clean
+text before it; its own block holds the anchor token and masks (DFlash, arXiv 2602.06036: anchor clean, rest masked,
+context strictly before the anchor, blocks invisible to each other); a variable-prefix drafter's holds some of the
+tokens after the anchor too (D²SD). Standalone drafters: K positions after the anchor, or all of a document after its
+prefix, hit by the noise of a time that was drawn for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from align.common.batch import Anchors, Batch, Corrupted
+from align.common.errors import UserError
+from align.diffusion.graphs import Absorbing, Graph
+from align.diffusion.parameterization import time_weight
+from align.diffusion.schedules import TIMES as _TIMES
+from align.diffusion.schedules import Schedule, draw_times, from_least
+
+TIMES = (*_TIMES, "count")
+
+
+def sample_anchors(batch: Batch, count: int, block_size: int, generator: torch.Generator) -> Anchors:
+    """`count` distinct anchors a row, uniformly among those whose first drafted token belongs to an answer.
+
+    A row with fewer places repeats one with nothing valid in it. An anchor is never a document's first token: the
+    drafter needs the target's hidden state before it.
+    """
+    length = batch.tokens_BL.shape[1]
+    same_next = torch.zeros_like(batch.answer_BL)
+    same_next[:, :-1] = (batch.document_BL[:, 1:] == batch.document_BL[:, :-1]) & batch.answer_BL[:, 1:]
+    allowed = same_next & (batch.positions_BL > 0) & (batch.document_BL >= 0)
+    noise = torch.rand(allowed.shape, generator=generator).masked_fill(~allowed, -1.0)
+    top = noise.topk(min(count, length), dim=1)
+    index = top.indices.sort(dim=1).values
+    real = torch.gather(allowed, 1, index)
+    steps = index[..., None] + 1 + torch.arange(block_size)
+    inside = steps < length
+    steps = steps.clamp_max(length - 1)
+    flat = steps.flatten(1)
+    document = torch.gather(batch.document_BL, 1, flat).view_as(steps)
+    answer = torch.gather(batch.answer_BL, 1, flat).view_as(steps)
+    own = torch.gather(batch.document_BL, 1, index)[..., None]
+    valid = (inside & answer & (document == own) & real[..., None]).long().cumprod(-1).bool()
+    return Anchors(index, valid)
+
+
+def clean_prefixes(
+    anchors: Anchors, decay: float, length: int, generators: Sequence[torch.Generator]
+) -> Tensor:
+    """How many tokens after its anchor every block keeps, (B, A): j with a chance ∝ decay^j, 0 < decay ≤ 1, over the j
+    that leave something valid to predict: 0..n−1 of a block with n valid positions (D²SD, arXiv 2606.04446, which trains
+    its variable-prefix drafter with decay 0.9).
+
+    Args:
+        length: L. The draw belongs to the anchor's place in its row, not to its number among the anchors, which depends
+            on the rows beside it.
+        generators: one a row.
+    """
+    u_BL = torch.stack(
+        [torch.rand(length, generator=g, dtype=torch.float64, device=g.device) for g in generators]
+    )
+    u_BA = u_BL.to(anchors.index_BA.device).gather(1, anchors.index_BA)
+    most_BA = (anchors.valid_BAK.sum(-1) - 1).clamp_min(0)
+    steps = torch.arange(anchors.block_size, device=u_BA.device, dtype=torch.float64)
+    running_K = (decay**steps).cumsum(0)
+    drawn_BA = torch.searchsorted(running_K, u_BA * running_K[most_BA], right=True)
+    return torch.minimum(drawn_BA, most_BA)
+
+
+def apply_noise(
+    tokens: Tensor,
+    valid: Tensor,
+    graph: Graph,
+    schedule: Schedule,
+    generator: torch.Generator,
+    how: str,
+    least: float,
+    u: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Noisy tokens (…, K), times (…,) and their importance (…,) of clean tokens (…, K), which may change where `valid`.
+
+    `u`: where in 0..1 each time lies, or each number of masks; None = drawn."""
+    count, shape, device = valid[..., 0].numel(), valid.shape[:-1], valid.device
+    if u is None:
+        u = draw_times(
+            count, "low_discrepancy" if how == "count" else how, generator, 0.0, dtype=torch.float64
+        )
+    u = u.to(device).view(shape)
+    if how != "count":
+        times = from_least(u, least).float()
+        noisy = graph.corrupt(tokens, schedule.total(times)[..., None], generator, may=valid)
+        return noisy, times, torch.ones_like(times)
+    if not isinstance(graph, Absorbing):
+        raise UserError("times='count' counts masks, and the uniform graph has none; use low_discrepancy")
+    # A position is masked once the masked share m passes its own uniform threshold. The l-th of them goes at the l-th
+    # smallest threshold: m is then Beta(l, L-l+1), and with l uniform every term of the bound has weight L/l.
+    total = valid.sum(-1)
+    masks = (u * total).long().clamp_max((total - 1).clamp_min(0))
+    own = torch.rand(valid.shape, generator=generator, dtype=torch.float64, device=generator.device)
+    own = own.to(device).masked_fill(~valid, 1.0)
+    threshold = own.sort(-1).values.gather(-1, masks[..., None])
+    noisy = torch.where(valid & (own <= threshold), graph.mask_id, tokens)
+    times = schedule.time(-torch.log1p(-threshold[..., 0])).clamp(0.0, 1.0)
+    weight = time_weight(schedule.total(times), schedule.rate(times))
+    importance = total / (masks + 1) / weight
+    return noisy, times.float(), torch.where(total > 0, importance, 1.0).float()
+
+
+def block_lengths(anchors: Anchors, weights: Sequence[float], generator: torch.Generator) -> Tensor:
+    """A length for every block, (B, A), 1..K: length k with a chance proportional to weights[k−1].
+
+    Raises:
+        UserError: not K weights, a negative one, or none above 0.
+    """
+    size = anchors.block_size
+    law = torch.tensor(list(weights), dtype=torch.float64, device=generator.device)
+    if len(law) != size:
+        raise UserError(
+            f"block lengths: {len(law)} weights for blocks of {size}; give one for each length 1..{size}"
+        )
+    if not bool((law >= 0).all()) or not 0 < float(law.sum()) < float("inf"):
+        raise UserError(f"block lengths: weights {list(weights)} must be at least 0, finite, and not all 0")
+    index_BA = anchors.index_BA
+    drawn = law.multinomial(index_BA.numel(), replacement=True, generator=generator)
+    return (drawn + 1).to(index_BA.device).view_as(index_BA)
+
+
+def corrupt_blocks(
+    batch: Batch,
+    anchors: Anchors,
+    graph: Graph,
+    schedule: Schedule,
+    length_weights: Sequence[float],
+    generator: torch.Generator,
+    how: str = "low_discrepancy",
+    least: float = 1e-3,
+) -> Corrupted:
+    """The K tokens after every anchor, hit by noise up to a drawn length (`block_lengths`) at a drawn time.
+
+    Positions that are not valid, beyond the length or by `anchors`, hold a draw from the graph's limit: the mask.
+
+    Args:
+        how: `uniform`, `antithetic`, `low_discrepancy`: a time within `least` and 1 (`draw_times`), and every token is
+            hit by itself. `count`, absorbing only: the number of masks is drawn, uniformly over 1..the block's
+            length, then which, and a time that fits (how LLaDA, arXiv 2502.09992, evaluates likelihoods; here for any
+            schedule, and for networks that see the time). The loss keeps its mean (but for the share ε of all noise that
+            lies beyond t = 1, which the any-order form counts too) and loses most of its variance: its weights are at most
+            the length, where those of small times have no limit.
+    """
+    lengths_BA = block_lengths(anchors, length_weights, generator)
+    steps = torch.arange(anchors.block_size, device=lengths_BA.device)
+    valid_BAK = anchors.valid_BAK & (steps < lengths_BA[..., None])
+    tokens_BAK = anchors.blocks_BAK(batch.tokens_BL)
+    noisy, times_BA, importance_BA = apply_noise(
+        tokens_BAK, valid_BAK, graph, schedule, generator, how, least
+    )
+    limit = graph.limit(tokens_BAK.shape, generator).to(tokens_BAK.device)
+    return Corrupted(torch.where(valid_BAK, noisy, limit), tokens_BAK, times_BA, valid_BAK, importance_BA)
+
+
+def random_prefixes(batch: Batch, generator: torch.Generator) -> Tensor:
+    """A prefix length for every document, (B, L) by document number: uniform over 0..its length − 1."""
+    real = batch.document_BL >= 0
+    lengths = torch.zeros_like(batch.document_BL).scatter_add(1, batch.document_BL.clamp_min(0), real.long())
+    u = torch.rand(lengths.shape, generator=generator, dtype=torch.float64, device=generator.device)
+    return (u.to(lengths.device) * lengths).long()
+
+
+def corrupt_suffix(
+    batch: Batch,
+    graph: Graph,
+    schedule: Schedule,
+    prefix_BN: Tensor,
+    generator: torch.Generator,
+    how: str = "low_discrepancy",
+    least: float = 1e-3,
+    u_B: Tensor | None = None,
+) -> Corrupted:
+    """Whole rows, as SEDD pretrains, but for a clean prefix of every document; one time a row, as its network takes it.
+
+    Args:
+        prefix_BN: clean tokens at the start of each document, by its number in the row; zeros corrupt everything,
+            `random_prefixes` draws them. Prefix and padding keep their tokens and are not valid.
+        u_B: where in 0..1 each row's time lies; None = drawn, for these rows together.
+    """
+    prefix_BL = torch.gather(prefix_BN, 1, batch.document_BL.clamp_min(0))
+    valid_BL = (batch.document_BL >= 0) & (batch.positions_BL >= prefix_BL)
+    noisy, times_B, importance_B = apply_noise(
+        batch.tokens_BL, valid_BL, graph, schedule, generator, how, least, u_B
+    )
+    return Corrupted(noisy, batch.tokens_BL, times_B, valid_BL, importance_B)

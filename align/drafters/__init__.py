@@ -1,1 +1,0 @@
-"""Networks and their checkpoints: plain torch, no Lightning."""

@@ -1,0 +1,1 @@
+"""The objective and what it is made of, per position and unreduced."""

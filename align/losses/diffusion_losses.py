@@ -1,0 +1,113 @@
+"""Losses of discrete diffusion: denoising score entropy and masked cross-entropy, per position, unreduced, in nats.
+
+Everything is elementwise over the leading dimensions: rows (R, V) with tokens and σ of shape (R,) serve as well as
+(B, L, V) with (B, L); σ and its rate broadcast, (B, 1). Rows that do not count (not `valid`; not masked, for the
+absorbing graph) are left out before anything of size V is computed. In fp32 whatever comes in (fp64 stays).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from align.diffusion.graphs import Absorbing, Graph, excess, on_rows
+from align.diffusion.parameterization import (
+    full_precision,
+    logsumexp_and_label,
+    predictor_log_score,
+    sedd_log_score,
+    subs_log_probs,
+    time_weight,
+)
+
+__all__ = [
+    "Bound",
+    "bound",
+    "lambda_weight",
+    "masked_cross_entropy",
+    "masked_nll",
+    "predictor_log_score",
+    "score_entropy",
+    "sedd_log_score",
+    "subs_log_probs",
+    "time_weight",
+]
+
+
+class Bound(NamedTuple):
+    """Nats of each sequence, (…,), and nats per token over all of them, a scalar."""
+
+    sequence: Tensor
+    token: Tensor
+
+
+def lambda_weight(masked: Tensor) -> Tensor:
+    """1/λ, the weight when λ, the chance of being masked, is uniform itself: RADD's λ-form (arXiv 2406.03736).
+
+    The expected sum is then the negative log-likelihood averaged over all orders of the positions.
+    """
+    return full_precision(masked).reciprocal()
+
+
+def score_entropy(
+    f_V: Tensor,
+    tokens_t: Tensor,
+    tokens_0: Tensor,
+    sigma: Tensor,
+    rate: Tensor,
+    graph: Graph,
+    valid: Tensor,
+    scale_by_sigma: bool = True,
+) -> Tensor:
+    """dσ·DSE per position, (…,), zero where not `valid`: SEDD's loss (arXiv 2310.16834; SpecDiff, eq. 1).
+
+    With the absorbing graph the log-score is f − log(e^σ−1) − log(V−1) if `scale_by_sigma`, else f; with the uniform
+    graph always f.
+    """
+    if not (isinstance(graph, Absorbing) and scale_by_sigma):
+        return full_precision(rate) * on_rows(graph.score_entropy, valid, f_V, sigma, tokens_t, tokens_0)
+    mask_id, masked = graph.mask_id, valid & (tokens_t == graph.mask_id)
+
+    def scaled(f_RV: Tensor, x_0_R: Tensor, weight_R: Tensor) -> Tensor:
+        return weight_R * excess(f_RV, x_0_R, mask_id, -math.log(f_RV.shape[-1] - 1))
+
+    return on_rows(scaled, masked, f_V, tokens_0, time_weight(sigma, rate))
+
+
+def masked_cross_entropy(
+    logits_V: Tensor, tokens_t: Tensor, tokens_0: Tensor, mask_id: int, valid: Tensor
+) -> Tensor:
+    """−log p(x_0 | x_t) per position, (…,), under SUBS: zero where not masked or not `valid`."""
+
+    def cross_entropy(logits_RV: Tensor, x_0_R: Tensor) -> Tensor:
+        log_sum, label = logsumexp_and_label(logits_RV, x_0_R, mask_id)
+        return log_sum - label
+
+    return on_rows(cross_entropy, valid & (tokens_t == mask_id), logits_V, tokens_0)
+
+
+def masked_nll(
+    logits_V: Tensor,
+    tokens_t: Tensor,
+    tokens_0: Tensor,
+    sigma: Tensor,
+    rate: Tensor,
+    mask_id: int,
+    valid: Tensor,
+) -> Tensor:
+    """MDLM's NELBO term −log p(x_0 | x_t)·dσ/(e^σ − 1) per position, (…,); zero where not masked or not `valid`."""
+    cross_entropy = masked_cross_entropy(logits_V, tokens_t, tokens_0, mask_id, valid)
+    masked = valid & (tokens_t == mask_id)
+    return torch.where(masked, time_weight(sigma, rate), 0.0) * cross_entropy  # σ may be 0 elsewhere
+
+
+def bound(loss_L: Tensor, valid_L: Tensor) -> Bound:
+    """Sum weighted losses to an upper bound of −log p(x_0), summed over the last dimension.
+
+    Per token means per `valid` one, masked or not: dividing by the masked ones alone would not be a likelihood.
+    """
+    sequence = torch.where(valid_L, loss_L, 0.0).sum(-1)
+    return Bound(sequence, sequence.sum() / valid_L.sum().clamp_min(1))

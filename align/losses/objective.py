@@ -1,0 +1,195 @@
+"""Calibration losses: what is made of the statistics of `align.row_statistics`, per drafted position, unreduced.
+
+A loss is a weighted sum of terms; every term but `streak`, which has its own, is multiplied by a weight of its
+position in the block, a constant. Shapes: B rows of text, A anchors, K drafted positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from align.common.errors import UserError, nearest
+from align.diffusion.parameterization import LOG_ZERO
+from align.losses.divergences import (
+    DIVERGENCES,
+    DraftRows,
+    RowStatistics,
+    TargetPlaces,
+    row_statistics,
+    target_places,
+)
+
+__all__ = [
+    "DIVERGENCES",
+    "LOG_ZERO",
+    "LOSSES",
+    "WEIGHTINGS",
+    "DraftRows",
+    "Objective",
+    "RowStatistics",
+    "TargetPlaces",
+    "after_prefix",
+    "confidence",
+    "cross_entropy",
+    "d_pace_weights",
+    "exponential_weights",
+    "row_statistics",
+    "streak",
+    "target_places",
+    "uniform_weights",
+]
+
+
+# ---- weights over the K positions of a block: constants, no gradient ----
+
+
+def uniform_weights(log_q_label: Tensor) -> Tensor:
+    """w_k = 1."""
+    return torch.ones_like(log_q_label, requires_grad=False)
+
+
+def exponential_weights(log_q_label: Tensor, decay: float) -> Tensor:
+    """w_k = exp(−(k−1)/decay), DFlash's decayed cross-entropy (arXiv 2602.06036)."""
+    steps = torch.arange(log_q_label.shape[-1], device=log_q_label.device, dtype=torch.float32)
+    return torch.exp(-steps / decay).expand_as(log_q_label)
+
+
+def d_pace_weights(log_q_label: Tensor, alpha: float, valid: Tensor | None = None) -> Tensor:
+    """w_k = Σ_{m≥k} Π_{j≤m} ((1−α)·q_j + α), D-PACE (arXiv 2605.18810); α = 0 are the streak loss's own weights.
+
+    The first position that is not `valid` ends the sum.
+    """
+    smooth = (1 - alpha) * log_q_label.detach().exp() + alpha
+    if valid is not None:
+        smooth = smooth * valid
+    return smooth.cumprod(-1).flip(-1).cumsum(-1).flip(-1)
+
+
+def after_prefix(statistics: RowStatistics, valid: Tensor, clean: Tensor) -> tuple[RowStatistics, Tensor]:
+    """Statistics and `valid` (…, K) as the losses of a block are taken whose first `clean` (…) tokens it shows: moved to
+    the left, so that position 1 of every weight and product is the first masked one, and not valid at the end."""
+    steps = torch.arange(valid.shape[-1], device=valid.device) + clean[..., None]
+    inside, steps = steps < valid.shape[-1], steps.clamp_max(valid.shape[-1] - 1)
+    moved = {f.name: getattr(statistics, f.name) for f in fields(RowStatistics)}
+    moved = {name: value if value is None else value.gather(-1, steps) for name, value in moved.items()}
+    return RowStatistics(**moved), valid.gather(-1, steps) & inside
+
+
+# ---- terms, (…, K), zero where not valid ----
+
+
+def cross_entropy(log_q_label: Tensor, valid: Tensor) -> Tensor:
+    """−log q_k(x_k). A label that the drafter cannot propose counts 0: it would add a constant without a gradient."""
+    return torch.where(valid & (log_q_label > LOG_ZERO), -log_q_label, 0.0)
+
+
+def streak(log_q_label: Tensor, valid: Tensor) -> Tensor:
+    """−Π_{j≤m} q_j(x_j) at every position m: SpecDiff-2's streak objective (arXiv 2511.00606, eq. 6), as a loss.
+
+    Its gradient is that of −Σ_k w_k·log q_k with `d_pace_weights(α=0)`. The first position that is not `valid` ends it.
+    """
+    masked = torch.where(valid, log_q_label, LOG_ZERO)
+    return -masked.cumsum(-1).exp() * valid
+
+
+def confidence(logit: Tensor, acceptance: Tensor, valid: Tensor) -> Tensor:
+    """Binary cross-entropy of σ(logit) to the acceptance β_k = 1 − TV, a constant (DSpark's confidence loss)."""
+    loss = F.binary_cross_entropy_with_logits(logit, acceptance.clamp(0, 1), reduction="none")
+    return torch.where(valid, loss, 0.0)
+
+
+LOSSES = ("cross_entropy", *DIVERGENCES, "streak", "confidence")
+
+
+class Objective:
+    """A weighted sum of losses over drafted positions.
+
+    Args:
+        terms: weight by name, names of `LOSSES`.
+        weighting: a name of `WEIGHTINGS`; `alpha` (0 to 1) belongs to d_pace, `decay` (positions) to exponential.
+
+    Raises:
+        UserError: an unknown name, no term, a weight or decay that is not positive, an alpha out of range.
+    """
+
+    def __init__(
+        self, terms: Mapping[str, float], weighting: str = "d_pace", decay: float = 4.0, alpha: float = 0.5
+    ) -> None:
+        for name, weight in terms.items():
+            if name not in LOSSES:
+                raise UserError(f"objective.terms: unknown loss {name!r}{nearest(name, LOSSES)}")
+            if not 0 < weight < math.inf:
+                raise UserError(f"objective.terms.{name}={weight}: a weight must be positive and finite")
+        if not terms:
+            raise UserError(f"objective.terms is empty{nearest('', LOSSES)}")
+        if weighting not in WEIGHTINGS:
+            raise UserError(f"objective.weighting={weighting!r} is unknown{nearest(weighting, WEIGHTINGS)}")
+        if not decay > 0:
+            raise UserError(f"objective.decay={decay} must be positive")
+        if not 0 <= alpha <= 1:
+            raise UserError(f"objective.d_pace_alpha={alpha} must be within 0..1")
+        self.terms: dict[str, float] = dict(terms)
+        self.weighting, self.decay, self.alpha = weighting, float(decay), float(alpha)
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """The divergences that `row_statistics` has to compute."""
+        return frozenset(self.terms) & frozenset(DIVERGENCES)
+
+    def weights(self, statistics: RowStatistics, valid: Tensor) -> Tensor:
+        """Position weights, (…, K), zero where not valid, no gradient."""
+        return WEIGHTINGS[self.weighting](self, statistics.log_q_label.detach(), valid)
+
+    def term(self, name: str, statistics: RowStatistics, valid: Tensor) -> Tensor:
+        """One term at every position, (…, K), not weighted; zero where not valid.
+
+        Raises:
+            ValueError: the statistics were made without it.
+        """
+        if name == "streak":
+            return streak(statistics.log_q_label, valid)
+        if name == "cross_entropy":
+            return cross_entropy(statistics.log_q_label, valid)
+        if name == "confidence" and statistics.confidence is not None:
+            return confidence(statistics.confidence, statistics.acceptance, valid)
+        value: Tensor | None = getattr(statistics, name)
+        if value is None:
+            raise ValueError(f"row_statistics was not asked for {name!r}: give it wanted=objective.wanted")
+        return torch.where(valid, value, 0.0)
+
+    def per_position(self, statistics: RowStatistics, valid: Tensor) -> Tensor:
+        """The weighted sum of all terms at every position, (…, K), unreduced; zero where not valid."""
+        weights = self.weights(statistics, valid)
+        total = torch.zeros_like(statistics.log_q_label)
+        for name, weight in self.terms.items():
+            value = self.term(name, statistics, valid)
+            total = total + weight * (value if name == "streak" else weights * value)
+        return total
+
+    def __call__(self, statistics: RowStatistics, valid: Tensor) -> Tensor:
+        """Summed over positions, averaged over the anchors that have a valid first position: a scalar."""
+        return self.per_position(statistics, valid).sum() / valid[..., 0].sum().clamp_min(1)
+
+    @torch.no_grad()
+    def metrics(self, statistics: RowStatistics, valid: Tensor) -> dict[str, float]:
+        """Every term's own mean over valid positions, without weights (`streak`: its sum over positions, per anchor)."""
+        positions, anchors = valid.sum().clamp_min(1), valid[..., 0].sum().clamp_min(1)
+        return {
+            name: float(
+                self.term(name, statistics, valid).sum() / (anchors if name == "streak" else positions)
+            )
+            for name in self.terms
+        }
+
+
+WEIGHTINGS: dict[str, Callable[[Objective, Tensor, Tensor], Tensor]] = {
+    "d_pace": lambda objective, log_q, valid: d_pace_weights(log_q, objective.alpha, valid),
+    "exponential": lambda objective, log_q, valid: exponential_weights(log_q, objective.decay) * valid,
+    "uniform": lambda objective, log_q, valid: uniform_weights(log_q) * valid,
+}

@@ -1,0 +1,1 @@
+"""The drafters' networks and their checkpoints, in plain torch."""

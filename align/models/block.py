@@ -1,0 +1,315 @@
+"""The block drafter: one network that drafts K tokens in one pass over [last token, MASK × (K−1)].
+
+It is conditioned on the target, in one of two ways:
+
+- `shared_kv`: layer i is initialised from a target layer and attends to that layer's own keys and values for the
+  context; the target's last hidden state before the block is added, projected, to every position's input.
+- `taps` (DFlash, arXiv 2602.06036): hidden states after chosen target layers are fused, `H_ctx = RMSNorm(fc[h_1; …;
+  h_F])`, and every layer makes context keys and values from them. Parameter names are the published ones.
+
+The block attends to itself both ways. Embedding and head are the target's, frozen and not stored. Row k predicts the
+token k+1 places after the last token (`sample_from_anchor`).
+
+A variable-prefix drafter (D²SD, arXiv 2606.04446) is the same network trained over [last token, x_1..x_j, MASK …] as
+well: given the first j drafts it predicts those after them, from row j on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from align.common.batch import Anchors, Batch
+from align.models.block_config import BlockConfig
+from align.models.block_layers import BlockLayer, ConfidenceHead, MarkovHead, RMSNorm
+from align.target.attention import block_mask
+from align.target.cache import KVCache
+from align.target.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
+from align.target.model import Target
+
+
+@dataclass
+class TargetFeatures:
+    """What the drafter sees of the target over packed rows, all without gradient.
+
+    hidden_BLD: last hidden state; keys, values: per shared layer (B, Hkv, L, d), rotary positions applied; taps_BLFD.
+    """
+
+    hidden_BLD: Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+    taps_BLFD: Tensor | None
+
+
+@torch.no_grad()
+def target_features(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
+    """One frozen forward of the target over packed rows; without a config the last hidden state alone."""
+    shared = config is not None and config.context == "shared_kv"
+    rows, length = batch.tokens_BL.shape
+    cache = target.new_cache(rows, length) if shared else None
+    output = target.forward(
+        batch.tokens_BL,
+        cache=cache,
+        positions_BL=batch.positions_BL,
+        mask=batch.attention_mask(),
+        taps=() if shared or config is None else config.target_layer_ids,
+        logits=False,
+    )
+    shared_ids = config.target_layer_ids if config is not None and shared else []
+    keys = [cache.k(i) for i in shared_ids] if cache is not None else []
+    values = [cache.v(i) for i in shared_ids] if cache is not None else []
+    return TargetFeatures(output.hidden_BLD, keys, values, output.taps_BLFD)
+
+
+@dataclass
+class _Light:
+    """What `BlockDrafter.lighten` keeps: the head's rows (Vd, D); the Markov basis times its last product (Vd, r)."""
+
+    head_VdD: Tensor
+    basis_Vr: Tensor | None
+
+
+class BlockDrafter(nn.Module):
+    """The network q. Its parameters are the trainable ones alone; the target is referred to, not owned."""
+
+    draft_vocab: Tensor | None
+
+    def __init__(self, config: BlockConfig, target: Target, draft_vocab: Tensor | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self._target = [target]  # in a list, so that it is no submodule
+        self.blocks = [BlockLayer(config) for _ in config.init_layer_ids]
+        self.layers = nn.ModuleList(self.blocks)  # under their published names
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        taps = config.context == "taps"
+        self.fc = nn.Linear(
+            config.hidden_size * (len(config.target_layer_ids) if taps else 1), config.hidden_size, bias=False
+        )
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.register_buffer("draft_vocab", draft_vocab, persistent=draft_vocab is not None)
+        self.markov = (
+            MarkovHead(config.hidden_size, config.markov_rank, self.draft_size)
+            if config.markov_rank
+            else None
+        )
+        self.confidence = ConfidenceHead(config.hidden_size) if config.confidence_head else None
+        self._head: Tensor | None = None
+        self._light: _Light | None = None
+
+    @property
+    def target(self) -> Target:
+        return self._target[0]
+
+    @property
+    def draft_size(self) -> int:
+        """Vd: how many tokens the drafter can propose."""
+        return self.config.draft_vocab_size or self.config.vocab_size
+
+    @property
+    def head_weight_VdD(self) -> Tensor:
+        """The frozen head's rows for the draft vocabulary, (Vd, D)."""
+        if self._head is None:
+            weight = self.target.head_weight_VD.detach()
+            self._head = weight if self.draft_vocab is None else weight[self.draft_vocab].contiguous()
+        return self._head
+
+    def _tables(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The target's own rotary tables for (rows, L) positions."""
+        cos, sin = self.target.body.rotary_emb(x, positions)
+        return cos, sin
+
+    def _inputs(self, tokens: Tensor, hidden_before: Tensor) -> Tensor:
+        """Blocks' tokens (…, K) and the target's state before each block (…, D) as input rows, (…, K, D)."""
+        x = self.target.embed(tokens).detach()
+        if self.config.context == "shared_kv":
+            x = x + self.fc(self.hidden_norm(hidden_before))[..., None, :]
+        return x
+
+    def masked(self, tokens: Tensor, clean: Tensor | int = 0) -> Tensor:
+        """Blocks (…, K), the anchor first, with MASK in place of all but the anchor and the `clean` (…) tokens after it."""
+        steps = torch.arange(tokens.shape[-1], device=tokens.device)
+        kept = steps <= (clean[..., None] if isinstance(clean, Tensor) else clean)
+        return torch.where(kept, tokens, self.config.mask_token_id)
+
+    def forward(
+        self, batch: Batch, features: TargetFeatures, anchors: Anchors, clean_BA: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states of all blocks, (B, A, K, D), ready for the head.
+
+        `clean_BA`: how many tokens after its anchor each block shows; None = none of them.
+        """
+        index, size = anchors.index_BA, self.config.block_size
+        rows = torch.arange(index.shape[0], device=index.device)[:, None]
+        before = features.hidden_BLD[rows, (index - 1).clamp_min(0)]
+        tokens = batch.tokens_BL[rows[..., None], anchors.places_BAK(batch.tokens_BL.shape[1])]
+        x = self._inputs(self.masked(tokens, 0 if clean_BA is None else clean_BA), before)
+        positions = batch.positions_BL[rows, index][..., None] + torch.arange(size, device=index.device)
+        cos, sin = (t.unflatten(0, index.shape) for t in self._tables(x, positions.flatten(0, 1)))
+        places = torch.arange(batch.tokens_BL.shape[1], device=index.device)
+        see = (places < index[..., None]) & (
+            batch.document_BL[:, None, :] == batch.document_BL[rows, index][..., None]
+        )
+        contexts = self._training_context(batch, features)
+        for layer, context in zip(self.blocks, contexts, strict=True):
+            x = layer(x, cos, sin, context, see)
+        return self.norm(x)
+
+    def _training_context(self, batch: Batch, features: TargetFeatures) -> list[tuple[Tensor, Tensor]]:
+        if self.config.context == "shared_kv":
+            return list(zip(features.keys, features.values, strict=True))
+        assert features.taps_BLFD is not None
+        return self.context_keys_values(features.taps_BLFD, batch.positions_BL)
+
+    def context_keys_values(self, taps_BLFD: Tensor, positions_BL: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """`taps` context: each layer's keys and values of the fused features, (B, Hkv, L, d)."""
+        fused = self.hidden_norm(self.fc(taps_BLFD.flatten(2)))
+        cos, sin = self._tables(fused, positions_BL)
+        return [layer.self_attn.keys_values(fused, cos, sin) for layer in self.blocks]
+
+    def markov_factors(
+        self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Teacher-forced low-rank bias of every row: (z (B, A, K, r), basis (r, Vd)), or None without a Markov head."""
+        if self.markov is None:
+            return None
+        return self.markov(hidden_BAKD, self._previous(batch, anchors)), self.markov.basis
+
+    def confidence_logits(self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor) -> Tensor | None:
+        """Teacher-forced confidence of every row, (B, A, K), or None without that head. Its gradient stays there."""
+        if self.confidence is None:
+            return None
+        return self.confidence(hidden_BAKD.detach(), self._previous(batch, anchors)).float()
+
+    def _previous(self, batch: Batch, anchors: Anchors) -> Tensor:
+        """Embeddings of the tokens before those that the rows predict, (B, A, K, D)."""
+        rows = torch.arange(anchors.index_BA.shape[0], device=batch.tokens_BL.device)[:, None, None]
+        previous = batch.tokens_BL[rows, anchors.places_BAK(batch.tokens_BL.shape[1])]
+        return self.target.embed(previous).detach()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Draft logits before any Markov bias, fp32, (…, D) → (…, Vd). Without gradients."""
+        weight = self.head_weight_VdD.to(hidden.dtype) if self._light is None else self._light.head_VdD
+        return few_rows(hidden.contiguous(), weight).float()
+
+    @torch.no_grad()
+    def lighten(self) -> None:
+        """Make ready for drafting on a CPU, for good: weights in forms that few rows read fastest, rounded to bf16
+        where that is half the price. Drafts may change by that rounding; the law of what is decoded does not."""
+        target = self.target
+        dtype = self.norm.weight.dtype
+        if not speed_up_linears(self, dtype, target.device, light=True):
+            return
+        kept = torch.bfloat16 if fast_linear(dtype, target.device) is RowsLinear else dtype
+        basis = None
+        if self.markov is not None:  # one product less a token: basis ∘ out
+            basis = (self.markov.basis.t() @ self.markov.out.weight.to(dtype)).to(kept).contiguous()
+        self._light = _Light(self.head_weight_VdD.to(kept), basis)
+
+
+class BlockSession:
+    """One request's drafting state: the context that the drafter sees, kept in step with the target's cache.
+
+    Call `observe` after every target forward whose first `kept` tokens are committed and in the cache; then `hidden`
+    drafts after the cache's `length` positions. Batch of one.
+    """
+
+    def __init__(self, drafter: BlockDrafter, cache: KVCache, capacity: int) -> None:
+        self.drafter, self.cache = drafter, cache
+        self.before: Tensor | None = None
+        config = drafter.config
+        # by rows of the vocabulary: the layout that a product of one row reads fastest
+        self.basis_Vr: Tensor | None = None
+        if drafter.markov is not None:
+            light = drafter._light
+            self.basis_Vr = (
+                drafter.markov.basis.detach().t().contiguous() if light is None else light.basis_Vr
+            )
+        self.own: KVCache | None = None
+        if config.context == "taps":
+            shape = (1, config.num_key_value_heads, capacity, config.head_dim)
+            self.own = KVCache(
+                len(drafter.layers), shape, drafter.norm.weight.dtype, drafter.norm.weight.device
+            )
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers whose outputs `observe` needs."""
+        return tuple(self.drafter.config.target_layer_ids) if self.own is not None else ()
+
+    @torch.no_grad()
+    def observe(self, hidden_BLD: Tensor, taps_BLFD: Tensor | None, kept: int) -> None:
+        """Take in the first `kept` ≥ 1 positions of a target forward that are now committed."""
+        dtype = self.drafter.norm.weight.dtype
+        self.before = hidden_BLD[:, kept - 1].to(dtype)
+        if self.own is not None:
+            assert taps_BLFD is not None
+            start = self.own.length
+            positions = torch.arange(start, start + kept, device=hidden_BLD.device)[None]
+            pairs = self.drafter.context_keys_values(taps_BLFD[:, :kept].to(dtype), positions)
+            for layer, (k, v) in zip(self.own.slabs, pairs, strict=True):
+                layer.update(k, v)
+            self.own.advance(kept)
+
+    @torch.no_grad()
+    def hidden(self, last_token: int) -> Tensor:
+        """Hidden states of the block that starts at `last_token`, which follows the cached context: (K, D)."""
+        assert self.before is not None
+        tokens = torch.full((1, self.drafter.config.block_size), last_token, device=self.before.device)
+        return self.hidden_abreast(self.drafter.masked(tokens))[0]
+
+    @torch.no_grad()
+    def hidden_abreast(self, tokens_NK: Tensor) -> Tensor:
+        """Hidden states of N blocks that all follow the cached context, in one pass: (N, K, D).
+
+        They do not see one another; the keys of the context are there once, for all of them. `tokens_NK`: what
+        `BlockDrafter.masked` leaves of them.
+        """
+        drafter, config = self.drafter, self.drafter.config
+        assert self.before is not None
+        count, size = tokens_NK.shape
+        x = drafter._inputs(tokens_NK, self.before).flatten(0, 1)[None]
+        start = self.cache.length if self.own is None else self.own.length
+        positions = torch.arange(start, start + size, device=x.device).repeat(count)[None]
+        cos, sin = drafter._tables(x, positions)
+        mask = None
+        if count > 1:
+            block = torch.arange(count, device=x.device).repeat_interleave(size)
+            groups = config.num_attention_heads // config.num_key_value_heads
+            dtype = drafter.norm.weight.dtype
+            mask = block_mask(block[:, None] == block, count * size, start, groups, dtype, x.device)
+        for i, layer in enumerate(drafter.blocks):
+            if self.own is None:
+                ctx_k, ctx_v = (
+                    self.cache.k(config.target_layer_ids[i]),
+                    self.cache.v(config.target_layer_ids[i]),
+                )
+            else:
+                ctx_k, ctx_v = self.own.k(i), self.own.v(i)
+            x = layer.draft(x, cos, sin, ctx_k, ctx_v, mask)
+        return drafter.norm(x)[0].view(count, size, -1)
+
+    @torch.no_grad()
+    def bias_inputs(self, hidden_KD: Tensor) -> Tensor | None:
+        """What `bias` needs of all rows, computed at once: (K, r), or None without a Markov head."""
+        markov = self.drafter.markov
+        return None if markov is None else markov.hidden(hidden_KD)
+
+    @torch.no_grad()
+    def bias(self, input_r: Tensor, previous: Tensor) -> Tensor:
+        """The Markov bias on one row's logits after each of the tokens `previous` (…): (…, Vd). `input_r`: the row's
+        line of `bias_inputs`, or one line for each token (…, r)."""
+        markov = self.drafter.markov
+        assert markov is not None and self.basis_Vr is not None
+        z = markov.mixed(input_r, self.drafter.target.embed(previous).to(input_r.dtype))
+        # a lightened basis holds the last product already
+        return few_rows(z if self.drafter._light is not None else markov.out(z), self.basis_Vr).float()
+
+    @torch.no_grad()
+    def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:
+        """How probably the draft of one row (D,) is accepted after the token `previous` (1,), 0..1, if those before it are."""
+        head = self.drafter.confidence
+        assert head is not None
+        embedded = self.drafter.target.embed(previous).to(hidden_D.dtype)
+        return float(head(hidden_D[None], embedded).sigmoid())

@@ -1,0 +1,114 @@
+"""What a block drafter's config.json says: read, checked and written under its published names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any
+
+from transformers.activations import ACT2FN
+
+from align.common.errors import UserError, nearest
+
+CONTEXTS = ("shared_kv", "taps")
+
+
+@dataclass
+class BlockConfig:
+    """The architecture, as stored in config.json. Sizes are the target's unless said otherwise."""
+
+    context: str
+    block_size: int  # K, drafted tokens
+    target_layer_ids: list[
+        int
+    ]  # shared_kv: whose keys and values; taps: whose outputs (id i = hidden_states[i + 1])
+    init_layer_ids: list[int]  # the target layers that this drafter's layers started from
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    hidden_act: str
+    vocab_size: int
+    mask_token_id: int
+    num_target_layers: int
+    rope_theta: float
+    target: str
+    target_sha256: str
+    qk_norm: bool = False
+    attention_bias: bool = False
+    draft_vocab_size: int = 0  # 0 = the target's whole vocabulary
+    markov_rank: int = 0  # 0 = positions are independent given the context
+    confidence_head: bool = False  # foretells each position's acceptance
+    sample_from_anchor: bool = True
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.context not in CONTEXTS:
+            raise UserError(
+                f"drafter config: context={self.context!r} is unknown{nearest(self.context, CONTEXTS)}"
+            )
+        if not 1 <= self.block_size <= _MOST_BLOCK:
+            raise UserError(f"drafter config: block_size={self.block_size} must be 1 to {_MOST_BLOCK}")
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise UserError(
+                f"drafter config: mask_token_id={self.mask_token_id} is not within 0..{self.vocab_size - 1}"
+            )
+        if self.hidden_act not in ACT2FN:
+            raise UserError(
+                f"drafter config: hidden_act={self.hidden_act!r} is unknown{nearest(self.hidden_act, ACT2FN)}"
+            )
+        bad = [i for i in self.target_layer_ids if not 0 <= i < self.num_target_layers]
+        if bad:
+            raise UserError(
+                f"drafter config: target layer {bad[0]} is not within 0..{self.num_target_layers - 1}"
+            )
+        if self.context == "shared_kv" and len(self.target_layer_ids) != len(self.init_layer_ids):
+            raise UserError("drafter config: shared_kv needs one target layer for each drafter layer")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> BlockConfig:
+        """Raises UserError for a missing key; keys that belong to other readers of the file are left alone."""
+        names = {f.name for f in fields(cls)}
+        for f in fields(cls):
+            if f.name in values:
+                _check_type(f.name, str(f.type), values[f.name], where)
+        required = [f.name for f in fields(cls) if f.name not in values and f.name not in _DEFAULTED]
+        if required:
+            raise UserError(f"{where}: missing key {required[0]!r}, so this is not a block drafter")
+        try:
+            return cls(**{k: v for k, v in values.items() if k in names})
+        except TypeError as error:
+            raise UserError(f"{where}: {error}") from None
+
+
+_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "str": ("text", lambda v: isinstance(v, str)),
+    "bool": ("true or false", lambda v: isinstance(v, bool)),
+    "int": ("a whole number", lambda v: isinstance(v, int) and not isinstance(v, bool)),
+    "float": ("a finite number", lambda v: isinstance(v, int | float) and math.isfinite(v)),
+    "list[int]": (
+        "a list of whole numbers",
+        lambda v: isinstance(v, list) and all(type(i) is int for i in v),
+    ),
+    "dict[str, Any]": ("an object", lambda v: isinstance(v, dict)),
+}
+_LEAST = {"mask_token_id": 0, "draft_vocab_size": 0, "markov_rank": 0, "rope_theta": 1e-6, "rms_norm_eps": 0}
+"""The smallest value that makes sense; 1 for every other number."""
+_MOST_BLOCK = 512
+
+
+def _check_type(name: str, kind: str, value: Any, where: str) -> None:
+    what, fits = _TYPES[kind]
+    if not fits(value):
+        raise UserError(f"{where}: {name} must be {what}, not {value!r:.60}")
+    if kind in ("int", "float") and value < _LEAST.get(name, 1):
+        raise UserError(f"{where}: {name}={value} must be at least {_LEAST.get(name, 1):g}")
+
+
+_DEFAULTED = {f.name for f in fields(BlockConfig) if f.default is not MISSING or f.name == "extra"}

@@ -1,0 +1,164 @@
+"""The parts of a block drafter: layers that attend to the context and to their own block, and the small heads on top."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+
+from align.models.block_config import BlockConfig
+from align.target.attention import grouped_attention, rotate
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · weight over the last dimension, the mean square taken in fp32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class BlockAttention(nn.Module):
+    """Attention of block rows over a context and their own block."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        c, bias = config, config.attention_bias
+        self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        self.scale = c.head_dim**-0.5
+        self.q_proj = nn.Linear(c.hidden_size, self.heads * c.head_dim, bias=bias)
+        self.k_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=bias)
+        self.v_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=bias)
+        self.o_proj = nn.Linear(self.heads * c.head_dim, c.hidden_size, bias=False)
+        if c.qk_norm:
+            self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
+            self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
+        self.qk_norm = c.qk_norm
+
+    def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(…, L, D) → (…, H, L, d), rotated; the tables are (…, L, d)."""
+        q = self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)).transpose(-3, -2)
+        return rotate(self.q_norm(q) if self.qk_norm else q, cos[..., None, :, :], sin[..., None, :, :])
+
+    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """(…, L, D) → keys, rotated, and values, both (…, Hkv, L, d)."""
+        k = self.k_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(-3, -2)
+        v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(-3, -2)
+        return rotate(self.k_norm(k) if self.qk_norm else k, cos[..., None, :, :], sin[..., None, :, :]), v
+
+    def forward(
+        self, x_BAKD: Tensor, cos: Tensor, sin: Tensor, context: tuple[Tensor, Tensor], see_BAL: Tensor
+    ) -> Tensor:
+        """Training: A blocks a row, each over the context places it may see (B, A, L) and over itself."""
+        q = self.queries(x_BAKD, cos, sin)  # (B, A, H, K, d)
+        k, v = self.keys_values(x_BAKD, cos, sin)  # (B, A, Hkv, K, d)
+        batch, anchors, _, size, width = q.shape
+        groups = self.heads // self.kv_heads
+        q = q.reshape(batch, anchors, self.kv_heads, groups * size, width) * self.scale
+        ctx_k, ctx_v = context  # (B, Hkv, L, d)
+        wide = q.transpose(1, 2).reshape(batch, self.kv_heads, -1, width)  # (B, Hkv, A·G·K, d)
+        scores = (wide @ ctx_k.transpose(-1, -2)).view(batch, self.kv_heads, anchors, groups * size, -1)
+        scores = scores.masked_fill(~see_BAL[:, None, :, None, :], -torch.inf)
+        own = (q @ k.transpose(-1, -2)).transpose(1, 2)  # (B, Hkv, A, G·K, K)
+        weights = torch.cat((scores, own), dim=-1).float().softmax(-1).to(q.dtype)
+        length = ctx_k.shape[2]
+        out = (weights[..., :length].flatten(2, 3) @ ctx_v).view(
+            batch, self.kv_heads, anchors, groups * size, width
+        )
+        out = out + weights[..., length:] @ v.transpose(1, 2)
+        out = out.view(batch, self.kv_heads, anchors, groups, size, width).permute(0, 2, 4, 1, 3, 5)
+        return self.o_proj(out.reshape(batch, anchors, size, -1))
+
+    def draft(
+        self, x_BKD: Tensor, cos: Tensor, sin: Tensor, ctx_k: Tensor, ctx_v: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Decoding: one block a row over the whole context given, (B, Hkv, n, d), and over itself; several blocks in a
+        row, one after the other, with a `mask` that keeps them apart."""
+        q = self.queries(x_BKD, cos, sin)
+        k, v = self.keys_values(x_BKD, cos, sin)
+        out = grouped_attention(
+            q, torch.cat((ctx_k, k), dim=2), torch.cat((ctx_v, v), dim=2), mask, self.scale
+        )
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class BlockMLP(nn.Module):
+    """Gated feed-forward, the target's own shape."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.act = ACT2FN[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+class BlockLayer(nn.Module):
+    """Pre-norm attention and feed-forward."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.self_attn = BlockAttention(config)
+        self.mlp = BlockMLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, context: tuple[Tensor, Tensor], see: Tensor
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, context, see)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+    def draft(
+        self, x: Tensor, cos: Tensor, sin: Tensor, ctx_k: Tensor, ctx_v: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        x = x + self.self_attn.draft(self.input_layernorm(x), cos, sin, ctx_k, ctx_v, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class MarkovHead(nn.Module):
+    """A low-rank bias on the logits from the token drafted just before (after DSpark's Markov head).
+
+    z = W_z·silu(W_h·h_k + W_e·e(x_{k−1})), bias = z·B with B (r, Vd). Starts at zero; B starts at the head's leading
+    directions, so that z acts as a correction of the hidden state.
+    """
+
+    def __init__(self, width: int, rank: int, vocabulary: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(width, rank, bias=False)
+        self.previous = nn.Linear(width, rank, bias=False)
+        self.out = nn.Linear(rank, rank, bias=False)
+        self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
+
+    def forward(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """Hidden state and embedding of the token before, both (…, D) → z (…, r)."""
+        return self.out(self.mixed(self.hidden(hidden), previous))
+
+    def mixed(self, from_hidden: Tensor, previous: Tensor) -> Tensor:
+        """silu(W_h·h + W_e·e), given W_h·h: (…, r) and (…, D) → (…, r)."""
+        return F.silu(from_hidden + self.previous(previous))
+
+
+class ConfidenceHead(nn.Module):
+    """σ(w·[h_k; e(x_{k−1})] + b), trained to the acceptance β_k = Σ min(p_k, q_k) = 1 − TV (DSpark's confidence head).
+
+    It reads q's hidden states and changes nothing about q. Starts at 1/2.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(2 * width, 1)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """Hidden state and embedding of the token before, both (…, D) → the logit (…)."""
+        return self.out(torch.cat((hidden, previous), dim=-1))[..., 0]

@@ -1,0 +1,183 @@
+"""A small causal language model as a drafter, where a target has no smaller sibling: some of the target's own layers, its
+norm, and its embedding and head as they are (layer skipping, as in LayerSkip, arXiv 2404.16710, but as a model apart).
+
+What is saved is an ordinary causal-LM folder, the embedding and the tokenizer in it: `align.target.loading.load_target` and
+transformers open it, `decode.drafters.autoregressive` drafts with it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from align.common.batch import Batch
+from align.common.errors import UserError, nearest
+from align.common.files import write_atomically
+from align.models.block_checkpoint import first_layers
+from align.models.families import BASES
+from align.models.masked_checkpoint import own_layers, write_weights
+from align.models.masked_lm import embedding_names
+from align.target.attention import register
+from align.target.loading import load_target
+from align.target.model import Target
+
+if TYPE_CHECKING:
+    from align.config.recipe import DrafterConfig
+
+RECORD = "drafter.json"
+
+
+@dataclass(frozen=True)
+class CausalConfig:
+    """What the network's own config.json does not say.
+
+    block_size: K, the drafts that training predicts τ for. layers: of the target, where it started from them.
+    network: its architecture, to tell one checkpoint from another.
+    """
+
+    block_size: int
+    vocab_size: int
+    layers: list[int]
+    target: str = ""
+    target_sha256: str = ""
+    network: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class CausalDrafter(nn.Module):
+    """The network q. Its parameters are those of layers and norm; embedding and head are referred to, frozen.
+
+    Args:
+        model: a transformers causal LM with a decoder's names; its embedding and head are taken out of it.
+        embedding_VD, head_VD: the target's, or the model's own.
+    """
+
+    draft_vocab: Tensor | None = None
+    """None: it drafts over the whole vocabulary."""
+
+    def __init__(
+        self, model: Any, embedding_VD: Tensor, head_VD: Tensor, config: CausalConfig, target: Target
+    ) -> None:
+        super().__init__()
+        self.names = embedding_names(model)
+        model.set_input_embeddings(nn.Identity())
+        model.set_output_embeddings(nn.Identity())
+        self.model, self.config = model, config
+        # in lists, so that they are neither submodules nor parameters
+        self._target, self._frozen = [target], [embedding_VD.detach(), head_VD.detach()]
+
+    @property
+    def target(self) -> Target:
+        return self._target[0]
+
+    @property
+    def head_weight_VD(self) -> Tensor:
+        """The frozen output matrix, (V, D)."""
+        return self._frozen[1]
+
+    @property
+    def has_targets_head(self) -> bool:
+        return self.head_weight_VD.data_ptr() == self.target.head_weight_VD.data_ptr()
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Normalised hidden states over packed rows, (B, L, D): row i, seen by the head, predicts token i + 1."""
+        inputs_BLD = F.embedding(batch.tokens_BL, self._frozen[0]).to(self.model.dtype)
+        return self.model.get_decoder()(
+            inputs_embeds=inputs_BLD,
+            attention_mask=batch.attention_mask(),
+            position_ids=batch.positions_BL,
+            use_cache=False,
+        ).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(…, D) → (…, V) in fp32."""
+        return F.linear(hidden, self.head_weight_VD.to(hidden.dtype)).float()
+
+
+def make(target: Target, options: DrafterConfig) -> CausalDrafter:
+    """A drafter after the recipe's drafter group: `init`, any causal LM over the target's vocabulary, or the target's layers.
+
+    Raises:
+        UserError: a layer, vocabulary or architecture that does not fit.
+    """
+    layers = first_layers(target, options)
+    embedding_VD, head_VD = target.embedding_VD, target.head_weight_VD
+    if options.init is not None:
+        start = load_target(options.init, "float32", str(target.device), fast=False)
+        if start.vocab_size != target.vocab_size:
+            raise UserError(
+                f"drafter.init={options.init!r} has a vocabulary of {start.vocab_size}, target {target.spec!r} has "
+                f"{target.vocab_size}"
+            )
+        model, layers = start.model.requires_grad_(True), []
+        if not _same(start, target):
+            embedding_VD, head_VD = start.embedding_VD, start.head_weight_VD
+    else:
+        _check_base(type(target.model).__name__, f"target {target.spec!r}")
+        config, tensors = own_layers(target, layers)
+        config.architectures = [type(target.model).__name__]
+        model = getattr(transformers, config.architectures[0]).from_pretrained(
+            None, config=config, state_dict=tensors, dtype=torch.float32, attn_implementation=register()
+        )
+    _check_base(type(model).__name__, f"drafter.init={options.init!r}")
+    c = model.config
+    config = CausalConfig(
+        block_size=options.block_size,
+        vocab_size=target.vocab_size,
+        layers=layers,
+        target=target.spec,
+        target_sha256=target.hash,
+        network={"base": type(model).__name__, "hidden_size": c.hidden_size, "layers": c.num_hidden_layers},
+    )
+    return CausalDrafter(model, embedding_VD, head_VD, config, target).to(target.device)
+
+
+def _same(one: Target, other: Target) -> bool:
+    """Whether both have the same embedding and head: a drafter that was made here starts from its target's."""
+    pairs = ((one.embedding_VD, other.embedding_VD), (one.head_weight_VD, other.head_weight_VD))
+    return all(a.shape == b.shape and torch.equal(a.float(), b.float()) for a, b in pairs)
+
+
+def _check_base(base: str, where: str) -> None:
+    if base not in BASES:
+        raise UserError(f"{where}: its architecture {base!r} can't be trained{nearest(base, BASES)}")
+
+
+def save_causal(
+    drafter: CausalDrafter, folder: Path, weights: dict[str, Tensor] | None = None, card: str | None = None
+) -> None:
+    """Write the folder: an ordinary causal LM in fp32 with the target's tokenizer, `drafter.json` beside it, and README.md
+    when a card is given.
+
+    Args:
+        weights: of its parameters, in place of its own.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model, target = drafter.model, drafter.target
+    own = dict(drafter.named_parameters()) if weights is None else weights
+    tensors = {name.removeprefix("model."): tensor for name, tensor in own.items()}
+    tied = model.config.tie_word_embeddings
+    tensors |= dict(zip(drafter.names[: 1 if tied else 2], drafter._frozen, strict=False))
+    write_weights({n: t.detach().to("cpu", torch.float32).contiguous() for n, t in tensors.items()}, folder)
+    texts = {
+        "generation_config.json": target.model.generation_config.to_json_string(),
+        RECORD: json.dumps({"kind": "autoregressive", **drafter.config.to_dict()}, indent=2) + "\n",
+        **({} if card is None else {"README.md": card}),
+        "config.json": model.config.to_json_string(),
+    }
+    target.tokenizer.save_pretrained(str(folder))
+    for name, text in texts.items():
+        _write(folder / name, text)
+
+
+def _write(path: Path, text: str) -> None:
+    write_atomically(path, lambda part: part.write_text(text))

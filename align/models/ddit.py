@@ -1,0 +1,424 @@
+"""The DDiT: the transformer of SEDD (arXiv 2310.16834), MDLM (2406.07524), RADD (2406.03736) and BD3-LM (2503.09573).
+
+Parameters bear the published names in the published order, so that their checkpoints load without renaming and
+their unnamed lists of averaged weights fit. The vocabulary V includes the mask. Besides the published attention
+(every position sees every other) a clean prefix can be causal, by tokens or by blocks; then its keys and values are
+cached, and drafting costs the block, not the context. Attention over a prefix is what a drafter needs; the published
+weights were not trained that way unless BD3-LM's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from align.common.errors import UserError, nearest
+from align.diffusion.parameterization import sedd_log_score
+from align.target.attention import BACKENDS, attend, block_mask, clean_then_noisy, rotate
+from align.target.cache import KVCache, Slab
+from align.target.linear import speed_up_linears
+
+TIME_INPUTS = ("sigma", "zero", "none")
+ATTENTIONS = ("full", "prefix_causal", "block_causal")
+_SINUSOIDS = 256
+_MAX_PERIOD = 10_000.0
+_ROTARY_BASE = 10_000.0
+_MLP_RATIO = 4
+
+
+@dataclass
+class DDiTConfig:
+    """The architecture; sizes under their published names.
+
+    time_input: `sigma` = adaLN on the total noise σ; `zero` = the same fed σ = 0 always (MDLM's
+        time_conditioning=false); `none` = no sigma_map and no adaLN (RADD).
+    norm_bias: LayerNorms with a bias, which starts at one (RADD).
+    scale_by_sigma: the log-score is f − log(e^σ−1) − log(V−1) (SEDD, absorbing).
+    attention: `full`; `prefix_causal`, by tokens; `block_causal`, by blocks of `block_size` (BD3-LM).
+    """
+
+    vocab_size: int
+    hidden_size: int
+    n_blocks: int
+    n_heads: int
+    cond_dim: int = 128
+    dropout: float = 0.1
+    time_input: str = "sigma"
+    norm_bias: bool = False
+    scale_by_sigma: bool = False
+    attention: str = "full"
+    block_size: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "n_blocks", "n_heads", "cond_dim"):
+            _check(name, getattr(self, name), "a whole number of at least 1", _whole(getattr(self, name), 1))
+        number = isinstance(self.dropout, int | float) and not isinstance(self.dropout, bool)
+        _check("dropout", self.dropout, "a number within 0..1, 1 excluded", number and 0 <= self.dropout < 1)
+        for name in ("norm_bias", "scale_by_sigma"):
+            _check(name, getattr(self, name), "true or false", isinstance(getattr(self, name), bool))
+        for name, choices in (("time_input", TIME_INPUTS), ("attention", ATTENTIONS)):
+            if getattr(self, name) not in choices:
+                value = getattr(self, name)
+                raise UserError(f"ddit config: {name}={value!r} is unknown{nearest(value, choices)}")
+        if self.hidden_size % (2 * self.n_heads):
+            raise UserError(
+                f"ddit config: hidden_size={self.hidden_size} must be a multiple of 2·n_heads={2 * self.n_heads}"
+            )
+        least = int(self.attention == "block_causal")
+        what = "at least 1 for block_causal attention" if least else "0: only block_causal attention has one"
+        fits = _whole(self.block_size, least) and (least or self.block_size == 0)
+        _check("block_size", self.block_size, what, bool(fits))
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.n_heads
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _check(name: str, value: Any, what: str, fits: bool) -> None:
+    if not fits:
+        raise UserError(f"ddit config: {name}={value!r:.60} must be {what}")
+
+
+class DDiTNorm(nn.Module):
+    """LayerNorm in fp32, ε = 1e-5, with a weight and, if asked, a bias that starts at one."""
+
+    def __init__(self, width: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.ones(width)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return F.layer_norm(x.float(), self.weight.shape, self.weight.float(), bias).to(x.dtype)
+
+
+class VocabEmbedding(nn.Module):
+    """Token embedding under its published name."""
+
+    def __init__(self, vocab_size: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(vocab_size, width))
+        nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.embedding)
+
+
+class SigmaMap(nn.Module):
+    """σ (…) → (…, cond_dim): 256 sinusoids, cosines first, and a small MLP."""
+
+    def __init__(self, cond_dim: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(_SINUSOIDS, cond_dim), nn.SiLU(), nn.Linear(cond_dim, cond_dim))
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        half = _SINUSOIDS // 2
+        steps = torch.arange(half, dtype=torch.float32, device=sigma.device)
+        angles = sigma.float()[..., None] * torch.exp(-math.log(_MAX_PERIOD) / half * steps)
+        waves = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        return self.mlp(waves.to(next(self.mlp.parameters()).dtype))
+
+
+class Rotary(nn.Module):
+    """Tables of the rotary embedding at given positions, fp32. `inv_freq` is stored because checkpoints hold it."""
+
+    inv_freq: Tensor
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.register_buffer("inv_freq", self.frequencies())
+
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        steps = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)
+        return 1.0 / _ROTARY_BASE ** (steps / self.head_dim)
+
+    def forward(self, positions_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, (B, 1, L, d). Not from the buffer: casting the network to half precision rounds that."""
+        angles = positions_BL[:, None, :, None].float() * self.frequencies(positions_BL.device)
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos(), angles.sin()
+
+
+def _zero_linear(inputs: int, outputs: int) -> nn.Linear:
+    linear = nn.Linear(inputs, outputs)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
+def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return x * (1 + scale) + shift
+
+
+class DDiTBlock(nn.Module):
+    """Pre-norm attention and MLP, each shifted, scaled and gated by the noise level (adaLN), if there is one."""
+
+    def __init__(self, config: DDiTConfig, backend: str) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.heads, self.dropout, self.backend = config.n_heads, config.dropout, backend
+        self.norm1 = DDiTNorm(width, config.norm_bias)
+        self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.attn_out = nn.Linear(width, width, bias=False)
+        self.norm2 = DDiTNorm(width, config.norm_bias)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, _MLP_RATIO * width),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(_MLP_RATIO * width, width),
+        )
+        adaptive = config.time_input != "none"
+        self.adaLN_modulation = _zero_linear(config.cond_dim, 6 * width) if adaptive else None
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        condition: Tensor | None,
+        rotary: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        slab: Slab | None,
+    ) -> Tensor:
+        """`condition` (B, 1 or L, cond_dim); with a `slab`, over what it holds and the new keys, written behind that."""
+        x = x_BLD
+        if self.adaLN_modulation is None:
+            x = x + self._drop(self._attention(self.norm1(x), rotary, mask, slab))
+            return x + self._drop(self.mlp(self.norm2(x)))
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.adaLN_modulation(condition).chunk(6, dim=-1)
+        attended = self._attention(_modulate(self.norm1(x), shift, scale), rotary, mask, slab)
+        x = x + gate * self._drop(attended)
+        return x + mlp_gate * self._drop(self.mlp(_modulate(self.norm2(x), mlp_shift, mlp_scale)))
+
+    def _attention(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, slab: Slab | None
+    ) -> Tensor:
+        q, k, v = self.attn_qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = (rotate(t.float(), *rotary).to(v.dtype) for t in (q, k))
+        if slab is not None:
+            k, v = slab.update(k, v)
+        return self.attn_out(attend(q, k, v, mask, self.backend).transpose(1, 2).flatten(2))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class DDiTHead(nn.Module):
+    """Final norm, modulated, and the untied output projection, which starts at zero."""
+
+    def __init__(self, config: DDiTConfig) -> None:
+        super().__init__()
+        self.norm_final = DDiTNorm(config.hidden_size, config.norm_bias)
+        self.linear = _zero_linear(config.hidden_size, config.vocab_size)
+        adaptive = config.time_input != "none"
+        self.adaLN_modulation = _zero_linear(config.cond_dim, 2 * config.hidden_size) if adaptive else None
+
+    def forward(self, hidden: Tensor, condition: Tensor | None) -> Tensor:
+        x = self.norm_final(hidden)
+        if self.adaLN_modulation is not None:
+            x = _modulate(x, *self.adaLN_modulation(condition).chunk(2, dim=-1))
+        return self.linear(x)
+
+
+class DDiT(nn.Module):
+    """The network f: logits of a masked predictor as they are, SEDD's log-score after `log_score`.
+
+    Args:
+        config: the architecture.
+        attention_backend: a name of `align.target.attention.BACKENDS`.
+    """
+
+    def __init__(self, config: DDiTConfig, attention_backend: str = "sdpa") -> None:
+        super().__init__()
+        if attention_backend not in BACKENDS:
+            raise UserError(
+                f"attention backend {attention_backend!r} is unknown{nearest(attention_backend, BACKENDS)}"
+            )
+        self.config = config
+        self.vocab_embed = VocabEmbedding(config.vocab_size, config.hidden_size)
+        self.sigma_map = SigmaMap(config.cond_dim) if config.time_input != "none" else None
+        self.rotary_emb = Rotary(config.head_dim)
+        self.blocks = nn.ModuleList(DDiTBlock(config, attention_backend) for _ in range(config.n_blocks))
+        self.output_layer = DDiTHead(config)
+
+    def forward(
+        self,
+        tokens_BL: Tensor,
+        sigma: Tensor | None = None,
+        *,
+        positions_BL: Tensor | None = None,
+        see: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """f, (B, L, V).
+
+        Args:
+            tokens_BL: ids, the mask's among them.
+            sigma: total noise, (B,) or (B, L); read only where `time_input` is `sigma`.
+            positions_BL: rotary positions; None = counted on from the cache's end.
+            see: bool, broadcastable to (B, 1, L, S), True = attend; None = as the config's attention says, and
+                with a cache everything: a noisy block sees the clean prefix and itself both ways.
+            cache: a clean prefix, from `denoise`; its length stays, and it needs room for L more. No gradient then.
+
+        Raises:
+            ValueError: a missing or misshapen σ, a cache without room, with gradients on, or under full attention.
+        """
+        hidden_BLD = self.hidden(tokens_BL, sigma, positions_BL=positions_BL, see=see, cache=cache)
+        return self.head(hidden_BLD, sigma)
+
+    def hidden(
+        self,
+        tokens_BL: Tensor,
+        sigma: Tensor | None = None,
+        *,
+        positions_BL: Tensor | None = None,
+        see: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """What `head` reads, (B, L, D); arguments and errors of `forward`."""
+        length, past = tokens_BL.shape[1], 0
+        if cache is None:
+            see = self._default_mask(length, 0, tokens_BL.device) if see is None else see
+        else:
+            past = cache.length
+            self._check_cache(cache, length, see)
+        if positions_BL is None:
+            positions_BL = torch.arange(past, past + length, device=tokens_BL.device)[None]
+        condition = self._condition(sigma, tokens_BL.shape, tokens_BL.device)
+        rotary = self.rotary_emb(positions_BL)
+        x_BLD = self.vocab_embed(tokens_BL)
+        for i, block in enumerate(self.blocks):
+            x_BLD = block(x_BLD, condition, rotary, see, None if cache is None else cache.slabs[i])
+        return x_BLD
+
+    def head(self, hidden: Tensor, sigma: Tensor | None = None) -> Tensor:
+        """f of any rows, (…, D) → (…, V); `sigma` of shape (…), or that without its last dimension."""
+        return self.output_layer(hidden, self._condition(sigma, hidden.shape[:-1], hidden.device))
+
+    def log_score(self, f_BLV: Tensor, tokens_BL: Tensor, sigma: Tensor) -> Tensor:
+        """SEDD's log-score ℓ in fp32 (arXiv 2310.16834): f, less log(e^σ−1)+log(V−1) where `scale_by_sigma`, and 0 at
+        the input token. `sigma` (B,) or (B, L), positive."""
+        if not self.config.scale_by_sigma:
+            return f_BLV.float().scatter(-1, tokens_BL[..., None], 0.0)
+        return sedd_log_score(f_BLV, tokens_BL, sigma if sigma.dim() == tokens_BL.dim() else sigma[:, None])
+
+    def lighten(self) -> None:
+        """As `MaskedLM.lighten`."""
+        weight = self.vocab_embed.embedding
+        for part in (self.blocks, self.output_layer):
+            speed_up_linears(part, weight.dtype, weight.device, light=True)
+        speed_up_linears(self, weight.dtype, weight.device)  # what is left is small
+
+    # ---- a cached clean prefix ----
+
+    def new_cache(self, rows: int, capacity: int) -> KVCache:
+        """Room for `capacity` positions, the noisy block's among them."""
+        c, weight = self.config, self.vocab_embed.embedding
+        return KVCache(c.n_blocks, (rows, c.n_heads, capacity, c.head_dim), weight.dtype, weight.device)
+
+    @property
+    def kept_at_once(self) -> int:
+        """Clean tokens enter the cache so many at a time: a block sees all of itself."""
+        return self.config.block_size or 1
+
+    @torch.no_grad()
+    def denoise(self, clean_BC: Tensor, noisy_BK: Tensor, sigma_B: Tensor, cache: KVCache) -> Tensor:
+        """f of a noisy block behind the cached prefix and the clean tokens after that, (B, K, V), in one pass. The block
+        sees everything, itself both ways; under block_causal attention, its own and earlier blocks.
+
+        The clean tokens (σ = 0) stay in the cache, under block_causal attention the whole blocks of them: the others
+        are to come again. Either may be empty.
+
+        Raises:
+            ValueError: no room, or full attention.
+        """
+        clean, noisy, past = clean_BC.shape[1], noisy_BK.shape[1], cache.length
+        tokens_BS = torch.cat((clean_BC, noisy_BK), 1)
+        sigma = sigma_B
+        if clean:
+            zero_BC = torch.zeros(clean_BC.shape, device=sigma_B.device)
+            sigma = torch.cat((zero_BC, sigma_B[:, None].expand(-1, noisy)), 1)
+        see = None  # everything
+        if self.config.attention == "block_causal":
+            see = self._default_mask(clean + noisy, past, tokens_BS.device)
+        elif clean:
+            see_SS = clean_then_noisy(clean, noisy, tokens_BS.device)
+            see = block_mask(see_SS, clean + noisy, past, 1, torch.bool, tokens_BS.device)
+        hidden_BSD = self.hidden(tokens_BS, sigma, see=see, cache=cache)
+        f_BKV = self.head(hidden_BSD[:, clean:], sigma_B)
+        cache.advance(clean // self.kept_at_once * self.kept_at_once)
+        return f_BKV
+
+    def _check_cache(self, cache: KVCache, length: int, see: Tensor | None) -> None:
+        c = self.config
+        if c.attention == "full":
+            raise ValueError("under full attention a prefix depends on what follows: it can't be cached")
+        if torch.is_grad_enabled():
+            raise ValueError("a cache keeps no gradients: use it under torch.no_grad()")
+        if c.attention == "block_causal" and cache.length % c.block_size:
+            raise ValueError(f"a cached prefix of {cache.length} tokens is no whole blocks of {c.block_size}")
+        if c.attention == "block_causal" and see is None and length > c.block_size:
+            raise ValueError(f"a noisy block of {length} tokens is longer than block_size={c.block_size}")
+        cache.check_room(length)
+
+    def _default_mask(self, length: int, past: int, device: torch.device) -> Tensor | None:
+        if self.config.attention == "full":
+            return None
+        if self.config.attention == "prefix_causal":
+            return block_mask(None, length, past, 1, torch.bool, device)
+        block = torch.arange(past + length, device=device) // self.config.block_size
+        return (block[past:, None] >= block)[None, None]
+
+    def _condition(self, sigma: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+        """silu(sigma_map(σ)) for tokens of `shape` (…, L): (…, 1 or L, cond_dim)."""
+        if self.sigma_map is None:
+            return None
+        if self.config.time_input == "zero":
+            sigma = torch.zeros(shape[:-1], device=device)
+        if sigma is None:
+            raise ValueError("this network is conditioned on σ: give it sigma")
+        if sigma.shape == shape[:-1]:
+            sigma = sigma[..., None]
+        elif sigma.shape != shape:
+            wanted = f"{tuple(shape[:-1])} or {tuple(shape)}"
+            raise ValueError(f"sigma has shape {tuple(sigma.shape)}, not {wanted}")
+        return F.silu(self.sigma_map(sigma))
+
+
+# ---- training rows: a clean row, then A noisy blocks, as cached drafting sees them ----
+
+
+def prefix_block_mask(document_BL: Tensor, anchors_index_BA: Tensor, block_size: int) -> Tensor:
+    """Who sees whom in rows [L clean tokens, A blocks of K noisy ones]: bool (B, 1, L+A·K, L+A·K).
+
+    A clean token sees those of its document up to itself (a padding one, document < 0, itself alone); block a its
+    anchor's document up to and including the anchor, and itself both ways.
+    """
+    length, device = document_BL.shape[1], document_BL.device
+    index_L = torch.arange(length, device=device)
+    block_N = torch.arange(anchors_index_BA.shape[1] * block_size, device=device) // block_size
+    # a query sees its own document up to `last`: for a clean token that is itself, for a noisy one its anchor
+    last_BN = anchors_index_BA[:, block_N]
+    last_BS = torch.cat((index_L.expand_as(document_BL), last_BN), dim=1)
+    document_BS = torch.cat((document_BL, document_BL.gather(1, last_BN)), dim=1)
+    same = (document_BS[..., None] == document_BL[:, None]) & (document_BL >= 0)[:, None]
+    clean = same & (index_L <= last_BS[..., None])
+    own_S = torch.cat((-1 - index_L, block_N))  # clean tokens are each a block of their own
+    own = own_S[:, None] == own_S
+    see = own.expand(len(document_BL), -1, -1).clone()
+    see[..., :length] |= clean
+    return see[:, None]
+
+
+def prefix_block_positions(positions_BL: Tensor, anchors_index_BA: Tensor, block_size: int) -> Tensor:
+    """Rotary positions of such rows, (B, L+A·K): block a stands at the K places after its anchor."""
+    after = torch.arange(1, block_size + 1, device=positions_BL.device)
+    blocks_BAK = positions_BL.gather(1, anchors_index_BA)[..., None] + after
+    return torch.cat((positions_BL, blocks_BAK.flatten(1)), dim=1)

@@ -1,0 +1,305 @@
+"""Published checkpoints of SEDD, MDLM, RADD and BD3-LM: hub folders and original training files, told apart by content.
+
+| what | content |
+|---|---|
+| SEDD, RADD on the hub | config.json with `tokens`, `noise`, `model`; tensors without a prefix |
+| MDLM, BD3-LM on the hub | flat config.json; tensors under `backbone.`; BD3-LM also `sampling_eps_min`, `sampling_eps_max` |
+| SEDD, RADD in training | `model`, `ema`, the config in `.hydra/config.yaml` |
+| MDLM, BD3-LM in training (Lightning) | `state_dict`, `ema`, the config in `.hydra/config.yaml` or plain hyperparameters |
+
+`ema.shadow_params` is an unnamed list in the order of the parameters, buffers left out; it holds the weights to use.
+Only tensors are read: no code of a checkpoint runs. Folders that `save_published` writes add the keys `attention` and
+`block_size` to config.json where a drafter's attention is not the published one. A network that none of the four can
+hold is written with our own config.json, `model_type` `ddit`: the fields of `DDiTConfig`, graph, noise and mask.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from align.common.errors import UserError, nearest
+from align.common.files import write_atomically
+from align.common.hub import local_path, model_folder
+from align.common.strict_yaml import parse_yaml
+from align.models.ddit import DDiT, DDiTConfig, Rotary
+from align.models.published_config import CLIPPED, FAMILIES, GRAPHS, OWN, ScheduleSpec, hub_config, read_plan
+from align.target.loading import read_config
+
+_BACKBONE = "backbone."
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_RUN_WEIGHTS = ("checkpoints-meta/checkpoint.pth", "checkpoints/last.ckpt")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A published network, in fp32 and evaluation mode, and what its numbers mean.
+
+    family: a name of `FAMILIES`, or `OWN`; graph: `absorbing` or `uniform`; mask_id: None where the graph has no mask.
+    """
+
+    network: DDiT
+    family: str
+    graph: str
+    schedule: ScheduleSpec
+    mask_id: int | None
+
+    @property
+    def prediction(self) -> str:
+        """`log_score`: use `network.log_score`; `logits`: a softmax over the tokens without the mask."""
+        return "log_score" if self.family == "sedd" or self.network.config.scale_by_sigma else "logits"
+
+    @property
+    def time_input(self) -> str:
+        """`sigma`, `zero` (whatever it is given, the network is fed σ = 0) or `none`."""
+        return self.network.config.time_input
+
+
+def load_published(
+    source: str | Path, revision: str | None = None, attention_backend: str = "sdpa"
+) -> Loaded:
+    """Load a hub id, a folder in hub layout, a training run's folder, or one checkpoint file with its config beside it.
+
+    `attention_backend` as `DDiT` takes it.
+
+    Raises:
+        UserError: what can't be found or read, a file that holds more than tensors, a missing, unknown or misshapen tensor,
+            averaged weights that do not fit, a config that does not describe one of the four families.
+    """
+    path, config_file = _find(source, revision)
+    content = _read_weights(path)
+    tensors, averaged = _unpack(content, path)
+    values = _config_values(content, config_file, path)
+    prefix = _BACKBONE if any(name.startswith(_BACKBONE) for name in tensors) else ""
+    embedding = tensors.get(f"{prefix}vocab_embed.embedding")
+    if embedding is None:
+        raise UserError(
+            f"{path}: no tensor 'vocab_embed.embedding', with or without 'backbone.': not a checkpoint of "
+            f"{', '.join(FAMILIES)}"
+        )
+    family = _family(values, tensors, prefix)
+    plan = read_plan(values, family, str(config_file or path), embedding)
+    with torch.device("meta"):
+        network = DDiT(plan.config, attention_backend)
+    _check_tensors(tensors, network, prefix, _clip_keys(family, tensors), path)
+    if averaged is not None:
+        _use_averaged(tensors, averaged, network, prefix, path)
+    state = {name: tensors[prefix + name].to(torch.float32, copy=True) for name in network.state_dict()}
+    _check_values(state, network, path)
+    network.load_state_dict(state, assign=True)
+    schedule = plan.schedule
+    if clip := _clip_keys(family, tensors):
+        low, high = (float(tensors[key]) for key in clip)
+        schedule = ScheduleSpec(schedule.name, schedule.sigma_min, schedule.sigma_max, (low, high))
+    return Loaded(network.eval(), family, plan.graph, schedule, plan.mask_id)
+
+
+def save_published(
+    network: DDiT,
+    folder: Path,
+    family: str,
+    *,
+    graph: str = "absorbing",
+    schedule: ScheduleSpec | None = None,
+    mask_id: int | None = None,
+) -> None:
+    """Write the family's hub layout, config.json and model.safetensors, in the network's own numbers.
+
+    `mask_id` None = the last id, where the graph has a mask.
+
+    Raises:
+        UserError: a family or graph of another name, or one that can't hold this network.
+    """
+    choices = ((*FAMILIES, OWN), tuple(GRAPHS.values()))
+    for name, value, known in (("family", family, choices[0]), ("graph", graph, choices[1])):
+        if value not in known:
+            raise UserError(f"{name} {value!r} is unknown{nearest(value, known)}")
+    schedule = schedule or ScheduleSpec()
+    if what := _lost(network, family, graph, schedule, mask_id):
+        raise UserError(f"family {family!r} can't hold {what}")
+    values = hub_config(network.config, family, graph, schedule, mask_id)
+    prefix = _BACKBONE if family in ("mdlm", "bd3lm") else ""
+    tensors = {prefix + name: t.detach().contiguous().cpu() for name, t in network.state_dict().items()}
+    if family == "bd3lm" and schedule.mask_rates:
+        tensors |= {key: torch.tensor(rate) for key, rate in zip(CLIPPED, schedule.mask_rates, strict=True)}
+    write_atomically(
+        folder / "model.safetensors", lambda part: save_file(tensors, str(part), metadata={"format": "pt"})
+    )
+    write_atomically(
+        folder / "config.json", lambda part: part.write_text(json.dumps(values, indent=2) + "\n")
+    )
+
+
+def family_for(
+    network: DDiT, prediction: str, graph: str, schedule: ScheduleSpec, mask_id: int | None
+) -> str:
+    """The published family whose layout says all of this, else `OWN`."""
+    guess = "sedd" if prediction == "log_score" else "mdlm"
+    if network.config.time_input == "none":
+        guess = "radd"
+    if network.config.attention == "block_causal":
+        guess = "bd3lm"
+    return OWN if _lost(network, guess, graph, schedule, mask_id) else guess
+
+
+def _lost(network: DDiT, family: str, graph: str, schedule: ScheduleSpec, mask_id: int | None) -> str:
+    """What the family's config.json would not give back; "" = nothing."""
+    if family in ("mdlm", "bd3lm") and schedule.name != "loglinear":
+        return f"a {schedule.name} schedule: its hub config names none"
+    values = hub_config(network.config, family, graph, schedule, mask_id)
+    try:
+        again = read_plan(values, family, "config.json", network.vocab_embed.embedding)
+    except UserError as error:
+        return f"this network: {error}"
+    for f in fields(DDiTConfig):
+        if getattr(again.config, f.name) != (value := getattr(network.config, f.name)):
+            return f"a network with {f.name}={value!r}"
+    return "" if again.graph == graph else f"a {graph} graph"
+
+
+# ---- files ----
+
+
+def _find(source: str | Path, revision: str | None) -> tuple[Path, Path | None]:
+    """The file of weights and that of the config, if there is one."""
+    path = local_path(source)
+    if path.is_file():
+        beside = [
+            folder / name
+            for folder in (path.parent, path.parent.parent)
+            for name in ("config.json", ".hydra/config.yaml")
+        ]
+        return path, next((p for p in beside if p.is_file()), None)
+    folder = model_folder(str(source), "checkpoint", ["config.json", *_WEIGHTS], revision)
+    run = folder / ".hydra" / "config.yaml"
+    config, names = (run, _RUN_WEIGHTS) if run.is_file() else (folder / "config.json", _WEIGHTS)
+    weights = next((folder / name for name in names if (folder / name).is_file()), None)
+    if weights is None:
+        raise UserError(f"{folder}: no weights, neither {names[0]} nor {names[1]}")
+    return weights, config
+
+
+def _read_weights(path: Path) -> dict[str, Any]:
+    try:
+        if path.suffix == ".safetensors":
+            return dict(load_file(str(path)))
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # what a broken file makes of an unpickler has no common class
+        foreign = re.search(r"GLOBAL (\S+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and foreign:
+            raise UserError(
+                f"{path}: holds {foreign[1]} objects, not tensors alone, and is not unpickled; if you trust whoever made it, "
+                f'convert it once: python -c "import torch; c = torch.load({str(path)!r}, weights_only=False); '
+                "torch.save({k: c[k] for k in ('state_dict', 'model', 'ema') if k in c}, "
+                f'{str(path.with_suffix(".weights.pt"))!r})" and keep its .hydra/config.yaml or config.json beside it'
+            ) from None
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: not readable ({first})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a {type(content).__name__}, not named tensors")
+    return content
+
+
+def _unpack(content: dict[str, Any], path: Path) -> tuple[dict[str, Tensor], list[Tensor] | None]:
+    """Named tensors, without torch.compile's prefix, and the unnamed averaged ones of a training checkpoint."""
+    section = next((key for key in ("state_dict", "model") if isinstance(content.get(key), Mapping)), None)
+    named = content if section is None else content[section]
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            raise UserError(f"{path}: {name!r} is a {type(tensor).__name__}, not a tensor")
+    tensors = {str(name).replace("_orig_mod.", ""): tensor for name, tensor in named.items()}
+    ema = content.get("ema") if section else None
+    if ema is None:
+        if section == "model":
+            raise UserError(f"{path}: misses 'ema', the averaged weights, which are the ones to use")
+        return tensors, None
+    averaged = ema.get("shadow_params") if isinstance(ema, Mapping) else None
+    if not isinstance(averaged, list) or not all(isinstance(tensor, Tensor) for tensor in averaged):
+        raise UserError(f"{path}: ema.shadow_params must be a list of tensors")
+    return tensors, averaged
+
+
+def _config_values(content: dict[str, Any], config_file: Path | None, path: Path) -> dict[str, Any]:
+    inside = content.get("hyper_parameters")
+    if isinstance(inside, Mapping) and isinstance(inside.get("config"), dict):
+        return inside["config"]
+    if config_file is None:
+        raise UserError(
+            f"{path}: its sizes, graph and noise are not in it: put its config.json or .hydra/config.yaml beside it"
+        )
+    if config_file.suffix == ".json":
+        return read_config(config_file.parent)
+    values = parse_yaml(config_file.read_text(encoding="utf-8"), str(config_file))
+    if not isinstance(values, dict):
+        raise UserError(f"{config_file}: must hold keys, not a {type(values).__name__}")
+    return values
+
+
+# ---- tensors ----
+
+
+def _family(values: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> str:
+    if values.get("model_type") == OWN:
+        return OWN
+    if not prefix:
+        return "radd" if "blocks.0.norm1.bias" in tensors else "sedd"
+    algo = values.get("algo")
+    blocks = values.get("model_type") == "bd3lm" or (isinstance(algo, dict) and algo.get("name") == "bd3lm")
+    return "bd3lm" if blocks else "mdlm"
+
+
+def _clip_keys(family: str, tensors: dict[str, Tensor]) -> tuple[str, ...]:
+    """BD3-LM's two buffers of the clipped schedule: both or neither."""
+    return CLIPPED if family == "bd3lm" and any(key in tensors for key in CLIPPED) else ()
+
+
+def _check_tensors(
+    tensors: dict[str, Tensor], network: DDiT, prefix: str, more: tuple[str, ...], path: Path
+) -> None:
+    shapes = {prefix + name: tuple(t.shape) for name, t in network.state_dict().items()}
+    shapes |= dict.fromkeys(more, ())
+    for name, shape in shapes.items():
+        if name not in tensors:
+            raise UserError(f"{path}: misses tensor {name!r} of shape {shape}")
+        if tensors[name].shape != shape:
+            raise UserError(f"{path}: {name} has shape {tuple(tensors[name].shape)}, expected {shape}")
+    for name in tensors:
+        if name not in shapes:
+            raise UserError(f"{path}: has an unknown tensor {name!r}")
+
+
+def _use_averaged(
+    tensors: dict[str, Tensor], averaged: list[Tensor], network: DDiT, prefix: str, path: Path
+) -> None:
+    parameters = dict(network.named_parameters())
+    if len(averaged) != len(parameters):
+        raise UserError(
+            f"{path}: ema.shadow_params holds {len(averaged)} tensors, but the network has {len(parameters)} parameters "
+            "(buffers such as rotary_emb.inv_freq are none); without names nothing else says which is which"
+        )
+    for i, (name, parameter) in enumerate(parameters.items()):
+        if averaged[i].shape != parameter.shape:
+            raise UserError(
+                f"{path}: ema.shadow_params[{i}] has shape {tuple(averaged[i].shape)}, expected {tuple(parameter.shape)} "
+                f"of {name}"
+            )
+        tensors[prefix + name] = averaged[i]
+
+
+def _check_values(state: dict[str, Tensor], network: DDiT, path: Path) -> None:
+    for name, tensor in state.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{path}: {name} holds values that are no numbers")
+    table = Rotary(network.config.head_dim).inv_freq
+    if not torch.allclose(state["rotary_emb.inv_freq"], table, rtol=0.01):  # half precision rounds it by 0.4%
+        raise UserError(f"{path}: rotary_emb.inv_freq is not that of base 10000, which alone is known here")

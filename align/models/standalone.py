@@ -1,0 +1,341 @@
+"""A standalone diffusion drafter: a network that reads tokens alone, the forward process that it undoes, and its target's
+vocabulary.
+
+The network is a DDiT (align/models/ddit.py) or a masked language model (align/models/masked_lm.py). Whatever its
+conventions (a mask inside or beyond the target's vocabulary, a shift, σ or no σ, an exact cache or none), here row k of
+a block predicts the token k + 1 places after the anchor, and `target_logits` are over the target's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from align.common.batch import Anchors, Batch, Corrupted
+from align.common.errors import UserError, nearest
+from align.diffusion.graphs import Absorbing, Graph, Uniform
+from align.diffusion.parameterization import LOG_ZERO
+from align.diffusion.schedules import Schedule, schedule
+from align.models.ddit import DDiT, prefix_block_mask, prefix_block_positions
+from align.models.masked_lm import MaskedLM
+from align.target.model import Target
+
+GRAPHS, PREDICTIONS = ("absorbing", "uniform"), ("log_score", "logits")
+Annealed = Callable[[int], Tensor]
+"""Length → bool (1, 1, L, L), as `masked_lm.annealed_see` draws it."""
+
+
+@dataclass(frozen=True)
+class DiffusionConfig:
+    """What the network's own config.json does not say.
+
+    block_size: K, the tokens of a block in training; decoding may draft fewer or more. vocab_size: the target's.
+    prediction: `log_score` (SEDD) or `logits`; with the mask graph both give the same q.
+    window: clean tokens that a network of full attention is shown before a block.
+    mask_id: of a DDiT, where it is not the last id.
+    mask_rates: the shares of masks that a published checkpoint came with (BD3-LM's clipped schedule), kept for whoever
+    saves it again. network: its architecture, to tell one checkpoint from another.
+
+    Raises:
+        UserError: a value that does not fit, with its key.
+    """
+
+    block_size: int
+    vocab_size: int
+    graph: str = "absorbing"
+    schedule: dict[str, Any] = field(default_factory=lambda: {"name": "loglinear"})
+    prediction: str = "log_score"
+    window: int = 512
+    mask_id: int | None = None
+    mask_rates: tuple[float, float] | None = None
+    target: str = ""
+    target_sha256: str = ""
+    network: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "vocab_size", "window"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise UserError(f"{name}={value!r:.40} must be a whole number of at least 1")
+        for name, known in (("graph", GRAPHS), ("prediction", PREDICTIONS)):
+            if (value := getattr(self, name)) not in known:
+                raise UserError(f"{name}={value!r:.40} is unknown{nearest(str(value), known)}")
+        if not isinstance(self.schedule, dict) or "name" not in self.schedule:
+            raise UserError(f"schedule={self.schedule!r:.40} must be an object with a name")
+        if (rates := self.mask_rates) is not None:
+            if not isinstance(rates, list | tuple) or len(rates) != 2 or not 0 <= rates[0] <= rates[1] <= 1:
+                raise UserError(f"mask_rates={rates!r:.40} must be two shares, the smaller one first")
+            object.__setattr__(self, "mask_rates", tuple(rates))  # JSON knows lists only
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class DiffusionDrafter(nn.Module):
+    """q as training and decoding see it.
+
+    Args:
+        config: its `vocab_size` is the target's, or that of a tokenizer of the drafter's own.
+        padded: the network may have more rows than its tokenizer has tokens; what lies beyond them is never said.
+
+    Raises:
+        UserError: a network over another vocabulary than the config's.
+    """
+
+    draft_vocab: Tensor | None = None
+    """None: it drafts over the whole vocabulary."""
+
+    def __init__(
+        self, network: DDiT | MaskedLM, config: DiffusionConfig, target: Target, padded: bool = False
+    ) -> None:
+        super().__init__()
+        self.network, self.config = network, config
+        self._target = [target]  # in a list, so that it is no submodule
+        self.schedule: Schedule = schedule(**config.schedule)
+        size, sizes = self.vocab_size, {config.vocab_size, config.vocab_size + 1}
+        self.graph: Graph
+        if config.graph == "uniform":
+            self.mask_id, self.graph = -1, Uniform(size)
+            sizes = {config.vocab_size}
+        else:
+            last = size - 1 if config.mask_id is None else config.mask_id
+            self.mask_id = network.mask_token_id if isinstance(network, MaskedLM) else last
+            if not 0 <= self.mask_id < size:
+                raise UserError(f"mask_id={self.mask_id} is not within 0..{size - 1}")
+            self.graph = Absorbing(size, self.mask_id)
+        if size not in sizes and not (padded and size > config.vocab_size):
+            raise UserError(
+                f"the drafter has {size} tokens with its mask, target {target.spec!r} has {config.vocab_size} without: a "
+                "drafter with a vocabulary of its own needs its tokenizer (--drafter-tokenizer)"
+            )
+        if isinstance(network, MaskedLM) and config.graph == "uniform":
+            raise UserError("drafter.graph=uniform: a masked language model undoes the mask (absorbing)")
+
+    @property
+    def target(self) -> Target:
+        return self._target[0]
+
+    @property
+    def vocab_size(self) -> int:
+        """The network's, a mask beyond the target's vocabulary included."""
+        n = self.network
+        return n.config.vocab_size if isinstance(n, DDiT) else int(n.model.config.vocab_size)
+
+    @property
+    def cached(self) -> bool:
+        """Whether a clean prefix does not look at what follows, so that its keys can be kept."""
+        n = self.network
+        kind = n.config.attention if isinstance(n, DDiT) else n.family.attention
+        return kind == "prefix_causal"
+
+    @property
+    def caches_blocks(self) -> bool:
+        """Whether a block-causal network's whole blocks can be cached: not if it is told of every token how noisy the
+        text is as a whole."""
+        n = self.network
+        return bool(self.block) and not (isinstance(n, DDiT) and n.config.time_input == "sigma")
+
+    @property
+    def scale_by_sigma(self) -> bool:
+        """Whether f is SEDD's log-score but for the part that σ alone decides."""
+        return not isinstance(self.network, DDiT) or self.network.config.scale_by_sigma
+
+    def sigma_for_mask_fraction(self, share: Tensor) -> Tensor:
+        """σ to tell the network where a share of its tokens is masked: the one at which that share is expected."""
+        most = float(self.schedule.masked(torch.ones((), dtype=torch.float64)))
+        return -torch.log1p(-most * share)
+
+    @property
+    def block(self) -> int:
+        """The blocks by which a block-causal network sees (BD3-LM, SDAR); 0 for others."""
+        n = self.network
+        return n.config.block_size if isinstance(n, DDiT) else n.family.block_size
+
+    # ---- over packed rows, with gradients ----
+
+    def block_rows(
+        self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What `logits` reads of every noisy block: hidden (B, A, K, D) and the σ to give it with (B, A, K). `annealed`: a mask
+        of that length laid over the one that says who sees whom (attention annealing, arXiv 2410.17891)."""
+        sigma_BA1 = self.schedule.total(noisy.times)[..., None]
+        sigma_BAK = sigma_BA1.expand(noisy.tokens_t.shape)
+        if not self.cached:
+            return self._windows(batch, anchors, noisy, annealed)
+        size = anchors.block_size
+        tokens_BS = torch.cat((batch.tokens_BL, noisy.tokens_t.flatten(1)), 1)
+        see = prefix_block_mask(batch.document_BL, anchors.index_BA, size)
+        if annealed is not None:
+            see = see & annealed(see.shape[-1])
+        positions_BS = prefix_block_positions(batch.positions_BL, anchors.index_BA, size)
+        if isinstance(self.network, MaskedLM):
+            hidden = self.network.block_hidden(tokens_BS, see, positions_BS, anchors.index_BA, size)
+            return hidden, sigma_BAK
+        clean = torch.zeros_like(batch.tokens_BL, dtype=sigma_BA1.dtype)
+        sigma_BS = torch.cat((clean, sigma_BAK.flatten(1)), 1)
+        hidden_BSD = self.network.hidden(tokens_BS, sigma_BS, positions_BL=positions_BS, see=see)
+        return hidden_BSD[:, batch.tokens_BL.shape[1] :].unflatten(1, noisy.tokens_t.shape[1:]), sigma_BAK
+
+    def _windows(
+        self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None
+    ) -> tuple[Tensor, Tensor]:
+        """Full attention: every block is a sequence of its own, behind the last clean tokens of its document."""
+        B, A, K = noisy.tokens_t.shape
+        width = min(self.config.window, batch.tokens_BL.shape[1])
+        back = torch.arange(width - 1, -1, -1, device=batch.tokens_BL.device)
+        place_BAW = anchors.index_BA[..., None] - back
+        inside = place_BAW >= 0
+        flat = place_BAW.clamp_min(0).flatten(1)
+        clean_BAW = batch.tokens_BL.gather(1, flat).view(B, A, width)
+        document_BAW = batch.document_BL.gather(1, flat).view(B, A, width)
+        inside &= document_BAW == batch.document_BL.gather(1, anchors.index_BA)[..., None]
+        tokens_NS = torch.cat((clean_BAW, noisy.tokens_t), 2).flatten(0, 1)
+        inside_NS = torch.cat((inside, torch.ones_like(noisy.valid)), 2).flatten(0, 1)
+        first_N1 = (batch.positions_BL.gather(1, anchors.index_BA).flatten() + 1)[:, None]
+        at_S = torch.arange(-width, K, device=flat.device)
+        absolute_NS = (first_N1 + at_S).clamp_min(0)
+        positions_NS = inside_NS.long().cumsum(1).sub(1).clamp_min(0)
+        see = self._visible(absolute_NS, inside_NS)
+        if annealed is not None:
+            see = see & annealed(width + K)
+        sigma_N = self._seen(tokens_NS, inside_NS)
+        if self.mask_id < 0:
+            sigma_N = self.schedule.total(noisy.times).flatten()
+        hidden_NSD = self._hidden(tokens_NS, sigma_N, positions_NS, see)
+        hidden = hidden_NSD[:, width:].unflatten(0, (B, A))
+        return hidden, sigma_N.view(B, A, 1).expand(B, A, K)
+
+    def _visible(self, absolute_NS: Tensor, inside_NS: Tensor) -> Tensor:
+        """Who sees whom in a window, (N, 1, S, S): everything that is there, or by blocks counted from the text's start.
+        What is not there sees itself, so that every row sees something."""
+        own_SS = torch.eye(inside_NS.shape[1], dtype=torch.bool, device=inside_NS.device)
+        see_NSS = (inside_NS[:, None] & inside_NS[..., None]) | own_SS
+        if self.block:
+            block_NS = absolute_NS // self.block
+            see_NSS = see_NSS & (block_NS[:, None] <= block_NS[..., None])
+        return see_NSS[:, None]
+
+    def _seen(self, tokens_NS: Tensor, inside_NS: Tensor) -> Tensor:
+        """σ of inputs that a network of full attention sees whole, (N,): by the share of masks in what is there."""
+        masked_NS = (tokens_NS == self.mask_id) & inside_NS
+        return self.sigma_for_mask_fraction(masked_NS.sum(1) / inside_NS.sum(1))
+
+    def suffix_rows(
+        self, batch: Batch, noisy: Corrupted, annealed: Annealed | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Whole rows as SEDD pretrains, each document behind a clean prefix: hidden (B, L, D) and σ (B, L)."""
+        sigma_B1 = self.schedule.total(noisy.times)[:, None]
+        same = batch.document_BL[:, :, None] == batch.document_BL[:, None]
+        see = same | torch.eye(same.shape[1], dtype=torch.bool, device=same.device)
+        if self.cached:  # clean tokens see what is before them, noisy ones all of their document
+            before = torch.ones_like(same[0]).tril()
+            see = see & (before | noisy.valid[:, :, None])
+        if annealed is not None:
+            see = see & annealed(see.shape[-1])[0]
+        if self.cached:
+            sigma_BL = torch.where(noisy.valid, sigma_B1, torch.zeros_like(sigma_B1))
+        elif self.mask_id < 0:
+            sigma_BL = sigma_B1.expand(noisy.valid.shape)
+        else:  # as it is told of a block behind a prefix: by the share of masks in the document
+            masked_BL = ((noisy.tokens_t == self.mask_id) & (batch.document_BL >= 0)).to(sigma_B1.dtype)
+            sigma_BL = self.sigma_for_mask_fraction((same * masked_BL[:, None]).sum(2) / same.sum(2))
+        return self._hidden(noisy.tokens_t, sigma_BL, batch.positions_BL, see[:, None]), sigma_BL
+
+    def _hidden(self, tokens: Tensor, sigma: Tensor, positions: Tensor, see: Tensor | None) -> Tensor:
+        if isinstance(self.network, MaskedLM):
+            return self.network.hidden(tokens, positions_BL=positions, see=see)
+        return self.network.hidden(tokens, sigma, positions_BL=positions, see=see)
+
+    # ---- rows of hidden states ----
+
+    def logits(self, hidden: Tensor, sigma: Tensor) -> Tensor:
+        """The network's output f of any rows, (…, D) and σ (…) → (…, its V), fp32."""
+        if isinstance(self.network, MaskedLM):
+            return self.network.head(hidden)
+        return self.network.head(hidden, sigma).float()
+
+    def target_logits(self, f: Tensor) -> Tensor:
+        """Logits of q over the target's vocabulary, (…, its V) → (…, V): the mask is never a token. Of the mask graph alone:
+        a softmax of the log-score is SEDD's q as well as MDLM's (the score's sum is free)."""
+        if self.mask_id < 0:
+            raise UserError("drafter.graph=uniform has no one-step q: calibration and draws need absorbing")
+        f = f[..., : self.config.vocab_size]
+        if self.mask_id >= self.config.vocab_size:
+            return f
+        column = torch.tensor([self.mask_id], device=f.device)
+        return f.index_fill(-1, column, LOG_ZERO)
+
+
+class DiffusionContext:
+    """A clean text that grows, and the rows of a noisy block after it: what decoding asks for. One request, no gradient.
+
+    A network that caches a prefix runs each committed token once, along with the first noisy block after it (a
+    block-causal one when its block is full); one of full attention runs its window anew for every pass.
+    """
+
+    def __init__(self, drafter: DiffusionDrafter, capacity: int) -> None:
+        self.drafter, self.tokens = drafter, list[int]()
+        # with a shift: the last cached token's hidden state, which predicts the block's first position
+        self.before_1D: Tensor | None = None
+        network = drafter.network
+        self.cache = None
+        if drafter.cached or drafter.caches_blocks:
+            capacity += drafter.block
+            made = (
+                network.new_cache(1, capacity) if isinstance(network, DDiT) else network.new_cache(capacity)
+            )
+            self.cache = made
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.drafter.parameters()).device
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens. The network sees them with the next block."""
+        self.tokens.extend(tokens)
+
+    def keep(self, count: int) -> None:
+        """Back to the first `count` tokens."""
+        del self.tokens[count:]
+        if self.cache is None:
+            return
+        network = self.drafter.network
+        size = network.kept_at_once
+        whole = count // size * size
+        shift = isinstance(network, MaskedLM) and network.family.shift
+        if shift and (self.before_1D is None or self.cache.length > whole):
+            # the last token is run again, for its hidden state
+            whole, self.before_1D = max(whole - size, 0), None
+        self.cache.length = min(self.cache.length, whole)
+
+    @torch.no_grad()
+    def denoise(self, block_K: Tensor) -> Tensor:
+        """Logits over the target's vocabulary of a block that holds tokens and masks, (K,) → (K, V) fp32."""
+        drafter, network, block_1K = self.drafter, self.drafter.network, block_K[None]
+        if self.cache is None:
+            return drafter.target_logits(self._whole(block_1K))
+        new_1C = torch.tensor([self.tokens[self.cache.length :]], dtype=torch.int64, device=self.device)
+        if isinstance(network, MaskedLM):
+            f_1KV, self.before_1D = network.denoise(new_1C, block_1K, self.cache, self.before_1D)
+        else:
+            share = (block_K == drafter.mask_id).float().mean()
+            f_1KV = network.denoise(
+                new_1C, block_1K, drafter.sigma_for_mask_fraction(share)[None], self.cache
+            ).float()
+        return drafter.target_logits(f_1KV[0])
+
+    def _whole(self, block_1K: Tensor) -> Tensor:
+        drafter = self.drafter
+        clean = torch.tensor([self.tokens[-drafter.config.window :]], dtype=torch.int64, device=self.device)
+        tokens_1S = torch.cat((clean, block_1K), 1)
+        sigma_1 = drafter._seen(tokens_1S, torch.ones_like(tokens_1S, dtype=torch.bool))
+        positions, see = torch.arange(tokens_1S.shape[1], device=self.device)[None], None
+        if drafter.block:
+            start = len(self.tokens) - clean.shape[1]
+            see = drafter._visible(positions + start, torch.ones_like(tokens_1S, dtype=torch.bool))
+        hidden_1SD = drafter._hidden(tokens_1S, sigma_1, positions, see)
+        return drafter.logits(hidden_1SD[0, clean.shape[1] :], sigma_1.expand(block_1K.shape[1]))

@@ -1,0 +1,168 @@
+"""One attention function for target and drafter: grouped queries without repeating keys, through SDPA.
+
+`attend` is the door for networks of our own: SDPA, or flash-attn where it was asked for and can do the same.
+
+transformers repeats K and V for every query head as soon as a mask is given (9 heads read 3 times the memory on
+SmolLM2). Here the query heads of a group become extra query rows of their shared key head instead.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from align.common.errors import UserError, nearest
+from align.target.cache import Parts
+
+NAME = "grouped_sdpa"
+BACKENDS = ("sdpa", "flash_attn")
+WIDE = 64  # from here on repeating the keys is cheap beside the product
+
+
+def block_mask(
+    see_LL: Tensor | None, length: int, past: int, groups: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """The mask of `length` tokens that all see `past` others and each other as `see_LL` says, made once for all layers.
+
+    `see_LL`: bool, itself included; None = causal. Returns None for one token, which sees everything; for few, an
+    additive mask laid out as `grouped_attention` lays out its query rows, (1, 1, groups·L, S), so that no layer has
+    to convert it; else a boolean one, (1, 1, L, S).
+    """
+    if length == 1:
+        return None
+    see = torch.ones(length, past + length, dtype=torch.bool, device=device)
+    if see_LL is None:
+        see = see.tril_(past)
+    else:
+        see[:, past:] = see_LL
+    if groups == 1 or length > WIDE:
+        return see[None, None]
+    added = torch.zeros(see.shape, dtype=dtype, device=device).masked_fill_(~see, -torch.inf)
+    return added.repeat(groups, 1)[None, None]
+
+
+def clean_then_noisy(clean: int, noisy: int, device: torch.device) -> Tensor:
+    """Who sees whom among clean tokens and a noisy block after them, bool (L, L): the clean ones causally, the block
+    everything."""
+    see_LL = torch.ones(clean + noisy, clean + noisy, dtype=torch.bool, device=device).tril()
+    see_LL[clean:] = True
+    return see_LL
+
+
+def grouped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool = False
+) -> Tensor:
+    """Attention of (B, H, L, d) queries over (B, Hkv, S, d) keys and values, H a multiple of Hkv → (B, H, L, d).
+
+    `mask` is boolean (B or 1, 1, L, S), True = attend, or what `block_mask` made; None = everything, or causal when
+    L = S and `causal`.
+    """
+    batch, heads, length, width = query.shape
+    kv_heads, size = key.shape[1], key.shape[2]
+    groups = heads // kv_heads
+    if causal and mask is None and length > 1:
+        mask = torch.ones(length, size, dtype=torch.bool, device=query.device).tril(size - length)[None, None]
+    if groups == 1 or length > WIDE:
+        if groups > 1:
+            key, value = (t[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for t in (key, value))
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    rows = query.reshape(batch, kv_heads, groups * length, width)
+    if mask is not None and length > 1 and mask.shape[-2] == length:
+        mask = mask.expand(-1, -1, length, -1).repeat(1, 1, groups, 1)
+    return F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale).reshape(query.shape)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, half-split, of (…, d) with tables that broadcast."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, backend: str = "sdpa") -> Tensor:
+    """softmax(q·kᵀ/√d)·v of (B, H, L, d) queries over (B, Hkv, S, d) keys → (B, H, L, d).
+
+    `mask` as in `grouped_attention`; None = everything. `backend` is a name of `BACKENDS`.
+
+    Raises:
+        UserError: flash_attn where it can't run or would compute something else; nothing is swapped in silently.
+    """
+    if backend == "sdpa":
+        return grouped_attention(query, key, value, mask, query.shape[-1] ** -0.5)
+    if backend not in BACKENDS:
+        raise UserError(f"attention backend {backend!r} is unknown{nearest(backend, BACKENDS)}")
+    starts = None if mask is None else segment_starts(mask)
+    if reason := _flash_refusal(query, starts is None and mask is not None):
+        raise UserError(f"attention backend 'flash_attn' {reason}; 'sdpa' does it")
+    if starts is None:
+        from flash_attn import flash_attn_func
+
+        out: Tensor = flash_attn_func(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+        return out.transpose(1, 2)
+    from flash_attn import flash_attn_varlen_func
+
+    rows, longest = len(query), int(starts.diff().max())
+    flat = (t.transpose(1, 2).expand(rows, -1, -1, -1).flatten(0, 1) for t in (query, key, value))
+    out = flash_attn_varlen_func(*flat, starts, starts, longest, longest)
+    return out.unflatten(0, (rows, query.shape[2])).transpose(1, 2)
+
+
+def segment_starts(mask: Tensor) -> Tensor | None:
+    """Where the segments of a mask begin that lets every position see its own segment of neighbours and nothing else, as packed
+    documents and windows have it: int32, cumulative over the rows one after the other, with the end. None = another mask.
+
+    `mask`: bool (B, 1, L, L).
+    """
+    if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[2] != mask.shape[3]:
+        return None
+    see_BLL = mask[:, 0]
+    first_BL = torch.ones_like(see_BLL[:, 0])
+    first_BL[:, 1:] = ~see_BLL.diagonal(1, 1, 2)
+    segment_BL = first_BL.long().cumsum(1)
+    if not torch.equal(segment_BL[:, :, None] == segment_BL[:, None], see_BLL):
+        return None
+    starts = first_BL.flatten().nonzero()[:, 0]
+    return torch.cat((starts, starts.new_tensor([first_BL.numel()]))).int()
+
+
+def _flash_refusal(query: Tensor, masked: bool) -> str:
+    if find_spec("flash_attn") is None:
+        return "is not installed"
+    if query.device.type != "cuda":
+        return f"needs a GPU, not {query.device.type}"
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        return f"computes in float16 or bfloat16, not {str(query.dtype).removeprefix('torch.')}"
+    return "takes masks of whole segments alone, and this one is another" if masked else ""
+
+
+def _interface(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor | Parts,
+    value: Tensor | Parts,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    causal = bool(kwargs.get("is_causal", getattr(module, "is_causal", True)))
+    if isinstance(key, Parts):  # several requests side by side, each with its own past
+        assert isinstance(value, Parts)
+        queries = query.split(key.widths, dim=2)
+        each = zip(queries, key.tensors, value.tensors, key.masks, strict=True)
+        out = torch.cat([grouped_attention(q, k, v, mask, scale) for q, k, v, mask in each], dim=2)
+        return out.transpose(1, 2), None
+    assert isinstance(value, Tensor)
+    return grouped_attention(query, key, value, attention_mask, scale, causal).transpose(1, 2), None
+
+
+def register() -> str:
+    """Make the function known to transformers (its documented interface) and return its name."""
+    AttentionInterface.register(NAME, _interface)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    return NAME

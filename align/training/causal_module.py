@@ -1,0 +1,48 @@
+"""The LightningModule of autoregressive drafters: the next token after every place of an answer, towards the target's p.
+
+One causal pass over a packed row gives q at every place given the text before it, so the K positions of an anchor are K
+places of the row, each computed once. Teacher-forced on text of the target's own, that is what decoding drafts from
+wherever the drafts before were accepted: expected τ is the unbiased one (align/losses/acceptance.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import torch
+
+from align.losses.divergences import logit_statistics
+from align.losses.objective import DraftRows, RowStatistics, row_statistics
+from align.models.causal import CausalDrafter
+from align.training.block_module import BlockDrafterModule
+from align.training.datamodule import Step
+
+
+class CausalDrafterModule(BlockDrafterModule):
+    """Trains `drafter` on packed target-written rows, by the objective's terms (`forward_kl`, `cross_entropy`, …).
+
+    Args:
+        drafter: q, a causal language model.
+        recipe: objective, trainer and output are read.
+    """
+
+    drafter: CausalDrafter
+
+    def model_step(self, step: Step, temperature: float) -> RowStatistics:
+        """Statistics (B, A, K) of one micro-batch; p at `temperature`."""
+        drafter, view = self.drafter, self.view(step, temperature)
+        hidden_PD = drafter(step.batch).flatten(0, 1)[view.used_P]
+        place_P = torch.arange(len(hidden_PD), device=hidden_PD.device)
+        wanted, chunk = self.objective.wanted, self.recipe.objective.chunk_rows
+        if drafter.has_targets_head:
+            rows = DraftRows(hidden_PD, place_P)
+            shape = (len(hidden_PD),)
+            found = row_statistics(
+                rows, view.places, drafter.head_weight_VD, None, shape, wanted, temperature, chunk
+            )
+        else:
+            head_VD = drafter.target.head_weight_VD
+            found = logit_statistics(drafter.logits(hidden_PD), place_P, view.places, head_VD, wanted)
+        at_BAK = self.used_rows(step, view)
+        pairs = {f.name: getattr(found, f.name) for f in fields(RowStatistics)}
+        return RowStatistics(**{name: None if v is None else v[at_BAK] for name, v in pairs.items()})  # type: ignore[arg-type]

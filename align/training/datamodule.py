@@ -1,0 +1,263 @@
+"""Packed rows with anchors, as a function of (seed, step): resuming is starting at another step.
+
+A step's global batch depends neither on how many processes share it nor on how many micro-batches it is cut into, so
+two processes train on what one would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+
+import lightning
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from align.common.batch import Anchors, Batch, PackedRow
+from align.common.rng import keyed_generator
+from align.config.recipe import Recipe
+from align.data.packing import collate, pack
+from align.data.shards import Samples
+from align.diffusion.noise import sample_anchors
+
+Place = tuple[int, int, int]  # (micro-batch, place in the stream = key of the anchors, row)
+_VALIDATION_SEED = 0x7A11D
+
+
+@dataclass
+class Step:
+    """What one process sees in one micro-batch.
+
+    scale: the sum of its losses times this, averaged over processes and micro-batches, is the step's mean loss per
+    anchor. kind: the text's temperature, for validation (`greedy`, `sampling`, `other`). keys: which rows these are,
+    training rows from 0 up, held-out ones from -1 down. places: where in the stream each row stands, from which its noise
+    is drawn.
+    """
+
+    batch: Batch
+    anchors: Anchors
+    scale: float = 1.0
+    kind: str = "other"
+    keys: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
+
+    def to(self, device: torch.device) -> Step:
+        anchors = Anchors(self.anchors.index_BA.to(device), self.anchors.valid_BAK.to(device))
+        return Step(self.batch.to(device), anchors, self.scale, self.kind, self.keys, self.places)
+
+
+class StepSampler(Sampler[list[Place]]):
+    """The places of every micro-batch from `start` on; one list each.
+
+    The stream is one seeded permutation of the rows after another. Step s takes its places s·G … s·G+G−1; they are cut
+    into `accumulate` micro-batches, and each of these into `world` slices, one for each process.
+
+    Args:
+        rows: rows in all. steps: optimizer steps in all. batch_size: rows of one slice.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        steps: int,
+        batch_size: int,
+        seed: int,
+        *,
+        accumulate: int = 1,
+        rank: int = 0,
+        world: int = 1,
+        start: int = 0,
+    ) -> None:
+        self.rows, self.batch_size, self.seed = rows, batch_size, seed
+        self.accumulate, self.rank, self.world = accumulate, rank, world
+        self.start, self.stop = start * accumulate, steps * accumulate
+        self._orders: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        """All micro-batches of the run, those before `start` too: Lightning counts a resumed run's from 0."""
+        return self.stop
+
+    def row(self, place: int) -> int:
+        """The row at a place of the stream."""
+        epoch, index = divmod(place, self.rows)
+        if epoch not in self._orders:
+            while len(self._orders) > 1:  # a step may span two epochs, seldom more
+                self._orders.pop(next(iter(self._orders)))
+            self._orders[epoch] = np.random.default_rng([self.seed, 1, epoch]).permutation(self.rows)
+        return int(self._orders[epoch][index])
+
+    def places(self, micro: int) -> range:
+        """This process's places of one micro-batch."""
+        first = (micro * self.world + self.rank) * self.batch_size
+        return range(first, first + self.batch_size)
+
+    def step_places(self, micro: int) -> range:
+        """The places of the whole step that a micro-batch belongs to, over all processes."""
+        size = self.accumulate * self.world * self.batch_size
+        return range(micro // self.accumulate * size, (micro // self.accumulate + 1) * size)
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        for micro in range(self.start, self.stop):
+            yield [(micro, place, self.row(place)) for place in self.places(micro)]
+
+
+def anchor_count(row: PackedRow, anchors: int) -> int:
+    """How many anchors `sample_anchors` finds in a row: places whose next token is answer of the same document."""
+    same = (row.document_L[1:] == row.document_L[:-1]) & row.answer_L[1:]
+    return min(anchors, int((same & (row.positions_L[:-1] > 0) & (row.document_L[:-1] >= 0)).sum()))
+
+
+def make_batch(
+    rows: Sequence[PackedRow], keys: Sequence[int], anchors: int, block_size: int, seed: int
+) -> tuple[Batch, Anchors]:
+    """Stack rows, each with anchors of its own, drawn from (seed, its key); anchors that no row has are left out."""
+    parts = []
+    for row, key in zip(rows, keys, strict=True):
+        generator = keyed_generator(seed, 2, key)
+        parts.append(sample_anchors(collate([row]), anchors, block_size, generator))
+    index, valid = torch.cat([p.index_BA for p in parts]), torch.cat([p.valid_BAK for p in parts])
+    used = max(int(valid[..., 0].sum(1).max()), 1)
+    keep = valid[..., 0].long().argsort(dim=1, descending=True, stable=True)[:, :used]
+    index, valid = index.gather(1, keep), valid.gather(1, keep[..., None].expand(-1, -1, block_size))
+    return collate(rows), Anchors(index, valid)
+
+
+def validation_rows(samples: Samples, length: int, count: int, exact: bool) -> list[tuple[str, PackedRow]]:
+    """At most `count` held-out rows, each of one kind of text, the kinds in turn. The same ones whatever the run's seed.
+
+    `greedy` text was written at temperature 0 and tells τ of greedy decoding, `sampling` text at temperature 1 and,
+    where `exact`, without top-p and top-k tells τ of sampling; each estimate is unbiased on its own text alone.
+    """
+    heat = samples.temperature
+    sampling = (heat == 1) & exact
+    kinds = {"greedy": heat == 0, "sampling": sampling, "other": (heat != 0) & ~sampling}
+
+    def rows(kind: str, chosen: Tensor) -> list[tuple[str, PackedRow]]:
+        indices = chosen.nonzero()[:, 0].tolist()
+        return [(kind, row) for row in pack(samples.select(indices), length, 0)] if indices else []
+
+    told = [rows(kind, chosen) for kind, chosen in kinds.items() if kind != "other"]
+    mixed = [pair for pair in chain.from_iterable(zip_longest(*told)) if pair is not None]
+    return (mixed or rows("other", kinds["other"]))[:count]
+
+
+class RowsModule(lightning.LightningDataModule):
+    """Training and validation rows of a data folder.
+
+    Args:
+        recipe: data, trainer and seed are read.
+        training, validation: samples of each side.
+        block_size: K.
+        exact: the data's text was drawn without top-p and top-k.
+    """
+
+    def __init__(
+        self, recipe: Recipe, training: Samples, validation: Samples, block_size: int, exact: bool = True
+    ) -> None:
+        super().__init__()
+        self.recipe, self.block_size = recipe, block_size
+        d, t = recipe.data, recipe.trainer
+        self.rows = pack(training, d.length, recipe.seed)
+        self.held_out = validation_rows(validation, d.length, t.validation_rows, exact)
+        self.start = 0  # optimizer steps behind us, set from a checkpoint
+        self._counts = np.full(len(self.rows), -1, dtype=np.int64)
+
+    def state_dict(self) -> dict[str, int]:
+        """The data position: the number of steps taken says it all."""
+        assert self.trainer is not None
+        return {"step": self.trainer.global_step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["step"]
+
+    def sampler(self, rank: int, world: int) -> StepSampler:
+        """The batches of one process."""
+        t = self.recipe.trainer
+        share = t.batch_size // (t.accumulate * world)
+        return StepSampler(
+            len(self.rows),
+            t.max_steps,
+            share,
+            self.recipe.seed,
+            accumulate=t.accumulate,
+            rank=rank,
+            world=world,
+            start=self.start,
+        )
+
+    def train_dataloader(self) -> DataLoader[Place]:
+        assert self.trainer is not None
+        sampler = self.sampler(self.trainer.global_rank, self.trainer.world_size)
+
+        def collate(places: Sequence[Place]) -> Step:
+            return self.step(sampler, places)
+
+        return DataLoader(_Places(len(self.rows)), batch_sampler=sampler, collate_fn=collate)
+
+    def step(self, sampler: StepSampler, places: Sequence[Place]) -> Step:
+        """One micro-batch of one process."""
+        rows = [self.rows[row] for _, _, row in places]
+        keys = [place for _, place, _ in places]
+        batch, anchors = make_batch(
+            rows, keys, self.recipe.trainer.anchors, self.block_size, self.recipe.seed
+        )
+        everywhere = sum(self._count(sampler.row(place)) for place in sampler.step_places(places[0][0]))
+        scale = sampler.world * sampler.accumulate / max(everywhere, 1)
+        return Step(batch, anchors, scale, keys=tuple(row for _, _, row in places), places=tuple(keys))
+
+    def _count(self, row: int) -> int:
+        if self._counts[row] < 0:
+            self._counts[row] = anchor_count(self.rows[row], self.recipe.trainer.anchors)
+        return int(self._counts[row])
+
+    def val_dataloader(self) -> DataLoader[Place]:
+        """Held-out rows, one a batch, dealt out to the processes in turn: with an anchor at every place, or for standalone
+        drafters, whose blocks have heads of their own to compute, with as many as in training.
+
+        Every process gets as many (forwards may be collective): what is there to fill up has scale 0.
+        """
+        assert self.trainer is not None
+        rank, world, count = self.trainer.global_rank, self.trainer.world_size, len(self.held_out)
+        dealt = [[(0, i, i % count)] for i in range(rank, -(-count // world) * world, world)]
+
+        def fixed(places: Sequence[Place]) -> Step:
+            _, place, index = places[0]
+            kind, row = self.held_out[index]
+            d, t = self.recipe.data, self.recipe.trainer
+            cheap = self.recipe.drafter.kind in ("block", "autoregressive")
+            most = d.length if cheap else min(d.length, t.anchors)
+            batch, anchors = make_batch([row], [index], most, self.block_size, _VALIDATION_SEED)
+            return Step(batch, anchors, 1.0 if place < count else 0.0, kind, (-1 - index,), (index,))
+
+        return DataLoader(_Places(count), batch_sampler=_Fixed(dealt), collate_fn=fixed)
+
+
+class _Places(Dataset[Place]):
+    """Places as they are: rows are looked up where they are put together."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __getitem__(self, place: Place) -> Place:
+        return place
+
+    def __len__(self) -> int:
+        return self.count
+
+
+class _Fixed(Sampler[list[Place]]):
+    """Given batches, in order."""
+
+    batch_size = 1
+
+    def __init__(self, batches: list[list[Place]]) -> None:
+        self.list = batches
+
+    def __len__(self) -> int:
+        return len(self.list)
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        return iter(self.list)

@@ -1,0 +1,254 @@
+"""The LightningModule of standalone diffusion drafters, in all three stages.
+
+    pretrain    whole rows, each document behind a clean prefix: the diffusion loss, per token
+    finetune    blocks behind clean prefixes, as decoding has them: the diffusion loss, summed over a block
+    calibrate   the same + λ · the terms of the objective (distillation towards the target) at the masked positions
+
+The diffusion loss is SEDD's denoising score entropy or MDLM's bound. What is validated is the same in all stages: the
+bound on held-out blocks given the text before them, and expected τ and acceptance of one-step drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from align.common.batch import Anchors, Corrupted
+from align.common.rng import keyed_generator
+from align.diffusion.noise import corrupt_blocks, corrupt_suffix, random_prefixes
+from align.diffusion.schedules import van_der_corput
+from align.losses.diffusion_losses import masked_nll, score_entropy
+from align.losses.divergences import logit_statistics
+from align.losses.objective import RowStatistics
+from align.models.masked_lm import annealed_see
+from align.models.standalone import Annealed, DiffusionContext, DiffusionDrafter
+from align.training.block_module import BlockDrafterModule
+from align.training.datamodule import Step
+from align.training.target_cache import View
+
+_VALIDATION_SEED = 0x0B0E
+
+
+class DiffusionDrafterModule(BlockDrafterModule):
+    """Trains `drafter` on packed target-written rows.
+
+    Args:
+        drafter: q, standalone.
+        recipe: stage, objective, trainer and output are read.
+    """
+
+    drafter: DiffusionDrafter
+
+    # ---- noise ----
+
+    def noise(self, step: Step, training: bool = True) -> Corrupted:
+        """Every row's noise from its place in the stream alone: a resumed run and any number of processes draw the same.
+
+        What is validated is drawn by the number of masks, however training draws: the same bound, with a far smaller error.
+        """
+        o, drafter, device = self.recipe.objective, self.drafter, step.batch.tokens_BL.device
+        times = o.times if training or drafter.mask_id < 0 else "count"
+        seed, parts = self.recipe.seed if training else _VALIDATION_SEED, []
+        for b, place in enumerate(step.places):
+            generator, row = keyed_generator(seed, 3, place), step.batch.row(b)
+            how = (drafter.graph, drafter.schedule)
+            if training and self.recipe.stage == "pretrain":
+                # decoding always has a text to go on from
+                prefix = random_prefixes(row, generator).clamp_min(1)
+                u_1 = self._time_of(place, generator)
+                parts.append(corrupt_suffix(row, *how, prefix, generator, times, o.least_time, u_1))
+            else:
+                own = Anchors(step.anchors.index_BA[b : b + 1], step.anchors.valid_BAK[b : b + 1])
+                whole = [0.0] * (own.block_size - 1) + [1.0]
+                lengths = (o.block_lengths or whole) if training else whole
+                parts.append(corrupt_blocks(row, own, *how, lengths, generator, times, o.least_time))
+        joined = {f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Corrupted)}
+        return Corrupted(**{name: tensor.to(device) for name, tensor in joined.items()})
+
+    def _time_of(self, place: int, generator: torch.Generator) -> Tensor:
+        """Where in 0..1 the one time of a row lies, (1,): spread over the rows of the stream as `objective.times` says."""
+        how, own = self.recipe.objective.times, torch.rand(1, generator=generator, dtype=torch.float64)
+        if how == "antithetic":
+            rows = self.recipe.trainer.batch_size
+            order = torch.randperm(rows, generator=keyed_generator(self.recipe.seed, 6, place // rows))
+            return (own + order[place % rows]) / rows
+        if how == "uniform":
+            return own
+        shift = torch.rand(1, generator=keyed_generator(self.recipe.seed, 6), dtype=torch.float64)
+        return (shift + van_der_corput(1, place)) % 1
+
+    def counted(self, noisy: Corrupted) -> Tensor:
+        """Positions that the loss looks at: masked ones; under the uniform graph all that noise could reach."""
+        if self.drafter.mask_id < 0:
+            return noisy.valid
+        return noisy.valid & (noisy.tokens_t == self.drafter.mask_id)
+
+    # ---- the losses, at rows that count ----
+
+    def diffusion(self, f_RV: Tensor, noisy: Corrupted, at: Tensor, score: bool | None = None) -> Tensor:
+        """The diffusion loss of the rows f at the positions `at`, (R,). `score` False: the bound, whatever is trained by.
+
+        Of a network that predicts logits both are one number: normalised, their score has Z = 1, and score entropy is then
+        MDLM's bound term by term (RADD, arXiv 2406.03736).
+        """
+        drafter = self.drafter
+        # fp64: near t = 1 the rates of cosine and geometric schedules lose four digits in fp32
+        times = noisy.times.double()[..., None].expand(noisy.valid.shape)[at]
+        importance = noisy.importance[..., None].expand(noisy.valid.shape)[at]
+        sigma, rate = drafter.schedule.total(times), drafter.schedule.rate(times)
+        tokens_t, tokens_0, valid = noisy.tokens_t[at], noisy.tokens_0[at], torch.ones_like(at[at])
+        if score is None:
+            score = (
+                self.recipe.objective.diffusion == "score_entropy"
+                and drafter.config.prediction == "log_score"
+            )
+        if score or drafter.mask_id < 0:
+            loss = score_entropy(
+                f_RV, tokens_t, tokens_0, sigma, rate, drafter.graph, valid, drafter.scale_by_sigma
+            )
+        else:
+            loss = masked_nll(f_RV, tokens_t, tokens_0, sigma, rate, drafter.mask_id, valid)
+        return (importance * loss).float()
+
+    def statistics(self, step: Step, view: View, f_RV: Tensor, at: Tensor) -> RowStatistics:
+        """How far q is from p at the positions `at`, spread over (B, A, K); what is not masked is known: q = 1, no loss."""
+        target = self.drafter.target
+        found = logit_statistics(
+            self.drafter.target_logits(f_RV),
+            self.used_rows(step, view)[at],
+            view.places,
+            target.head_weight_VD,
+            self.objective.wanted,
+        )
+
+        def spread(values_R: Tensor) -> Tensor:
+            return torch.zeros(at.shape, device=at.device).masked_scatter(at, values_R)
+
+        pairs = {f.name: getattr(found, f.name) for f in fields(RowStatistics)}
+        return RowStatistics(**{name: None if v is None else spread(v) for name, v in pairs.items()})  # type: ignore[arg-type]
+
+    def strength(self) -> float:
+        """λ at this step."""
+        o = self.recipe.objective
+        if self.recipe.stage != "calibrate":
+            return 0.0
+        return o.distillation * min(1.0, (self.global_step + 1) / max(1, o.distillation_warmup))
+
+    def annealed(self, step: Step) -> Annealed | None:
+        """Who of the noisy tokens sees to the right, while that is not yet everybody. A drafter from elsewhere sees it already."""
+        progress = (self.global_step + 1) / max(1, self.recipe.objective.annealing)
+        if self.recipe.objective.annealing == 0 or self.recipe.drafter.init is not None or progress >= 1:
+            return None
+        generator, device = keyed_generator(self.recipe.seed, 4, *step.places), step.batch.tokens_BL.device
+
+        def see(length: int) -> Tensor:
+            return annealed_see(length, progress, generator).to(device)
+
+        return see
+
+    # ---- training ----
+
+    def training_step(self, step: Step, index: int) -> Tensor:
+        noisy = self.noise(step)
+        at = self.counted(noisy)
+        if self.recipe.stage == "pretrain":
+            hidden, sigma = self.drafter.suffix_rows(step.batch, noisy, self.annealed(step))
+            scale = 1.0 / noisy.valid.numel()  # per token of the step's rows, padding among them
+        else:
+            hidden, sigma = self.drafter.block_rows(step.batch, step.anchors, noisy, self.annealed(step))
+            scale = step.scale
+        f_RV = self.drafter.logits(hidden[at], sigma[at])
+        loss = self.diffusion(f_RV, noisy, at).sum()
+        strength = self.strength()
+        if strength > 0:
+            view = self.view(step, self.recipe.objective.temperature)
+            s = self.statistics(step, view, f_RV, at)
+            loss = loss + strength * (self.objective.per_position(s, noisy.valid) * at).sum()
+        loss = loss * scale
+        none = torch.zeros((), device=loss.device)
+        self._count(step, loss.detach(), noisy.valid.sum(), none, none)
+        return loss
+
+    # ---- validation ----
+
+    def model_step(self, step: Step, temperature: float) -> RowStatistics:
+        """Statistics (B, A, K) of drafts made in one step: every position masked."""
+        drafter, clean = self.drafter, step.anchors.blocks_BAK(step.batch.tokens_BL)
+        times = torch.ones(step.anchors.index_BA.shape, device=clean.device)
+        masks, valid = torch.full_like(clean, drafter.mask_id), step.anchors.valid_BAK
+        noisy = Corrupted(masks, clean, times, valid, torch.ones_like(times))
+        view = self.view(step, temperature)
+        out = {f.name: torch.zeros(clean.shape, device=clean.device) for f in fields(RowStatistics)}
+        for own, f_RV in self._chunks(step, noisy):
+            found = self.statistics(step, view, f_RV, own)
+            for name, total in out.items():
+                if (value := getattr(found, name)) is not None:
+                    total += value
+        return RowStatistics(**out)
+
+    def losses(self, step: Step, noisy: Corrupted) -> tuple[Tensor, Tensor]:
+        """The diffusion loss and the bound, (B, A, K)."""
+        loss = torch.zeros(noisy.valid.shape, device=noisy.valid.device)
+        bound = torch.zeros_like(loss)
+        for own, f_RV in self._chunks(step, noisy):
+            loss[own] = self.diffusion(f_RV, noisy, own)
+            bound[own] = self.diffusion(f_RV, noisy, own, False)
+        return loss, bound
+
+    def _chunks(self, step: Step, noisy: Corrupted) -> Iterator[tuple[Tensor, Tensor]]:
+        """So many rows of the head at a time: which positions, bool (B, A, K), and their f (R, V)."""
+        hidden, sigma = self.drafter.block_rows(step.batch, step.anchors, noisy)
+        at = self.counted(noisy)
+        for part in at.nonzero().split(max(1, self.recipe.objective.chunk_rows // 4)):
+            own = torch.zeros_like(at)
+            own[tuple(part.T)] = True
+            yield own, self.drafter.logits(hidden[own], sigma[own])
+
+    @torch.no_grad()
+    def sample(self, prompt: list[int], length: int, generator: torch.Generator) -> list[int]:
+        """`length` tokens after a prompt, block by block, each unmasked from left to right in K steps, drawn from q."""
+        most, end = self.drafter.config.block_size, len(prompt) + length
+        context = DiffusionContext(self.drafter, end + most)
+        context.extend(prompt)
+        while len(context.tokens) < end:
+            count = min(most, end - len(context.tokens))
+            block_K = torch.full((count,), self.drafter.mask_id, device=context.device)
+            for k in range(count):
+                q_V = context.denoise(block_K)[k].softmax(-1)
+                block_K[k] = q_V.cpu().multinomial(1, generator=generator)[0]
+            context.extend(block_K.tolist())
+        return context.tokens[len(prompt) :]
+
+    def on_validation_epoch_end(self) -> None:
+        count = self.recipe.trainer.show_samples
+        if count and self.trainer.world_size == 1 and self.drafter.mask_id >= 0:
+            data: Any = self.trainer
+            generator, parts = torch.Generator().manual_seed(self.recipe.seed), []
+            for _, row in data.datamodule.held_out[:count]:
+                end = int(row.answer_L.int().argmax())
+                text = self.sample(row.tokens_L[: max(end, 1)].tolist(), 48, generator)
+                parts.append(self.drafter.target.decode(text))
+            with (Path(self.recipe.output) / "samples.txt").open("a", encoding="utf-8") as file:
+                file.write("".join(f"--- step {self.global_step}\n{part}\n" for part in parts))
+        super().on_validation_epoch_end()
+
+    def validation_step(self, step: Step, index: int) -> None:
+        if step.scale == 0:  # a repeated row, there to keep the processes in step
+            self.losses(step, self.noise(step, training=False))
+            return
+        valid = step.anchors.valid_BAK
+        loss, bound = self.losses(step, self.noise(step, training=False))
+        strength = self.recipe.objective.distillation if self.recipe.stage == "calibrate" else 0.0
+        total = loss.sum()
+        if self.drafter.mask_id >= 0:
+            s = self.model_step(step, 1.0)
+            if strength > 0:
+                total = total + strength * self.objective.per_position(s, valid).sum()
+            self._tally(step, s)
+        self._tallies.loss(total, valid[..., 0].sum())
+        self._tallies.bound(bound.sum(-1), valid.sum(-1))

@@ -1,0 +1,90 @@
+"""What a recipe asks of the machine, and what the machine has: processes, devices, packages, types of products."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+
+from align.common.errors import UserError
+from align.config.recipe import Recipe
+from align.target.model import Target
+
+
+def main_process() -> bool:
+    """Whether this is the process that prints and writes: known before the processes know each other."""
+    rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
+    return rank == "0" and (os.environ.get("NODE_RANK") or "0") == "0"
+
+
+def accelerator(recipe: Recipe) -> str:
+    """cpu or gpu.
+
+    Raises:
+        UserError: a GPU, or more of them, than this machine has; a package that is missing; devices that contradict.
+    """
+    launch, device = recipe.launch, recipe.target.device
+    name = launch.accelerator
+    if name == "auto":
+        name = "gpu" if torch.cuda.is_available() and device != "cpu" else "cpu"
+    if name == "gpu" and not torch.cuda.is_available():
+        raise UserError(
+            "launch.accelerator=gpu was asked for, but torch sees no GPU (launch.accelerator=cpu runs here)"
+        )
+    if name == "gpu" and launch.devices > torch.cuda.device_count():
+        raise UserError(f"launch.devices={launch.devices}: torch sees {torch.cuda.device_count()} GPUs")
+    if device != "auto" and (device == "cpu") != (name == "cpu"):
+        raise UserError(
+            f"target.device={device} contradicts launch.accelerator={launch.accelerator}; leave it at auto"
+        )
+    if launch.strategy.startswith("deepspeed"):
+        _need("deepspeed", f"launch.strategy={launch.strategy}")
+    for logger in set(recipe.trainer.logger) & {"tensorboard", "wandb"}:
+        _need(logger, f"trainer.logger={logger}")
+    outside = os.environ.get("WORLD_SIZE") if "RANK" in os.environ and "LOCAL_RANK" in os.environ else None
+    if outside is not None and int(outside) != recipe.processes:
+        raise UserError(
+            f"launch.devices={launch.devices} × launch.num_nodes={launch.num_nodes}: {outside} processes were launched from outside"
+        )
+    return name
+
+
+def _need(package: str, asked_by: str) -> None:
+    if find_spec(package) is None:
+        raise UserError(f"{asked_by}: the package {package} is not installed here (pip install {package})")
+
+
+def devices(recipe: Recipe) -> int | list[int]:
+    """How many devices this machine is to use, or the one GPU that the recipe names."""
+    kind, _, number = recipe.target.device.partition(":")
+    if kind != "cuda" or not number:
+        return recipe.launch.devices
+    if recipe.launch.devices > 1:
+        raise UserError(
+            f"target.device={recipe.target.device} names one GPU, launch.devices={recipe.launch.devices}"
+        )
+    return [int(number)]
+
+
+def target_device(recipe: Recipe) -> str:
+    """Where this process loads the target: each process on a GPU of its own."""
+    if accelerator(recipe) == "cpu":
+        return "cpu"
+    chosen = devices(recipe)
+    return f"cuda:{chosen[0] if isinstance(chosen, list) else os.environ.get('LOCAL_RANK') or 0}"
+
+
+def precision(recipe: Recipe, target: Target) -> Literal["bf16-mixed", "32-true"]:
+    """Lightning's name for the products' type; weights and optimizer stay fp32.
+
+    Raises:
+        UserError: fp32 products over a target that is not fp32.
+    """
+    name, half = recipe.trainer.precision, target.dtype != torch.float32
+    if name == "auto":
+        name = "bf16" if half else "fp32"
+    if name == "fp32" and half:
+        raise UserError("trainer.precision=fp32 needs a target in fp32: add target.dtype=float32")
+    return "bf16-mixed" if name == "bf16" else "32-true"

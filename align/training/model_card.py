@@ -1,0 +1,116 @@
+"""The model card of a trained drafter, written from the run: every number in it was measured there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from align.common.provenance import training_versions
+from align.config.recipe import Recipe, resolve
+from align.models.block_config import BlockConfig
+from align.models.causal import CausalConfig
+from align.models.standalone import DiffusionConfig
+
+_LIBRARIES = {
+    BlockConfig: "block-drafter",
+    DiffusionConfig: "diffusion-drafter",
+    CausalConfig: "transformers",
+}
+
+
+def write_card(
+    recipe: Recipe,
+    config: BlockConfig | DiffusionConfig | CausalConfig,
+    manifest: dict[str, Any],
+    run: dict[str, Any],
+    validation: dict[str, float],
+) -> str:
+    """Markdown with hub metadata. `run`: steps, tokens_seen, positions, minutes, parameters, coverage."""
+    found = training_versions()
+    acceptance = [v for k, v in validation.items() if k.startswith("acceptance_")]
+    lines = [
+        "---",
+        f"library_name: {_LIBRARIES[type(config)]}",
+        f"base_model: {config.target}",
+        "license: apache-2.0",
+        f"tags: [speculative-decoding, {'' if isinstance(config, CausalConfig) else 'discrete-diffusion, '}drafter]",
+        "---",
+        "",
+        *_about(recipe, config, run),
+        f"| target sha256 | `{config.target_sha256}` |",
+        f"| data | {manifest['samples']:,} samples, {manifest['tokens']:,} tokens written by the target "
+        f"(temperatures {manifest['prompt_temperature']} / {manifest['answer_temperatures']}, seed {manifest['seed']}) |",
+        f"| training | {run['steps']:,} steps, {run['tokens_seen']:,} text tokens seen, {run['positions']:,} drafted positions, "
+        f"{run['minutes']:.1f} minutes |",
+    ]
+    for name, temperature in (("greedy", 0), ("sampling", 1)):
+        if f"tau_{name}" in validation:
+            tau, error = validation[f"tau_{name}"], validation[f"tau_{name}_se"]
+            anchors = int(validation[f"anchors_{name}"])
+            lines.append(
+                f"| expected τ, {name} | {tau:.3f} ± {error:.3f} (standard error; {anchors:,} places of held-out text at "
+                f"temperature {temperature}) |"
+            )
+    if "bound" in validation:
+        lines.append(
+            f"| bound on held-out blocks, given the text before | {validation['bound']:.3f} ± {validation['bound_se']:.3f} nats a "
+            f"token (standard error), perplexity {validation['perplexity']:.1f} |"
+        )
+    if acceptance:
+        lines.append(f"| acceptance Σmin(p, q) by position | {' / '.join(f'{a:.3f}' for a in acceptance)} |")
+    lines += [
+        f"| versions | torch {found['torch']}, transformers {found['transformers']}, commit {found['git_commit']} |",
+        "",
+        "The recipe, resolved:",
+        "",
+        "```yaml",
+        yaml.safe_dump(_without_places(resolve(recipe)), sort_keys=False).rstrip(),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _about(
+    recipe: Recipe, config: BlockConfig | DiffusionConfig | CausalConfig, run: dict[str, Any]
+) -> list[str]:
+    """What it is, up to the first rows of the table."""
+    name, use = Path(recipe.output).name, '    python -m decode.generate --drafter FOLDER "your prompt"'
+    parameters = ["", use, "", "| | |", "|---|---|", f"| trainable parameters | {run['parameters']:,} |"]
+    if isinstance(config, DiffusionConfig):
+        kind = {"ddit": "DDiT", "masked_lm": "masked language model"}[recipe.drafter.kind]
+        return [
+            f"# {name}: a standalone diffusion drafter for {config.target}",
+            "",
+            f"A {kind} ({recipe.drafter.attention} attention, {config.graph} graph) that reads tokens alone; trained in blocks of "
+            f"{config.block_size}, stage {recipe.stage}. Its vocabulary is that target's.",
+            *parameters,
+        ]
+    if isinstance(config, CausalConfig):
+        made = ", ".join(str(i) for i in config.layers)
+        start = f"layers {made} of that target" if made else str(recipe.drafter.init)
+        return [
+            f"# {name}: a small causal language model that drafts for {config.target}",
+            "",
+            f"It started from {start}; its embedding and head were not trained. transformers opens this folder as it is. "
+            f"τ below is for drafts of {config.block_size} tokens.",
+            *parameters,
+        ]
+    layers = ", ".join(str(i) for i in config.target_layer_ids)
+    return [
+        f"# {name}: a block-diffusion drafter for {config.target}",
+        "",
+        f"Drafts {config.block_size} tokens in one pass, conditioned on the target (`{config.context}`, target layers {layers}). "
+        "Useful with that target alone: embedding and head are the target's and not stored here.",
+        *parameters,
+        f"| draft vocabulary | {config.draft_vocab_size or config.vocab_size:,} of {config.vocab_size:,} tokens, "
+        f"{run['coverage']:.1%} of the training answers' tokens |",
+    ]
+
+
+def _without_places(values: dict[str, Any]) -> dict[str, Any]:
+    """The recipe without the folders of the machine that it ran on: they tell nothing, and cards are published."""
+    kept = {key: value for key, value in values.items() if key != "output"}
+    return {**kept, "data": {**kept["data"], "path": None}}

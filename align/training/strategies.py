@@ -1,0 +1,112 @@
+"""How training is spread over devices: DDP, and DeepSpeed's ZeRO, which only this file knows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
+from torch import nn
+
+from align.config.recipe import Recipe
+
+
+class Zero(DeepSpeedStrategy):
+    """DeepSpeed's ZeRO; besides GPUs also over gloo on CPU processes, which Lightning's own refuses."""
+
+    @property
+    def on_cpu(self) -> bool:
+        return os.environ.get("DS_ACCELERATOR") == "cpu"
+
+    def setup_environment(self) -> None:
+        if not self.on_cpu:
+            super().setup_environment()
+            return
+        assert self.accelerator is not None
+        self.accelerator.setup_device(self.root_device)
+        self.setup_distributed()
+
+    def setup_distributed(self) -> None:
+        if not self.on_cpu:
+            super().setup_distributed()
+            return
+        reset_seed()
+        self.set_world_ranks()
+        self._without_compiler()
+        self._init_deepspeed_distributed()
+
+    @staticmethod
+    def _without_compiler() -> None:
+        """Leave out DeepSpeed's shared-memory reductions, gloo's do: they are compiled at the first start, and a
+        start that is killed meanwhile leaves a lock behind, at which all later ones would wait for ever."""
+        import deepspeed.ops
+
+        compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
+        compatible["deepspeed_shm_comm"] = False
+
+    @property
+    def root_device(self) -> torch.device:
+        return torch.device("cpu", 0) if self.on_cpu else super().root_device
+
+    @contextmanager
+    def whole_parameters(self, parameters: list[nn.Parameter], write: bool) -> Iterator[None]:
+        """ZeRO-3 keeps a part of every weight in each process: put them together, and apart again with what was written."""
+        if not self.zero_stage_3:
+            yield
+            return
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if write else None):
+            yield
+
+
+class Launched(LightningEnvironment):
+    """Processes started by another launcher that says who is who in RANK, WORLD_SIZE and LOCAL_RANK.
+
+    The deepspeed launcher sets no NODE_RANK, from which Lightning would work out the rank.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        super().set_world_size(int(os.environ["WORLD_SIZE"]))
+        super().set_global_rank(int(os.environ["RANK"]))
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    def set_world_size(self, size: int) -> None:
+        """Said by the launcher."""
+
+    def set_global_rank(self, rank: int) -> None:
+        """Said by the launcher."""
+
+    def teardown(self) -> None:
+        """The launcher's variables stay."""
+
+
+def _environment() -> list[Any]:
+    launched = {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
+    return [Launched()] if launched and "TORCHELASTIC_RUN_ID" not in os.environ else []
+
+
+def _strategy(recipe: Recipe, place: str) -> Strategy | str:
+    name = recipe.launch.strategy
+    if name.startswith("deepspeed"):
+        if place == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        share = recipe.trainer.batch_size // (recipe.trainer.accumulate * recipe.processes)
+        backend = "gloo" if place == "cpu" else None
+        return Zero(stage=int(name[-1]), process_group_backend=backend, logging_batch_size_per_gpu=share)
+    return "auto" if name == "auto" and recipe.processes == 1 else DDPStrategy(broadcast_buffers=False)
+
+
+def _kind(recipe: Recipe) -> str:
+    """Checkpoints of one kind can be read by that kind alone."""
+    deepspeed = recipe.launch.strategy.startswith("deepspeed")
+    return f"{recipe.launch.strategy} on {recipe.processes} processes" if deepspeed else "one file"

@@ -1,0 +1,1 @@
+"""Measuring: what is run, in which order, tuned, timed and kept."""

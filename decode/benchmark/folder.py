@@ -1,0 +1,169 @@
+"""What a measurement depends on, and the folder that holds it: begun, continued or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from align.common.errors import UserError
+from align.common.hub import local_path, sha256_file
+from align.common.provenance import decoding_versions, git_commit, machine
+from decode.method_names import PLAIN
+from decode.reporting.records import RECORDS, RUN, SUMMARY, Record, Run, read_records, read_run, write_run
+from decode.suites.sources import Loaded
+
+if TYPE_CHECKING:
+    from decode.engine.decoder import Decoder
+
+
+def settings_of(
+    options: Any,
+    decoders: dict[str, Decoder],
+    drafters: dict[str, str],
+    prepared: Sequence[tuple[Loaded, Sequence[tuple[Any, list[int]]]]],
+    corpora: Sequence[str],
+) -> dict[str, Any]:
+    """Everything that a figure depends on; `corpora`: files that methods read."""
+    import torch
+
+    target = decoders[PLAIN].target
+    prompts = [(s.name, prompt.id, tokens) for s, pairs in prepared for prompt, tokens in pairs]
+    found = machine()
+    return {
+        "target": target.spec,
+        **_typed(options),
+        "dtype": target.dtype_name,
+        "drafter": drafters,
+        "drafter_hash": {role: _folder_hash(local_path(folder)) for role, folder in drafters.items()},
+        "methods": list(decoders),
+        "corpus_hash": {file: sha256_file(Path(file).expanduser()) for file in corpora},
+        "sweep": options.sweep,
+        "tuned": getattr(options, "tuned", None),
+        "race": getattr(options, "race", None),
+        "suites": [s.name for s, _ in prepared],
+        "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        "target_hash": target.hash,
+        "device": str(target.device),
+        "threads": torch.get_num_threads(),
+        "processor": found["processor"],
+        "versions": decoding_versions(),
+        "git_commit": git_commit(),
+        "gpu": found.get("gpu") if target.device.type == "cuda" else None,
+    }
+
+
+def _folder_hash(folder: Path) -> str | None:
+    """sha256 over the drafter's config and weights; None where it is no folder."""
+    digest = hashlib.sha256()
+    files = sorted(
+        p
+        for p in folder.glob("*")
+        if p.name in ("config.json", "drafter.json") or p.suffix in (".safetensors", ".bin", ".pt", ".pth")
+    )
+    for path in files:
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest() if files else None
+
+
+def folder_name(suites: Sequence[Loaded], settings: dict[str, Any]) -> str:
+    short = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    return "-".join([*(s.name for s in suites[:3]), short])
+
+
+def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record]]:
+    """The folder's own run and records when it holds some under the same settings, else a new run and none.
+
+    Raises:
+        UserError: it holds a run under other settings, or can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if replace:
+            _empty(folder)
+        if (folder / RUN).is_file() or (folder / RECORDS).is_file():
+            old = read_run(folder)
+            _check_same(folder, old.settings, run.settings)
+            return old, read_records(folder, mend=True)
+        write_run(folder, run)
+    except OSError as error:
+        raise UserError(f"--out={str(folder)!r} can't be written: {error.strerror}") from None
+    return run, []
+
+
+_TYPED = (
+    "limit",
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "repeats",
+    "warmup",
+    "draft_tokens",
+    "tree_nodes",
+    "verifier",
+    "steps",
+    "order",
+    "drafter_tokenizer",
+    "tune",
+)
+"""Settings that are options as they were typed."""
+
+
+def _typed(options: Any) -> dict[str, Any]:
+    return {key: getattr(options, key) for key in _TYPED}
+
+
+def _empty(folder: Path) -> None:
+    for name in (RECORDS, RUN, SUMMARY):
+        (folder / name).unlink(missing_ok=True)
+
+
+_NOT_OURS = {"manifest.json": "training data", "recipe.yaml": "a training run", "config.json": "a model"}
+
+
+def check_early(folder: Path | None, options: Any) -> None:
+    """Before anything is loaded: whether a measurement may lie in that folder, and whether the one that it holds can be
+    continued with these options. One that is to be replaced by a race's is emptied now, so that it is not taken for the new
+    one when the race is interrupted.
+
+    Raises:
+        UserError: it can't.
+    """
+    if folder is None:
+        return
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out={str(folder)!r} is a file, not a folder")
+    for name, what in _NOT_OURS.items():
+        if (folder / name).is_file():
+            raise UserError(f"--out={str(folder)!r} holds {what} ({name}): take another folder")
+    if not (folder / RUN).is_file():
+        return
+    if not options.resume:
+        if options.tune:
+            _empty(folder)
+        return
+    old = read_run(folder).settings
+    now = _typed(options) | {"git_commit": git_commit()}
+    _check_same(folder, {key: old.get(key) for key in now}, now)
+
+
+def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    keys = [*new, *(key for key in old if key not in new)]
+    other = [
+        f"{k}: {_short(old.get(k))} there, {_short(new.get(k))} now" for k in keys if old.get(k) != new.get(k)
+    ]
+    if other:
+        more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+        raise UserError(
+            f"--out={str(folder)!r} holds a measurement under other settings ({'; '.join(other[:3])}{more}): "
+            "take another folder, or --no-resume to replace it"
+        )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:37] + "…"

@@ -1,0 +1,119 @@
+"""How far a measurement is: a bar with the time left on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from time import monotonic
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from decode.method_names import PLAIN
+from decode.reporting.records import Record
+
+LINE_EVERY = 30.0
+"""Seconds between lines where there is no terminal."""
+
+
+def wide_console() -> Console:
+    """One that breaks no line where there is no terminal, unless COLUMNS says where."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+
+
+class TaskProgress:
+    """Context manager over `total` tasks of `methods` generations each, of which `before` were done in an earlier sitting."""
+
+    def __init__(self, console: Console, total: int, methods: Sequence[str], before: int = 0) -> None:
+        self.console, self.total, self.methods, self.before = console, total, list(methods), before
+        self.finished = before
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.tokens: defaultdict[str, int] = defaultdict(int)
+        self.started = self.spoken = monotonic()
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        each = len(self.methods)
+        self.row = self.bar.add_task("measuring", total=total * each, completed=before * each)
+
+    def __enter__(self) -> TaskProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def step(self, prompt: str, method: str) -> None:
+        """One generation is done."""
+        self.bar.update(self.row, advance=1, description=f"{prompt} {self.speeds()}".strip())
+
+    def done(self, records: Sequence[Record]) -> None:
+        """One task is done; off a terminal a line is printed when the last one is old."""
+        self.finished += 1
+        for record in records:
+            self.seconds[record.method] += record.seconds
+            self.tokens[record.method] += record.committed
+        now = monotonic()
+        if not self.console.is_terminal and (now - self.spoken >= LINE_EVERY or self.finished == self.total):
+            self.spoken = now
+            left = (now - self.started) / (self.finished - self.before) * (self.total - self.finished)
+            text = f"{self.finished}/{self.total} rounds · {self.speeds()} · {_clock(left)} left"
+            self.console.print(text, markup=False, highlight=False)
+
+    def speeds(self) -> str:
+        """Tokens/s of every method so far, with what it is to plain decoding."""
+        rates = {m: self.tokens[m] / self.seconds[m] for m in self.methods if self.seconds[m] > 0}
+        base = rates.get(PLAIN)
+        return ", ".join(
+            f"{m} {rate:.1f}" + (f" ({rate / base:.2f}×)" if base and m != PLAIN else "")
+            for m, rate in rates.items()
+        ) + (" tokens/s" if rates else "")
+
+
+class RaceProgress:
+    """A line for every round of a race between settings (decode/benchmark/tuning.py)."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.console, self.total, self.finished, self.ran = console, total, 0, 0
+        self.seconds, self.began = 0.0, 0.0
+
+    def begin(self) -> None:
+        """A round is run, not read."""
+        self.began = monotonic()
+        self.ran += 1
+
+    def done(self, left: int) -> None:
+        """A round is over, and so many settings are still in."""
+        self.finished += 1
+        if not self.began:
+            return
+        self.seconds, self.began = self.seconds + monotonic() - self.began, 0.0
+        rest = _clock(self.seconds / self.ran * (self.total - self.finished))
+        text = f"round {self.finished}/{self.total}: {left} settings left · {rest} left at most"
+        self.console.print(text, markup=False, highlight=False)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

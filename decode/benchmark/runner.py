@@ -1,0 +1,180 @@
+"""Run the methods side by side: warmed up, interleaved prompt by prompt, repeated. Gives records; judges
+nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from align.common.provenance import load_average
+from decode.engine.decoder import Decoder
+from decode.engine.output import Generation
+from decode.losslessness.divergence import examine
+from decode.method_names import LOSSY, PLAIN
+from decode.reporting.records import Record
+from decode.speculation.sampling import Sampling
+from decode.suites.prompt import Prompt
+from decode.wrappers.overlapped import settle
+
+WARMUP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Task:
+    """One prompt in one repeat: every method runs on it, one after another, before the next task begins."""
+
+    suite: str
+    prompt: Prompt
+    tokens: tuple[int, ...]
+    repeat: int
+    order: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every generation has in common."""
+
+    sampling: Sampling
+    max_new_tokens: int
+
+
+def plan(
+    suites: Sequence[tuple[str, Sequence[tuple[Prompt, list[int]]]]],
+    methods: Sequence[str],
+    repeats: int,
+    seed: int,
+) -> list[Task]:
+    """All tasks: repeat by repeat, over all suites at once, in an order whose beginnings are spread evenly over every suite
+    (its categories usually lie in blocks): a run that is stopped early is a fair sample. Every order of a few methods
+    comes up equally often, of many methods every place of each one (seeded).
+    """
+    turn = _orders(list(methods), random.Random(seed))
+    each = [
+        ((rank + 0.5) / len(prompts), name, *prompts[i])
+        for name, prompts in suites
+        for rank, i in enumerate(_spread(len(prompts)))
+    ]
+    each.sort(key=lambda task: task[0])
+    return [
+        Task(name, prompt, tuple(tokens), repeat, next(turn))
+        for repeat in range(repeats)
+        for _, name, prompt, tokens in each
+    ]
+
+
+def _spread(count: int) -> list[int]:
+    """0 … count − 1 by their bits reversed: every beginning lies evenly over the whole."""
+    bits = count.bit_length()
+    return sorted(range(count), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
+
+
+def _orders(methods: list[str], rng: random.Random) -> Iterator[tuple[str, ...]]:
+    """Orders without end: all of up to five methods in turn, shuffled; of more, all rotations of one shuffle after another."""
+    if len(methods) <= 5:
+        orders = list(itertools.permutations(methods))
+        rng.shuffle(orders)
+        yield from itertools.cycle(orders)
+    while True:
+        rng.shuffle(methods)
+        starts = list(range(len(methods)))
+        rng.shuffle(starts)
+        for start in starts:
+            yield tuple(methods[start:] + methods[:start])
+
+
+def warm_up(decoders: dict[str, Decoder], tokens: list[int], settings: Settings, times: int) -> None:
+    """Short generations whose times are thrown away: memory is allocated, weights are paged in, kernels are
+    chosen.
+    """
+    count = min(WARMUP_TOKENS, settings.max_new_tokens)
+    for decoder in [decoder for _ in range(times) for decoder in decoders.values()]:
+        decoder.generate(tokens, max_new_tokens=count, sampling=settings.sampling)
+
+
+def run_task(
+    decoders: dict[str, Decoder],
+    task: Task,
+    settings: Settings,
+    ended: Callable[[str], object] = lambda method: None,
+) -> list[Record]:
+    """One record per method, in the order in which they ran. `ended(method)` is called after each.
+
+    At temperature 0 each output is compared with plain decoding's, when `plain` is among the methods; a difference is
+    examined, unless the method's verifier is lossy and may make some.
+    Otherwise every repeat draws with a seed of its own, the same for all methods.
+    """
+    sampling = settings.sampling
+    if not sampling.greedy:
+        sampling = replace(sampling, seed=(sampling.seed + 1_000_003 * task.repeat) % 2**63)
+    records, trees = [], []
+    for position, method in enumerate(task.order):
+        generation = decoders[method].generate(
+            list(task.tokens), max_new_tokens=settings.max_new_tokens, sampling=sampling
+        )
+        verifier = "" if decoders[method].drafter is None else decoders[method].verifier_for(sampling)
+        if verifier and sampling.greedy and not verifier.startswith(LOSSY):
+            verifier = "greedy"  # whichever was asked for: the engine draws nothing
+        settle()  # else it takes the next one's time
+        records.append(record_of(task, method, position, generation, verifier))
+        trees.append(generation.trees)
+        ended(method)
+    plain = next((record for record in records if record.method == PLAIN), None)
+    if sampling.greedy and plain is not None:
+        target = decoders[PLAIN].target
+        for record, shapes in zip(records, trees, strict=True):
+            if record.lossy:
+                record.identical = record.tokens == plain.tokens
+                continue
+            record.divergence = examine(
+                target,
+                list(task.tokens),
+                plain.tokens,
+                record.tokens,
+                record.drafted,
+                record.accepted,
+                shapes,
+                others=decoders[record.method].target,
+            )
+            record.identical = record.divergence is None
+    return records
+
+
+def record_of(task: Task, method: str, position: int, generation: Generation, verifier: str) -> Record:
+    """The generation as a record. The prefill gives the first token; calls committed the rest."""
+    committed = len(generation.tokens) - 1 if generation.calls else 0
+    return Record(
+        suite=task.suite,
+        prompt=task.prompt.id,
+        method=method,
+        repeat=task.repeat,
+        category=task.prompt.category,
+        prompt_tokens=generation.prompt_tokens,
+        new_tokens=len(generation.tokens),
+        committed=committed,
+        seconds=generation.seconds,
+        prefill_seconds=generation.prefill_seconds,
+        tokens_per_s=committed / generation.seconds if committed and generation.seconds > 0 else 0.0,
+        calls=generation.calls,
+        accepted=list(generation.accepted),
+        drafted=list(generation.drafted),
+        nodes=generation.nodes,
+        tau=committed / generation.calls if generation.calls else None,
+        finish=generation.finish,
+        tokens=list(generation.tokens),
+        draft_seconds=generation.draft_seconds,
+        verify_seconds=generation.verify_seconds,
+        load=load_average(),
+        position=position,
+        verifier=verifier,
+    )
+
+
+def remaining(tasks: Sequence[Task], records: Sequence[Record]) -> Iterator[Task]:
+    """The tasks that have no complete set of records yet."""
+    done = {record.key for record in records}
+    for task in tasks:
+        if not all((task.suite, task.prompt.id, method, task.repeat) in done for method in task.order):
+            yield task

@@ -1,0 +1,71 @@
+"""Command-line options whose mistakes are one line that names the option and the nearest valid one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from align.common.errors import UserError
+
+if TYPE_CHECKING:
+    pass
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from align.common.errors import nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """`argparse` with `UserError` for mistakes, and no abbreviations."""
+
+    stray = ""
+    """What to say of a word that is no option's."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (--help lists the options)")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Raises UserError naming the first argument that no option takes."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
+            hint = nearest(unknown[0].split("=")[0], options) if unknown[0].startswith("-") else self.stray
+            self.error(f"unrecognized argument {unknown[0]!r}{hint}")
+        return parsed
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """A whole number of at least `least`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, at least {least}")
+        return value
+
+    return parse
+
+
+def number(text: str) -> float:
+    """A finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return value
+
+
+VERIFIER_HELP = (
+    "auto (default), greedy, point_mass, self_selection, token, block, recursive, k_seq, traversal, hybrid, gumbel; lossy_typical and "
+    "lossy_top_beta do NOT keep the output's law"
+)

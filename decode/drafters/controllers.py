@@ -1,0 +1,171 @@
+"""How many tokens to draft next, and in which of several ways, from what earlier rounds took and kept. No model, no tensors.
+
+A controller sees how many tokens were drafted and accepted and how long that lasted, all of rounds that are over, and answers before
+anything of the next round is drawn: so whatever it answers, a proposal keeps its law (decode/wrappers/adaptive.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Controller(Protocol):
+    """One request's."""
+
+    def length(self, most: int) -> int:
+        """Tokens to draft next, 1..most."""
+
+    def observe(self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float) -> None:
+        """A round that is over: of `drafted` ≥ 1 tokens `accepted` were kept."""
+
+
+@dataclass
+class AdaptiveLength:
+    """DiffuSpec's adaptive draft length (arXiv 2510.02358): L̃ ← (1 − ρ)·L̃ + ρ·L of generated and of accepted lengths, both from 0, then
+    k ← clip(L̃_generated + δ·1{L̃_accepted ≥ L̃_generated}, shortest, longest), rounded (section 4.3). The first k is `longest`.
+
+    shortest, longest: of k. growth: δ. smoothing: ρ.
+    """
+
+    shortest: int
+    longest: int
+    growth: float
+    smoothing: float
+    generated: float = 0.0
+    accepted: float = 0.0
+    tokens: int = field(init=False)
+    """k."""
+
+    def __post_init__(self) -> None:
+        self.tokens = self.longest
+
+    def update(self, generated: int, accepted: int) -> None:
+        """After a round: tokens of its draft before an end of sequence, and how many of it were accepted."""
+        self.generated += self.smoothing * (generated - self.generated)
+        self.accepted += self.smoothing * (accepted - self.accepted)
+        wanted = self.generated + (self.growth if self.accepted >= self.generated else 0.0)
+        self.tokens = min(max(round(wanted), self.shortest), self.longest)
+
+    def length(self, most: int) -> int:
+        return min(self.tokens, most)
+
+    def observe(self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float) -> None:
+        self.update(drafted, accepted)
+
+
+def adaptive_range(longest: int) -> tuple[int, int, float]:
+    """Shortest, longest and growth of `AdaptiveLength` for drafts of up to `longest` tokens: 20, 30 and 10 as published, in
+    proportion."""
+    return max(1, 2 * longest // 3), longest, longest / 3
+
+
+class Line:
+    """Seconds as a line over a number of tokens, least squares over rounds that fade: a round weighs `keep` times what the next
+    one does. Never falling."""
+
+    def __init__(self, keep: float) -> None:
+        self.keep = keep
+        self.w = self.x = self.y = self.xx = self.xy = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        k = self.keep
+        self.w, self.x, self.y = k * self.w + 1, k * self.x + x, k * self.y + y
+        self.xx, self.xy = k * self.xx + x * x, k * self.xy + x * y
+
+    def at(self, x: float) -> float:
+        if self.w == 0:
+            return 0.0
+        mean_x, mean_y = self.x / self.w, self.y / self.w
+        spread = self.xx / self.w - mean_x**2
+        slope = max(0.0, (self.xy / self.w - mean_x * mean_y) / spread) if spread > 1e-9 else 0.0
+        return max(mean_y + slope * (x - mean_x), 0.0)
+
+
+class CostAware:
+    """The length of the most tokens a second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / (draft(n) + verify(n)), every part of it measured on
+    this request (the idea of DuoDecoding, arXiv 2503.00784, and of SpecDec++, 2405.19715).
+
+    Args:
+        keep: what a round's weight is multiplied by with every further one.
+        prior: rounds' worth of belief that a position is accepted as often as the one before it, the first one in half
+            of all rounds.
+        tries: rounds at the beginning that try all lengths between the ends, so that costs become known.
+    """
+
+    def __init__(self, keep: float = 0.97, prior: float = 2.0, tries: int = 3) -> None:
+        self.keep, self.prior, self.tries = keep, prior, tries
+        self.tested: list[float] = []
+        self.kept: list[float] = []
+        self.draft, self.verify = Line(keep), Line(keep)
+        self.rounds = 0
+
+    def length(self, most: int) -> int:
+        if self.rounds < self.tries:  # most, a middle one, 1
+            return max(1, round(most - (most - 1) * self.rounds / max(self.tries - 1, 1)))
+        best, at, reach, expected, alpha = 0.0, 1, 1.0, 1.0, 0.5
+        for n in range(1, most + 1):
+            alpha = self._alpha(n, alpha)
+            reach *= alpha
+            expected += reach
+            seconds = self.draft.at(n) + self.verify.at(n)
+            if seconds <= 0:
+                return most
+            if expected / seconds > best:
+                best, at = expected / seconds, n
+        return at
+
+    def _alpha(self, n: int, before: float) -> float:
+        if n > len(self.tested):
+            return before
+        return (self.kept[n - 1] + self.prior * before) / (self.tested[n - 1] + self.prior)
+
+    def observe(self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float) -> None:
+        self.rounds += 1
+        self.draft.add(drafted, draft_seconds)
+        self.verify.add(drafted, verify_seconds)
+        more = drafted - len(self.tested)
+        self.tested += [0.0] * more
+        self.kept += [0.0] * more
+        for j in range(min(accepted + 1, drafted)):
+            self.tested[j] = self.keep * self.tested[j] + 1
+            self.kept[j] = self.keep * self.kept[j] + (j < accepted)
+
+
+class Fastest:
+    """Which of several ways makes the most tokens a second: each tried in turn, then the one of the highest upper bound
+    (discounted UCB, arXiv 0805.3415), as rates drift with the text and the machine.
+
+    Args:
+        ways: how many.
+        keep: what a round's weight is multiplied by with every further one.
+        tries: rounds that each way gets first.
+        boldness: c of the bound, rate·(1 + c·√(ln n / n_way)).
+    """
+
+    def __init__(self, ways: int, keep: float = 0.995, tries: int = 3, boldness: float = 0.15) -> None:
+        self.keep, self.tries, self.boldness = keep, tries, boldness
+        self.rounds, self.tokens, self.seconds = [0.0] * ways, [0.0] * ways, [0.0] * ways
+        self.tried = [0] * ways
+
+    def choose(self) -> int:
+        fresh = min(range(len(self.tried)), key=lambda i: self.tried[i])
+        if self.tried[fresh] < self.tries:
+            return fresh
+        return max(range(len(self.tried)), key=self._bound)
+
+    def _bound(self, way: int) -> float:
+        n, total = self.rounds[way], sum(self.rounds)
+        rate = self.tokens[way] / max(self.seconds[way], 1e-9)
+        return rate * (1 + self.boldness * math.sqrt(math.log(max(total, 1.0)) / max(n, 1e-9)))
+
+    def observe(self, way: int, tokens: int, seconds: float) -> None:
+        """A round that is over made so many tokens in so many seconds, drafting and verification together."""
+        for values in (self.rounds, self.tokens, self.seconds):
+            for i in range(len(values)):
+                values[i] *= self.keep
+        self.rounds[way] += 1
+        self.tokens[way] += tokens
+        self.seconds[way] += seconds
+        self.tried[way] += 1

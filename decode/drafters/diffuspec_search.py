@@ -1,0 +1,139 @@
+"""A path through the candidates of positions that were predicted side by side: causal-consistency path search (DiffuSpec, arXiv
+2510.02358, section 4.2). Tensors and tokens, no model.
+
+A one-pass diffusion draft gives each position's q without its neighbours' tokens. Of a few candidates a position, a
+beam search takes the path that q and a model reading from left to right agree upon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from torch import Tensor
+
+from align.common.errors import UserError
+
+Column = list[tuple[int, float]]
+"""A position's candidates: token and ln q, the most probable first."""
+Reader = Callable[[tuple[int, ...], Sequence[int]], Sequence[float]]
+"""(path so far, tokens) → ln p of each of them after it."""
+
+
+def columns(q_KV: Tensor, mass: float, most: int, ends: Collection[int]) -> list[Column]:
+    """Candidates (eq. 7): of each position the fewest most probable tokens that hold `mass` of q, or `most` where those hold
+    less; and the likeliest end of sequence, so that a path may end there. None of probability 0.
+
+    Args:
+        q_KV: K distributions.
+    """
+    top = q_KV.double().topk(min(most, q_KV.shape[1]), dim=-1)
+    before_KM = top.values.cumsum(-1).roll(1, -1)
+    before_KM[:, 0] = 0.0
+    kept_KM = (before_KM < mass) & (top.values > 0)
+    rows = zip(kept_KM.tolist(), top.indices.tolist(), top.values.log().tolist(), strict=True)
+    found = [[(t, x) for keep, t, x in zip(*row, strict=True) if keep] for row in rows]
+    if ends:
+        ids = sorted(ends)
+        likeliest = q_KV[:, ids].double().max(-1)
+        for column, q, at in zip(found, likeliest.values.tolist(), likeliest.indices.tolist(), strict=True):
+            if q > 0 and not any(token in ends for token, _ in column):
+                column.append((ids[at], math.log(q)))
+    return found
+
+
+def best_path(
+    lattice: Sequence[Column], reader: Reader, weight: float, beam: int, ends: Collection[int]
+) -> list[int]:
+    """One token of each column, up to the first end of sequence, which is part of the path.
+
+    Score (eq. 8): S = Σ_i weight·ln q_i + (1 − weight)·ln p_i. The `beam` best paths are continued. Paths of one length compare by
+    S; in the end those of different lengths do by S a token: as ln q and ln p are negative, S alone would prefer
+    whatever ends early.
+    """
+    open_: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    ended: list[tuple[float, tuple[int, ...]]] = []
+    for column in lattice:
+        tokens, found = [token for token, _ in column], []
+        for score, path in open_:
+            log_p = reader(path, tokens)
+            found += [
+                (score + weight * q + (1 - weight) * p, (*path, t))
+                for (t, q), p in zip(column, log_p, strict=True)
+            ]
+        if not found:
+            break
+        found.sort(key=lambda x: -x[0])
+        ended += [x for x in found[:beam] if x[1][-1] in ends]
+        open_ = [x for x in found[:beam] if x[1][-1] not in ends]
+    every = [*open_, *ended]
+    return list(max(every, key=lambda x: x[0] / max(1, len(x[1])))[1])
+
+
+class NgramModel:
+    """Counts of all n-grams up to `order` tokens.
+
+    Args:
+        vocab_size: V.
+        order: n, the tokens of the longest n-gram.
+        strength: s, how many observations the shorter context's distribution is worth.
+        base: a model whose counts are added to this one's, and left as they are; of the same vocabulary and order.
+
+    Raises:
+        UserError: a number out of its range.
+    """
+
+    def __init__(
+        self, vocab_size: int, order: int = 3, strength: float = 1.0, base: NgramModel | None = None
+    ) -> None:
+        if order < 1:
+            raise UserError(f"order={order!r}: must be at least 1")
+        if not 0 < strength < math.inf:
+            raise UserError(f"strength={strength!r}: must be above 0")
+        self.vocab_size, self.order, self.strength, self.base = vocab_size, order, strength, base
+        self.counts: dict[tuple[int, ...], int] = defaultdict(int)
+        """Of n-grams."""
+        self.followed: dict[tuple[int, ...], int] = defaultdict(int)
+        """Of contexts: how many tokens came after each."""
+        self._tail: list[int] = []
+
+    def continued(self) -> NgramModel:
+        """A model for one more text, on top of this one's counts."""
+        return NgramModel(self.vocab_size, self.order, self.strength, self)
+
+    def read(self, texts: Iterable[Sequence[int]]) -> None:
+        """Count texts of their own."""
+        for text in texts:
+            self._tail = []
+            self.extend(text)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens to the text."""
+        for token in tokens:
+            for first in range(len(self._tail) + 1):
+                context = tuple(self._tail[first:])
+                self.counts[(*context, token)] += 1
+                self.followed[context] += 1
+            self._tail.append(token)
+            del self._tail[: len(self._tail) - (self.order - 1)]
+
+    def log_probs(self, context: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        """ln p of each of some tokens after a context, of which the last `order` − 1 tokens count."""
+        p = [1 / self.vocab_size] * len(tokens)
+        for n in range(min(self.order - 1, len(context)) + 1):
+            given = tuple(context[len(context) - n :])
+            followed = self._followed(given)
+            if not followed:  # nor was any longer one
+                break
+            total = followed + self.strength
+            p = [
+                (self._count((*given, t)) + self.strength * x) / total for t, x in zip(tokens, p, strict=True)
+            ]
+        return [math.log(x) for x in p]
+
+    def _count(self, ngram: tuple[int, ...]) -> int:
+        return self.counts.get(ngram, 0) + (0 if self.base is None else self.base._count(ngram))
+
+    def _followed(self, context: tuple[int, ...]) -> int:
+        return self.followed.get(context, 0) + (0 if self.base is None else self.base._followed(context))

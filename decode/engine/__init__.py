@@ -1,0 +1,1 @@
+"""Decoding: propose, forward, verify, commit; the decoder and its output."""

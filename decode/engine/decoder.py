@@ -1,0 +1,222 @@
+"""The Python API: a `Decoder` answers prompts. `decode.load` makes one (decode/methods/load.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from align.common.errors import UserError
+from align.target.model import Target
+from decode.drafters.base import Drafter
+from decode.engine.engine import Engine, run_together
+from decode.engine.output import Generation
+from decode.speculation.sampling import Sampling
+from decode.speculation.verifiers import check_pair, choose, find
+
+Prompt = str | list[dict[str, str]] | list[int]
+
+
+class Decoder:
+    """A target and what drafts for it. `generate` may be called any number of times; nothing is kept in between. A seed
+    repeats a sampled text, unless the drafter looks at the clock (`controller=cost`, several ways in one method): how much
+    it drafts then differs from run to run, the law of the text does not.
+
+    Args:
+        target: the model whose output law is kept.
+        drafter: None = plain decoding.
+        verifier: a name in `decode.speculation.verifiers.VERIFIERS`, or auto: greedy at temperature 0, traversal (on
+            a chain: block verification) where the drafts have a q, else point_mass.
+    """
+
+    def __init__(self, target: Target, drafter: Drafter | None = None, verifier: str = "auto") -> None:
+        if verifier != "auto":
+            find(verifier)
+        self.target, self.drafter, self.verifier = target, drafter, verifier
+
+    @property
+    def name(self) -> str:
+        """The drafter's name; `plain` without one."""
+        return self.drafter.name if self.drafter is not None else "plain"
+
+    def verifier_for(self, sampling: Sampling) -> str:
+        """The verifier used under these settings.
+
+        Raises:
+            UserError: it would change the target's output law: why, and which verifiers fit.
+        """
+        law = self.drafter.law(sampling) if self.drafter is not None else "point"
+        name = choose(law, sampling.temperature) if self.verifier == "auto" else self.verifier
+        return name if self.drafter is None else check_pair(law, name, sampling.temperature).name
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 128,
+        sampling: Sampling | None = None,
+        stop: str | Sequence[str] = (),
+        stream: Callable[[str], object] | None = None,
+        record_gaps: bool = False,
+        raw: bool = False,
+    ) -> Generation:
+        """Continue a prompt.
+
+        Args:
+            prompt: a user message, a conversation (role, content), or tokens taken as they are.
+            max_new_tokens: the output ends after this many, at EOS, at a stop string or when the context is
+                full.
+            sampling: default greedy.
+            stop: the text ends before the first of these strings. They are looked for in the text, so special
+                tokens, which it leaves out, can't be matched.
+            stream: called with pieces of text; they never hold half a character and make up
+                `Generation.text`. An exception out of it ends the generation and is passed on.
+            record_gaps: keep each token's top-2 logit gap.
+            raw: a string is plain text, no chat template around it.
+
+        Raises:
+            UserError: nothing can be generated from this, or not without changing the target's output law.
+        """
+        engine = self._engine(prompt, max_new_tokens, sampling, stop, stream, record_gaps, raw)
+        return engine.run()
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        batch_size: int = 32,
+        max_new_tokens: int | Sequence[int] = 128,
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        stop: str | Sequence[str] = (),
+        raw: bool = False,
+    ) -> list[Generation]:
+        """Continue many prompts, `batch_size` at a time in one target call; as one ends the next begins.
+
+        Every output is the one that `generate` gives for its prompt, sampling and seed, whatever stands beside it (but for
+        the rounding of products over more rows, and for drafters that look at the clock: see the class). Times of a request
+        count what it shared with others.
+
+        Args:
+            prompts, max_new_tokens, sampling, stop, raw: as in `generate`; `max_new_tokens` and `sampling` one for all, or
+                one for each. With one `Sampling` for all, the seed counts on from request to request.
+
+        Raises:
+            UserError: as `generate`, before anything is generated.
+        """
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+            raise UserError(f"batch_size={batch_size!r}: must be a whole number, at least 1")
+        if sampling is None or isinstance(sampling, Sampling):
+            base = sampling or Sampling()
+            settings = [replace(base, seed=(base.seed + i) % 2**63) for i in range(len(prompts))]
+        else:
+            settings = list(sampling)
+        limits = (
+            list(max_new_tokens) if isinstance(max_new_tokens, Sequence) else [max_new_tokens] * len(prompts)
+        )
+        for name, each in (("sampling", settings), ("max_new_tokens", limits)):
+            if len(each) != len(prompts):
+                raise UserError(f"{name}: {len(each)} for {len(prompts)} prompts")
+        engines = [
+            self._engine(prompt, limit, own, stop, None, False, raw)
+            for prompt, limit, own in zip(prompts, limits, settings, strict=True)
+        ]
+        run_together(engines, batch_size)
+        return [engine.out for engine in engines]
+
+    def _engine(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int,
+        sampling: Sampling | None,
+        stop: str | Sequence[str],
+        stream: Callable[[str], object] | None,
+        record_gaps: bool,
+        raw: bool,
+    ) -> Engine:
+        sampling = sampling or Sampling()
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
+            raise UserError(f"max_new_tokens={max_new_tokens!r}: must be a whole number, at least 1")
+        if not all(isinstance(s, str) and s for s in stops):
+            raise UserError(f"stop={stop!r}: must be non-empty strings")
+        verifier = self.verifier_for(sampling)
+        check_banned(sampling, self.target)
+        if sampling.min_new_tokens > max_new_tokens:
+            raise UserError(
+                f"min_new_tokens={sampling.min_new_tokens}: more than max_new_tokens={max_new_tokens}"
+            )
+        tokens = prompt_tokens(self.target, prompt, raw)
+        return Engine(
+            self.target, tokens, max_new_tokens, sampling, self.drafter, verifier, stops, stream, record_gaps
+        )
+
+
+def check_banned(sampling: Sampling, target: Target) -> None:
+    """Raises UserError where banned tokens are not the target's, or leave nothing to say."""
+    outside = [i for i in sampling.banned if i >= target.vocab_size]
+    if outside:
+        raise UserError(f"banned: token {outside[0]} is not within 0..{target.vocab_size - 1}")
+    held_back = target.eos_ids if sampling.min_new_tokens else ()
+    if len({*sampling.banned, *held_back}) == target.vocab_size:
+        raise UserError("banned: every token is, so nothing could be said")
+
+
+def prompt_tokens(target: Target, prompt: Prompt, raw: bool = False) -> list[int]:
+    """A prompt as the target's tokens, checked.
+
+    Raises:
+        UserError: empty, malformed, or as long as the context.
+    """
+    if isinstance(prompt, str):
+        _check_text(prompt, "the prompt")
+        tokens = target.text_tokens(prompt) if raw else _chat(target, prompt)
+    elif not isinstance(prompt, list | tuple) or not prompt:
+        raise UserError(f"the prompt must be text, messages or tokens, not {_short(prompt)}")
+    elif isinstance(prompt[0], dict):
+        tokens = _chat(target, [_message(m) for m in prompt])
+    else:
+        tokens = [_token(t, target.vocab_size) for t in prompt]
+    if not tokens:
+        raise UserError("the prompt is empty")
+    limit = target.context_limit
+    if len(tokens) >= limit:
+        raise UserError(
+            f"the prompt has {len(tokens)} tokens: the target's context of {limit} leaves no room"
+        )
+    return tokens
+
+
+def _message(message: Any) -> dict[str, str]:
+    if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+        raise UserError(f"a message needs the strings 'role' and 'content', not {_short(message)}")
+    _check_text(message["content"], f"the {_short(message['role'])} message", empty=True)
+    return message
+
+
+def _token(token: Any, vocab_size: int) -> int:
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+        raise UserError(f"prompt token {_short(token)} is not a whole number within 0..{vocab_size - 1}")
+    return token
+
+
+def _check_text(text: str, what: str, empty: bool = False) -> None:
+    if not empty and not text.strip():
+        raise UserError(f"{what} is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{what} is not valid Unicode at character {error.start}") from None
+
+
+def _chat(target: Target, messages: str | list[dict[str, str]]) -> list[int]:
+    from jinja2 import TemplateError
+
+    try:
+        return target.chat_tokens(messages)
+    except TemplateError as error:
+        raise UserError(f"the target's chat template refuses these messages: {error}") from None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,307 @@
+"""The decoding loop: propose → forward → verify → commit. Plain decoding is the same loop without a drafter.
+
+The cache holds every committed token but the last. A round runs the target over [last token, drafts], which
+writes their keys and values; the verifier keeps n drafts and adds one token; the cache's length goes back to
+what is committed. What a round needs from the device comes in one transfer. Drafts may branch (decode/speculation/tree.py):
+then the path that the target takes is moved together in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from align.common.errors import UserError
+from align.target.model import Target, TargetOutput
+from decode.drafters.base import Drafter, DraftSession, Request
+from decode.engine.detokenizer import TextStream
+from decode.engine.output import Generation, Tree
+from decode.speculation.processors import History
+from decode.speculation.proposal import Proposal
+from decode.speculation.sampling import (
+    ProcessorState,
+    Sampling,
+    best,
+    couple,
+    draw_at,
+    penalised,
+    position_noise,
+    probs,
+    uniform,
+)
+from decode.speculation.tree import MOST_NODES, ancestors, chain, depths, follow, path_to, walk
+from decode.speculation.verifiers import check_proposal, find, verify
+
+PREFILL_CHUNK = 2048
+
+
+class Outcome(NamedTuple):
+    """A round's outcome on the host: accepted drafts, the target's token after them, and where in the proposal
+    those drafts stand (ascending)."""
+
+    accepted: list[int]
+    following: int
+    path: list[int]
+
+
+class Call(NamedTuple):
+    """A round's target call: (1, L) tokens, and which of them each one sees where they branch."""
+
+    tokens_1L: Tensor
+    see_LL: Tensor | None
+
+
+_NOTHING = Proposal(torch.zeros(0, dtype=torch.int64), "point")
+
+
+class Engine:
+    """Runs one request, batch of one. Build one per request; it holds nothing that another would need.
+
+    Args:
+        prompt: at least one token, fewer than the target's context.
+        max_new_tokens: at least 1.
+        drafter: None = plain decoding.
+        verifier: a name in `VERIFIERS` that is exact for the drafter's law at this temperature.
+        stop: strings that end the output, none empty.
+        stream: called with pieces of text as they are settled.
+        record_gaps: fill `Generation.top2_gaps`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        prompt: list[int],
+        max_new_tokens: int,
+        sampling: Sampling,
+        drafter: Drafter | None = None,
+        verifier: str = "greedy",
+        stop: Sequence[str] = (),
+        stream: Callable[[str], object] | None = None,
+        record_gaps: bool = False,
+    ) -> None:
+        self.target, self.prompt, self.sampling, self.verifier = target, prompt, sampling, verifier
+        self.drafter = drafter
+        self.lossy = find(verifier).lossy
+        self.limit = min(max_new_tokens, target.context_limit - len(prompt))
+        self.full = "length" if self.limit == max_new_tokens else "context"
+        self.eos = frozenset(target.eos_ids)
+        self.text = TextStream(target.decode, stop, stream) if stop or stream is not None else None
+        self.out = Generation([], "", len(prompt), finish="", top2_gaps=[] if record_gaps else None)
+
+    def run(self) -> Generation:
+        run_together([self])
+        return self.out
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Prompt and first token."""
+        self.started = perf_counter()
+        logits_1V = self._prefill()
+        self._commit(self._verify_draft(logits_1V, _NOTHING))
+        self.prefilled = perf_counter()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Where the output has ended: its text and times."""
+        out = self.out
+        if out.finish:
+            out.prefill_seconds = self.prefilled - self.started
+            out.seconds = perf_counter() - self.prefilled
+            out.text = self.text.finish() if self.text is not None else self.target.decode(out.tokens)
+
+    def _prefill(self) -> Tensor:
+        """Run the prompt through the target; logits (1, V) of the first new token."""
+        target, prompt = self.target, self.prompt
+        self.request = Request(
+            target,
+            list(prompt),
+            target.new_cache(1, len(prompt) + self.limit + self._spare()),
+            self.sampling,
+            torch.Generator(target.device).manual_seed(self.sampling.seed),
+            History(self.sampling, prompt, target.vocab_size, target.eos_ids, target.device),
+            self._noise() if self.verifier == "gumbel" and not self.sampling.greedy else None,
+        )
+        self.session: DraftSession | None = (
+            self.drafter.start(self.request) if self.drafter is not None and self.limit > 2 else None
+        )
+        for start in range(0, len(prompt), PREFILL_CHUNK):
+            chunk = torch.tensor([prompt[start : start + PREFILL_CHUNK]], device=target.device)
+            output = self._forward(chunk, logits=False)
+            if self.session is not None:
+                self.session.observe(output, chunk.shape[1])
+        return target.head(output.hidden_BLD[:, -1:])[0]
+
+    def _noise(self) -> Callable[[int], Tensor]:
+        """The noise of a position, kept a while: draft and target ask for the same."""
+        seed, size, device = self.sampling.seed, self.target.vocab_size, self.target.device
+        return lru_cache(maxsize=64)(lambda position: position_noise(seed, position, size, device))
+
+    def _spare(self) -> int:
+        """Places for the nodes of a tree that will not be kept; a chain is never longer than what may be written."""
+        if self.drafter is None:
+            return 0
+        return min(self.drafter.draft_nodes, MOST_NODES)
+
+    def _forward(self, tokens_1L: Tensor, logits: bool = True, see_LL: Tensor | None = None) -> TargetOutput:
+        taps = self.session.taps if self.session is not None else ()
+        cache = self.request.cache
+        if see_LL is None:
+            return self.target.forward(tokens_1L, cache=cache, taps=taps, logits=logits)
+        return self.target.forward(tokens_1L, cache=cache, see_LL=see_LL, taps=taps, logits=logits)
+
+    @torch.no_grad()
+    def draft(self) -> Call:
+        """A round's first half: what the target is to be run over."""
+        started = perf_counter()
+        self.proposal = self._propose()
+        parents = self.proposal.parents
+        see_LL = None if parents is None else ancestors(parents).to(self.target.device)
+        self.drafted = perf_counter()
+        self.out.draft_seconds += self.drafted - started
+        return Call(self._inputs(self.proposal), see_LL)
+
+    @torch.no_grad()
+    def verify(self, output: TargetOutput) -> None:
+        """Its second half: what of it is kept."""
+        proposal, cache = self.proposal, self.request.cache
+        before = cache.length - len(proposal) - 1
+        assert output.logits_BLV is not None
+        outcome = self._verify_draft(output.logits_BLV[0], proposal)
+        # the round before's last token, and its drafts now accepted
+        rows = [0, *(i + 1 for i in outcome.path)]
+        cache.keep(before, rows)
+        self.out.calls += 1
+        self.out.drafted.append(proposal.depth)
+        self.out.trees.append(None if proposal.parents is None else Tree(proposal.parents, outcome.path))
+        self.out.accepted.append(self._commit(outcome))
+        verified = perf_counter()
+        if self.session is not None and not self.out.finish:
+            self.session.observe(output if proposal.parents is None else output.at(rows), len(rows))
+        self.out.verify_seconds += verified - self.drafted
+        self.out.draft_seconds += perf_counter() - verified
+        self._settle()
+
+    def _propose(self) -> Proposal:
+        """A round commits its drafts and one more: as many drafts as still fit, known before anything is
+        drawn."""
+        if self.session is None or self.drafter is None:
+            return _NOTHING
+        room = min(self.drafter.draft_tokens, self.limit - len(self.out.tokens) - 1)
+        proposal = self.session.propose(room) if room > 0 else None
+        if proposal is not None and proposal.branches and self.target.chains_only:
+            raise UserError(
+                f"target {self.target.spec!r} windows its attention by place: drafts may not branch (tree_nodes=0)"
+            )
+        return _NOTHING if proposal is None else proposal.cut(room)
+
+    def _inputs(self, proposal: Proposal) -> Tensor:
+        last = torch.tensor([self.request.tokens[-1]], device=self.target.device)
+        return (torch.cat((last, proposal.tokens_K)) if len(proposal) else last)[None]
+
+    def _verify_draft(self, logits_MV: Tensor, proposal: Proposal) -> Outcome:
+        """What the target makes of the drafts: the round's one synchronisation."""
+        sampling, generator = self.sampling, self.request.generator
+        if len(proposal):
+            check_proposal(proposal, self.verifier, sampling.temperature)
+        parents = chain(len(proposal)) if proposal.parents is None else proposal.parents
+        before = self.request.history.rows(proposal.tokens_K, parents)
+        if self.out.top2_gaps is not None:
+            top2 = penalised(logits_MV, sampling, before).topk(2, dim=-1).values
+            self.gaps = (top2[:, 0] - top2[:, 1]).tolist()
+        if len(proposal) and self.lossy:
+            # a one-hot p would leave nothing to relax: at temperature 0 the rule sees p at temperature 1
+            said_M = best(logits_MV, sampling, before) if sampling.greedy else None
+            p_MV = probs(logits_MV, replace(sampling, temperature=sampling.temperature or 1.0), before)
+            end, following = verify(self.verifier, [proposal], p_MV[None], [generator])
+            following = following if said_M is None else said_M[end]
+        elif sampling.greedy:
+            end, following = follow(
+                proposal.tokens_K[None], (parents,), best(logits_MV, sampling, before, overwrite=True)[None]
+            )
+        elif len(proposal) and self.verifier not in ("point_mass", "gumbel"):
+            p_MV = probs(logits_MV, sampling, before, overwrite=True)
+            end, following = verify(self.verifier, [proposal], p_MV[None], [generator])
+        else:
+            say = self._say(logits_MV, before, parents)
+            if logits_MV.device.type == "cpu":
+                tokens = proposal.tokens_K.tolist()
+                path, token = walk(tokens, parents, lambda row: int(say(slice(row, row + 1))))
+                return Outcome([tokens[i] for i in path], token, path)
+            end, following = follow(proposal.tokens_K[None], (parents,), say(slice(None))[None])
+        last, token, *tokens = torch.cat((end, following, proposal.tokens_K)).tolist()
+        path = path_to(parents, last)
+        return Outcome([tokens[i] for i in path], token, path)
+
+    def _say(
+        self, logits_MV: Tensor, before: ProcessorState, parents: tuple[int, ...]
+    ) -> Callable[[slice], Tensor]:
+        """What the target says at some rows of a call. On a CPU it is asked where the path goes and nowhere else: p and
+        its running sum at every node of a wide call cost milliseconds."""
+
+        def p(rows: slice) -> Tensor:
+            return probs(logits_MV[rows], self.sampling, before.rows(rows), overwrite=True)
+
+        noise = self.request.noise
+        if noise is not None:
+            first, depth = len(self.request.tokens), [0, *depths(parents)]
+            return lambda rows: couple(p(rows), noise, [first + d for d in depth[rows]])
+        u_M = uniform(len(logits_MV), self.request.generator)
+        return lambda rows: draw_at(p(rows), u_M[rows])
+
+    def _commit(self, outcome: Outcome) -> int:
+        """Add accepted drafts and the next token up to an end; sets `finish`. How many of them were
+        drafts."""
+        out, request = self.out, self.request
+        first = len(out.tokens)
+        for token in (*outcome.accepted, outcome.following):
+            out.tokens.append(token)
+            stopped = self.text is not None and self.text.push(token)
+            if stopped or token in self.eos or len(out.tokens) == self.limit:
+                out.finish = "stop" if stopped else "eos" if token in self.eos else self.full
+                break
+        fresh = out.tokens[first:]
+        request.tokens.extend(fresh)
+        request.history.extend(fresh)
+        if out.top2_gaps is not None:
+            rows = [0, *(i + 1 for i in outcome.path)]
+            out.top2_gaps.extend(self.gaps[row] for row in rows[: len(fresh)])
+        return min(len(outcome.accepted), len(fresh))
+
+
+def run_together(engines: Sequence[Engine], most: int = 1) -> None:
+    """Run requests to their ends, at most `most` of them at a time in one target call; as one ends the next begins.
+
+    They have one target, and drafters that ask for the same taps. What one of them says does not depend on the others,
+    but for the rounding of products over more rows.
+    """
+    waiting = list(reversed(engines))
+    running: list[Engine] = []
+    while waiting or running:
+        while waiting and len(running) < most:
+            engine = waiting.pop()
+            engine.begin()
+            running += [] if engine.out.finish else [engine]
+        if not running:
+            continue
+        calls = [engine.draft() for engine in running]
+        if len(running) == 1:
+            outputs = [running[0]._forward(calls[0].tokens_1L, see_LL=calls[0].see_LL)]
+        else:
+            outputs = running[0].target.forward_together(
+                [call.tokens_1L for call in calls],
+                [engine.request.cache for engine in running],
+                [call.see_LL for call in calls],
+                next((session.taps for engine in running if (session := engine.session) is not None), ()),
+            )
+        for engine, output in zip(running, outputs, strict=True):
+            engine.verify(output)
+            if engine.out.finish and most > 1:  # its cache: memory for the requests to come
+                engine.session = None
+                del engine.request
+        running = [engine for engine in running if not engine.out.finish]

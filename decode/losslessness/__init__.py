@@ -1,0 +1,1 @@
+"""Is a pair lossless? Checks, exact distributions, and where two outputs part."""

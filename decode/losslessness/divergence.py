@@ -1,0 +1,145 @@
+"""Is a difference between two greedy outputs a rounding tie or a bug?
+
+Plain decoding runs the target over one token at a time, verification over several: the same sums in another
+order. Where two tokens are nearly as probable, either may win. So both paths are replayed up to the first
+difference, each in the widths that it had, with this file's own bookkeeping and not the engine's. With z the
+plain path's logits, z' the verifying path's and Δ = z' − z,
+
+    token b beats a in z' although z_a ≥ z_b   ⇒   z_a − z_b ≤ Δ_b − Δ_a ≤ 2·max_v |Δ_v|.
+
+It is called a rounding tie when the gap obeys this bound; the bound itself is no larger than what the dtype's
+rounding can explain (a wrong mask or position makes Δ large: whatever the gap, that is no rounding); and the replays give
+both tokens again, which on a CPU they do bit for bit (an accelerator may sum in another order each time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from align.target.model import Target
+from decode.engine.engine import PREFILL_CHUNK
+from decode.engine.output import Tree
+from decode.reporting.records import Divergence
+from decode.speculation.tree import ancestors
+
+TIE, BUG = "rounding tie", "BUG"
+
+_ULPS = {torch.float32: 256.0, torch.bfloat16: 16.0, torch.float16: 16.0}
+"""The dtype's limit on the bound, some twice what was seen at most, in units of eps · max|z|. Measured on SmolLM2-135M (30 layers), widths 4,
+9 and
+16 against 1: the bound itself is 20 to 47 such units in fp32, 0 to 8.4 in bf16.
+"""
+
+
+def first_difference(plain: list[int], other: list[int]) -> int | None:
+    """Index of the first token in which the outputs differ (the shorter's length when it is a prefix); None
+    = equal.
+    """
+    if plain == other:
+        return None
+    shared = min(len(plain), len(other))
+    return next((i for i in range(shared) if plain[i] != other[i]), shared)
+
+
+def examine(
+    target: Target,
+    prompt: list[int],
+    plain: list[int],
+    other: list[int],
+    drafted: list[int],
+    accepted: list[int],
+    trees: Sequence[Tree | None] = (),
+    score: Callable[[Tensor, int], Tensor] | None = None,
+    others: Target | None = None,
+) -> Divergence | None:
+    """The first difference between plain decoding's output and another greedy one, judged; None when they
+    are equal.
+
+    Args:
+        prompt, plain, other: token ids.
+        drafted, accepted: drafted and committed draft tokens of each call of the other method.
+        trees: the shapes of those calls' drafts, where they branch.
+        others: the target as the other method runs it (compiled, say), where that is another one.
+        score: (logits (V,), index of the token) → what the token was the argmax of; default the logits themselves.
+    """
+    index = first_difference(plain, other)
+    if index is None:
+        return None
+    if index >= min(
+        len(plain), len(other)
+    ):  # one of them stopped while the other went on: no logits explain that
+        ended = len(plain) <= index
+        return Divergence(index, None if ended else plain[index], other[index] if ended else None, BUG)
+    a, b = plain[index], other[index]
+    z_V = replay(target, prompt, plain, index, [0] * index, [0] * index)
+    other_V = replay(others or target, prompt, other, index, drafted, accepted, trees)
+    limit = dtype_limit(target.dtype, z_V)
+    if score is not None:
+        z_V, other_V = score(z_V, index), score(other_V, index)
+    gap = float(z_V[a] - z_V[b])
+    bound = 2 * float((other_V - z_V).abs().max())
+    reproduced = int(z_V.argmax()) == a and int(other_V.argmax()) == b
+    explained = abs(gap) <= bound <= limit and (reproduced or target.device.type != "cpu")
+    return Divergence(
+        index,
+        a,
+        b,
+        TIE if explained else BUG,
+        gap,
+        bound,
+        top2=sorted(z_V.topk(2).indices.tolist()) == sorted([a, b]),
+        reproduced=reproduced,
+    )
+
+
+def dtype_limit(dtype: torch.dtype, logits_V: Tensor) -> float:
+    """The largest bound that rounding in this dtype may explain for logits of this size."""
+    return _ULPS.get(dtype, 8.0) * torch.finfo(dtype).eps * float(logits_V.abs().max())
+
+
+@torch.no_grad()
+def replay(
+    target: Target,
+    prompt: list[int],
+    output: list[int],
+    index: int,
+    drafted: list[int],
+    accepted: list[int],
+    trees: Sequence[Tree | None] = (),
+) -> Tensor:
+    """Logits (V,) from which token `index` of the output was chosen, the target run in the widths of the
+    given calls, over trees where they had any.
+
+    The drafts that a call lost are not known and not needed: a token never sees what comes after it, nor what is
+    not above it. Any token stands in for them, so that the width, and with it the order of the sums, is the same.
+    """
+    shapes = [*trees, *[None] * (len(drafted) - len(trees))]
+    widths = [w if t is None else len(t.parents) for w, t in zip(drafted, shapes, strict=True)]
+    cache = target.new_cache(1, len(prompt) + len(output) + max(widths, default=0) + 1)
+    for begin in range(0, len(prompt), PREFILL_CHUNK):
+        chunk = _row(target, prompt[begin : begin + PREFILL_CHUNK])
+        hidden_BLD = target.forward(chunk, cache=cache, logits=False).hidden_BLD
+    if index == 0:
+        return target.head(hidden_BLD[:, -1:])[0, 0]
+    start = 1  # tokens of the output before this are in the prompt of the call
+    for width, kept, tree in zip(widths, accepted, shapes, strict=True):
+        rows = [0, *(range(1, kept + 1) if tree is None else (i + 1 for i in tree.path[:kept]))]
+        tokens = [prompt[0]] * (width + 1)
+        for row, token in zip(rows, output[start - 1 :], strict=False):
+            tokens[row] = token
+        before = cache.length
+        see_LL = None if tree is None else ancestors(tree.parents).to(target.device)
+        logits_BLV = target.forward(_row(target, tokens), cache=cache, see_LL=see_LL).logits_BLV
+        assert logits_BLV is not None
+        if start <= index <= start + kept:
+            return logits_BLV[0, rows[index - start]].clone()
+        cache.keep(before, rows)
+        start += kept + 1
+    raise ValueError(f"token {index} lies after the last call")
+
+
+def _row(target: Target, tokens: list[int]) -> Tensor:
+    return torch.tensor([tokens], device=target.device)

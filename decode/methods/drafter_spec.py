@@ -1,0 +1,156 @@
+"""Drafters as they are given, `FOLDER` or `KIND=FOLDER` in a comma list: whether they are there, and of what kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from align.common.errors import UserError
+
+if TYPE_CHECKING:
+    pass
+
+from collections.abc import Sequence
+
+from align.common.errors import nearest
+from align.common.hub import is_hub_id, local_path, nearby
+from align.common.provenance import CHECKOUT
+from decode.methods.registry import ROLES
+
+NO_FOLDERS = ("lookup", "none")
+"""What may stand where one drafter is named, and is none that was trained."""
+
+
+BLOCKS = ("block", "variable_prefix")
+"""Kinds of one make: either may stand for the other."""
+
+
+def read_drafters(text: str | None, default: str | None = None) -> list[tuple[str | None, str]]:
+    """A comma list as (kind or None, folder)."""
+    found: list[tuple[str | None, str]] = []
+    for word in (text or default or "").split(","):
+        role, equals, folder = word.strip().partition("=")
+        if not word.strip():
+            continue
+        if equals and role not in ROLES:
+            raise UserError(f"--drafter: unknown kind {role!r}{nearest(role, ROLES)}")
+        found.append((role, folder) if equals else (None, role))
+    return found
+
+
+def given_drafters(text: str | None, default: str | None = None) -> list[tuple[str | None, str]]:
+    """`read_drafters`, each of which may be a drafter. Loads nothing.
+
+    Raises:
+        UserError: one that is not there.
+    """
+    found = read_drafters(text, default)
+    for role, folder in found:
+        if folder in NO_FOLDERS:
+            raise UserError(f"--drafter={folder!r}: name a drafter's folder; lookup and plain are --methods")
+        if role != "autoregressive":  # which is a target's spec: a package or a GGUF file too
+            check_there(folder)
+    return found
+
+
+def drafters_by_role(text: str | None, default: str | None = None) -> dict[str, str]:
+    """The folders of `given_drafters` by kind, the first one first; a bare folder's kind by its files.
+
+    Raises:
+        UserError: one that is not there or is of another kind than was said, or two of one kind.
+    """
+    found: dict[str, str] = {}
+    for role, folder in given_drafters(text, default):
+        if role is None:
+            role = role_of(folder)
+        else:
+            _check_kind(role, folder)
+        if role in found:
+            raise UserError(
+                f"--drafter: {found[role]} and {folder} are both of the kind {role}: say which with KIND=FOLDER"
+            )
+        found[role] = folder
+    return found
+
+
+def check_there(spec: str) -> None:
+    """Raises UserError, before a target is loaded, for a name that can be no drafter's: no folder of one, and no hub id."""
+    folder = local_path(spec)
+    if (
+        spec in NO_FOLDERS
+        or folder.is_file()
+        or any((folder / x).exists() for x in ("config.json", ".hydra"))
+    ):
+        return
+    if folder.is_dir():
+        # where a run leaves it, or the only one that lies there
+        inside = [p.parent for p in sorted(folder.glob("*/config.json"))]
+        inside = [p for p in inside if p.name == "drafter"] or inside
+        hint = f" (did you mean {str(inside[0])!r}?)" if len(inside) == 1 else ""
+        raise UserError(f"drafter {spec!r}: no config.json in that folder{hint}")
+    if not is_hub_id(spec):
+        known = nearby(folder) or ("" if "/" in spec else nearest(spec, NO_FOLDERS[:1]))
+        raise UserError(f"drafter {spec!r}: neither a folder nor a known name{known}")
+
+
+def _check_kind(role: str, folder: str) -> None:
+    """Raises UserError where the folder's files say that it can't be of the kind that somebody said."""
+    if (local_path(folder) / "config.json").is_file():
+        said = role_of(folder)
+        if (role in BLOCKS) != (said in BLOCKS):
+            raise UserError(
+                f"--drafter {role}={folder}: that is a drafter of the kind {said} ({said}={folder})"
+            )
+
+
+def role_of(spec: str) -> str:
+    """What a drafter is by its config.json: a block drafter, D²SD's second one where its training said so, a causal language
+    model, or a standalone diffusion drafter, which anything else is taken for.
+
+    Raises:
+        UserError: a file, or neither a folder nor a hub id that can be had.
+    """
+    from align.models.standalone_checkpoint import RECORD, read_record
+    from align.target.loading import read_config
+
+    path = local_path(spec)
+    if path.is_file():
+        raise UserError(
+            f"--drafter={spec}: that is a file; a drafter is a folder with its config.json and weights"
+        )
+    if not path.is_dir():
+        path = _fetched(spec, ("config.json", RECORD))
+    if not (path / "config.json").is_file():
+        return "diffusion"
+    values = read_config(path)
+    if values.get("model_type") == "block_drafter":
+        extra = values.get("extra")  # what training says of itself
+        return "variable_prefix" if isinstance(extra, dict) and extra.get("prefix_decay") else "block"
+    record = path / RECORD
+    if record.is_file() and read_record(record).get("kind") != "autoregressive":
+        return "diffusion"
+    return "autoregressive" if _causal(str((values.get("architectures") or [""])[0])) else "diffusion"
+
+
+def _fetched(spec: str, files: Sequence[str]) -> Path:
+    """These files of a hub id, or the folder that a registry package's model was converted to."""
+    from align.common.hub import model_folder
+    from align.target.loading import resolve_folder
+
+    try:
+        found = resolve_folder(spec)
+    except UserError:
+        found = spec
+    return found if isinstance(found, Path) else model_folder(spec, "drafter", files)
+
+
+def _causal(architecture: str) -> bool:
+    """Whether that class of transformers is an autoregressive language model's."""
+    from align.models.families import FAMILIES
+
+    masked = {name for family in FAMILIES.values() for name in family.architectures}
+    return architecture.endswith(("ForCausalLM", "LMHeadModel")) and architecture not in masked
+
+
+DEFAULT_DRAFTER = CHECKOUT / "pretrained" / "smollm2-135m-block"
+"""The drafter that the repository ships, made for the default target."""

@@ -1,0 +1,1 @@
+"""Records, statistics, tables, figures and the page. Needs no torch."""

@@ -1,0 +1,117 @@
+"""The report as one HTML page that stands alone: pictures inside, no script, nothing fetched."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from decode.reporting.records import Record
+from decode.reporting.tables import (
+    AGAINST,
+    COLUMNS,
+    against_first,
+    baseline_line,
+    headline,
+    number,
+    overview,
+    rows,
+    source_lines,
+)
+
+_STYLE = """
+body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#222}
+table{border-collapse:collapse;margin:1rem 0;font-size:.92rem}
+td,th{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:right}
+td:first-child,th:first-child,td:nth-child(2),th:nth-child(2){text-align:left}
+.verdict{background:#eef4f6;padding:1rem 1.2rem;border-left:4px solid #1f6f8b}
+img{max-width:100%}pre{white-space:pre-wrap;font-size:.85rem}.bug{color:#b00020;font-weight:bold}
+"""
+
+_DIVERGENCE = (
+    "suite", "prompt", "method", "repeat", "first difference", "tokens", "gap", "rounding bound", "verdict",
+)  # fmt: skip
+
+
+def page(summary: dict[str, Any], records: Sequence[Record], png: bytes) -> str:
+    """The whole page, with the plots in `png`."""
+    baseline = baseline_line(summary)
+    parts = [
+        "<h1>How much faster, and is it the same?</h1>",
+        f"<p>{html.escape(headline(summary))}</p>",
+        f'<p class="verdict">{html.escape(summary["verdict"])}</p>',
+        _table(*overview(summary)) if len(summary["suites"]) > 1 else "",
+        _table(COLUMNS, [tuple(row.values()) for row in rows(summary)]),
+        *(f"<h3>{html.escape(title)}</h3>" + _table(AGAINST, body) for title, body in against_first(summary)),
+        f"<p>{html.escape(baseline)}</p>" if baseline else "",
+        f'<img alt="plots" src="data:image/png;base64,{base64.b64encode(png).decode()}">',
+        "<h2>Lossless?</h2>" + _losslessness(summary, records),
+        "<h2>Prompts</h2>" + _list(source_lines(summary)),
+        "<h2>How it was measured</h2>" + _list(_method_notes(summary)),
+        "<h2>Settings and machine</h2>" + _facts(summary),
+    ]
+    head = f'<meta charset="utf-8"><title>Speed report</title><style>{_STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+
+
+def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in body)}</table>"
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _losslessness(summary: dict[str, Any], records: Sequence[Record]) -> str:
+    lossy = [f"{m} ({f['verifier']})" for m, f in summary["overall"].items() if f["lossy"]]
+    if lossy:
+        warning = f"Not lossless, by the verifier that was asked for: {html.escape(', '.join(lossy))}."
+        return f'<p class="bug">{warning}</p>' + _differences(summary, records)
+    return _differences(summary, records)
+
+
+def _differences(summary: dict[str, Any], records: Sequence[Record]) -> str:
+    if summary["settings"]["temperature"] != 0:
+        return "<p>Sampled outputs are random and not compared. Exact verifiers keep the target's law.</p>"
+    body = []
+    for r in records:
+        if (d := r.divergence) is not None:
+            tokens, gap, bound = f"{d.plain_token} / {d.token}", number(d.gap, 6), number(d.bound, 6)
+            body.append(
+                (r.suite, r.prompt, r.method, str(r.repeat), str(d.index), tokens, gap, bound, d.kind)
+            )
+    if not body:
+        return "<p>Every greedy output of an exact verifier equals plain decoding's, token for token.</p>"
+    style = ' class="bug"' if summary["bugs"] else ""
+    note = "A gap within the bound is a tie that rounding decides; any other is a bug."
+    return (
+        f"<p{style}>{len(body)} outputs differ from plain decoding's. {note}</p>{_table(_DIVERGENCE, body)}"
+    )
+
+
+def _method_notes(summary: dict[str, Any]) -> list[str]:
+    settings = summary["settings"]
+    repeats, warmup = settings.get("repeats", 1), settings.get("warmup", 0)
+    tuned = settings.get("tuned")
+    return [
+        *([f"Chosen before, on other prompts: {'; '.join(tuned)}."] if tuned else []),
+        "Every method runs on a prompt before the next prompt begins, in changing order; "
+        f"{repeats} repeat(s) of each prompt, after {warmup} untimed round(s).",
+        "Speed-up: mean over prompts of plain decoding's time per token over the mean of the method's; the "
+        "prefill and its token are left out of both. The interval is a paired bootstrap over prompts (95%).",
+        "τ: tokens committed per verifying target call, the kept drafts and the target's own token. The "
+        "prefill's token is not counted, nor is anything after an end of sequence or a limit. Its interval is over the same resamples.",
+        "Acceptance at position k: share of calls that drafted at least k tokens and kept the k-th; dashed, "
+        "among those that kept all before it.",
+    ]
+
+
+def _facts(summary: dict[str, Any]) -> str:
+    names = ("settings", "machine", "load_average", "versions", "git_commit", "started")
+    shown = json.dumps({name: summary[name] for name in names}, indent=1, ensure_ascii=False)
+    return f"<pre>{html.escape(summary['command'])}\n{html.escape(shown)}</pre>"

@@ -1,0 +1,184 @@
+"""The files of a measurement: `run.json` says what was run and on what, `records.jsonl` holds one line per
+generation.
+
+Records come first and the report reads nothing else, so that a figure can always be traced and remade. No
+torch here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from align.common.errors import UserError
+from decode.method_names import LOSSY
+
+RECORDS, RUN, SUMMARY = "records.jsonl", "run.json", "summary.json"
+
+
+@dataclass
+class Divergence:
+    """Where a greedy output first leaves the plain one, and whether rounding explains it
+    (decode/losslessness/divergence.py)."""
+
+    index: int
+    """Position in the output, 0 = its first token."""
+    plain_token: int | None
+    """None where the plain output has ended."""
+    token: int | None
+    kind: str
+    """`rounding tie`, else `BUG`."""
+    gap: float | None = None
+    """Plain decoding's logit of its own token minus that of the other token (its top-2 gap when `top2` says
+    so)."""
+    bound: float | None = None
+    """The largest gap that the measured rounding can close: 2·max|Δ logit| between the two widths of the
+    forward."""
+    top2: bool = False
+    """Whether the two tokens are plain decoding's first and second choice there."""
+    reproduced: bool = False
+    """Whether replaying both paths in their own widths gives both tokens again."""
+
+
+@dataclass
+class Record:
+    """One generation: a prompt, a method, a repeat."""
+
+    suite: str
+    prompt: str
+    method: str
+    repeat: int
+    category: str
+    prompt_tokens: int
+    new_tokens: int
+    """Tokens in the output, an end-of-sequence token included, nothing after it."""
+    committed: int
+    """Of these, the ones that verifying calls committed: all but the first, which the prefill gives."""
+    seconds: float
+    """Decoding, prefill excluded."""
+    prefill_seconds: float
+    tokens_per_s: float
+    """committed / seconds."""
+    calls: int
+    """Target calls after the prefill."""
+    accepted: list[int]
+    """Drafted tokens committed by each call."""
+    drafted: list[int]
+    """Tokens drafted ahead in each call; of a tree, its levels."""
+    tau: float | None
+    """committed / calls; None without a call."""
+    finish: str
+    tokens: list[int]
+    nodes: list[int] = field(default_factory=list)
+    """Drafted tokens verified by each call: `drafted`, unless drafts branch."""
+    draft_seconds: float = 0.0
+    """Part of `seconds` spent drafting."""
+    verify_seconds: float = 0.0
+    """Part of `seconds` spent in target calls and verification."""
+    load: float | None = None
+    """The machine's one-minute load average afterwards."""
+    position: int = 0
+    """Place of the method in its group's order."""
+    identical: bool | None = None
+    """Whether the output equals plain decoding's, token for token; None where that is not defined
+    (temperature > 0)."""
+    divergence: Divergence | None = None
+    verifier: str = ""
+    """Its name; "" for plain decoding."""
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the method was allowed to change the output's law."""
+        return self.verifier.startswith(LOSSY)
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        return self.suite, self.prompt, self.method, self.repeat
+
+
+@dataclass
+class Run:
+    """What was measured on what: written before the first record."""
+
+    settings: dict[str, Any]
+    """Everything that a figure depends on; a run is continued only under the same settings."""
+    suites: list[dict[str, Any]]
+    """name, title, group, prompts, source of every suite."""
+    command: str = ""
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    git_commit: str | None = None
+    skipped: list[str] = field(default_factory=list)
+    """Suites and prompts that were left out, with the reason."""
+    baseline: dict[str, Any] | None = None
+    """Plain decoding against transformers' own `generate` (decode/benchmark/baseline.py)."""
+    started: str = ""
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Atomically: a kill leaves the old file or the new one."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    os.replace(part, path)
+
+
+def write_run(folder: Path, run: Run) -> None:
+    write_json(folder / RUN, asdict(run))
+
+
+def read_run(folder: Path) -> Run:
+    """Raises UserError when the folder holds no readable run.json."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    path = folder / RUN
+    try:
+        data = json.loads(path.read_text())
+        return Run(**{f.name: data[f.name] for f in fields(Run) if f.name in data})
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} holds no {RUN}: not a folder that `python -m decode.eval --out` wrote"
+        ) from None
+    except (ValueError, TypeError, OSError) as error:
+        raise UserError(f"{path} can't be read: {error}") from None
+
+
+def append(folder: Path, records: Iterable[Record]) -> None:
+    """One JSON line each, flushed to the disk before this returns."""
+    with open(folder / RECORDS, "a", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(asdict(record), ensure_ascii=False, allow_nan=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_records(folder: Path, mend: bool = False) -> list[Record]:
+    """All records of the folder, none when there is no file yet.
+
+    A last line without its end, left by a kill, is ignored; `mend` also cuts it off the file, so that
+    appending goes on.
+
+    Raises:
+        UserError: a broken line in the middle, or one that is not a record.
+    """
+    path = folder / RECORDS
+    if not path.is_file():
+        return []
+    raw = path.read_bytes()
+    whole = raw[: raw.rfind(b"\n") + 1]
+    if mend and len(whole) < len(raw):
+        with open(path, "r+b") as file:
+            file.truncate(len(whole))
+    records = []
+    for number, line in enumerate(whole.decode("utf-8", errors="replace").split("\n")[:-1], 1):
+        try:
+            data = json.loads(line)
+            if data.get("divergence"):
+                data["divergence"] = Divergence(**data["divergence"])
+            records.append(Record(**data))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}, line {number}: not a record ({error})") from None
+    return list({record.key: record for record in records}.values())

@@ -1,0 +1,270 @@
+"""summary.json out of run.json and the records, and the verdict in plain words. No torch."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from decode.method_names import PLAIN
+from decode.reporting.records import Record, Run
+from decode.reporting.statistics import (
+    FEWEST,
+    Estimate,
+    acceptance,
+    counts,
+    decode_time,
+    paired_ratio,
+    tau,
+    tau_macro,
+    times,
+    whole_time,
+)
+
+BUG = "BUG"
+_NAMED = 5
+"""So many methods have a sentence each; of more the table tells."""
+STEADY = 2.0
+"""Plain decoding's seconds per token, longest over shortest prompt, stay below this on an idle machine: 1.4 and 1.5 over
+MT-Bench, 4 to 10 beside another process."""
+
+
+def summarise(run: Run, records: Sequence[Record]) -> dict[str, Any]:
+    """Figures per suite and method, over all suites, and where they come from.
+
+    `suites[SUITE][METHOD]` and `overall[METHOD]` hold `speedup`, `speedup_lo`, `speedup_hi`, `tau`, `tau_lo`, `tau_hi`,
+    `tokens_per_s`, `prompts`, `identical` and more (`method_figures`).
+    """
+    methods = [m for m in run.settings["methods"] if any(r.method == m for r in records)]
+    greedy = run.settings["temperature"] == 0
+    seed = int(run.settings.get("seed", 0))
+    by_suite: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_suite[record.suite].append(record)
+    return {
+        "overall": {m: method_figures(records, m, greedy, seed) for m in methods},
+        "suites": {
+            s: {m: method_figures(rows, m, greedy, seed) for m in methods} for s, rows in by_suite.items()
+        },
+        "bugs": sum(r.divergence is not None and r.divergence.kind == BUG for r in records),
+        "sources": run.suites,
+        "skipped": run.skipped,
+        "settings": run.settings,
+        "target_hash": run.settings.get("target_hash"),
+        "drafter_hash": run.settings.get("drafter_hash"),
+        "baseline": run.baseline,
+        "machine": run.machine,
+        "plain_spread": plain_spread(records),
+        "load_average": load_range([r.load for r in records if r.load is not None]),
+        "versions": run.versions,
+        "git_commit": run.git_commit,
+        "command": run.command,
+        "started": run.started,
+        "records": len(records),
+    }
+
+
+def method_figures(records: Iterable[Record], method: str, greedy: bool, seed: int = 0) -> dict[str, Any]:
+    """The figures of one method over some records, compared with plain decoding over the same prompts.
+
+    `identical` counts prompts whose every repeat gave plain decoding's very tokens; None when sampling.
+    """
+    records = list(records)
+    rows = [record for record in records if record.method == method]
+    seconds, committed = sum(r.seconds for r in rows), sum(r.committed for r in rows)
+    speedup = paired_ratio(times(records, PLAIN), times(records, method), seed)
+    whole = paired_ratio(times(records, PLAIN, whole_time), times(records, method, whole_time), seed)
+    verdicts: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)
+    for row in rows:
+        verdicts[row.suite, row.prompt].append(bool(row.identical))
+    kinds = Counter(row.divergence.kind for row in rows if row.divergence is not None)
+    calls = sum(row.calls for row in rows)
+    verifiers = sorted({row.verifier for row in rows if row.verifier})
+    return {
+        "verifier": ", ".join(verifiers) or None,
+        "lossy": any(row.lossy for row in rows),
+        **spread("speedup", speedup),
+        **spread("speedup_with_prefill", whole),
+        "speedup_median": _median_ratio(
+            times(records, PLAIN, decode_time), times(records, method, decode_time)
+        ),
+        **spread("tau", tau(counts(records, method), seed)),
+        "tau_macro": tau_macro(rows),
+        "mean_accepted": sum(sum(row.accepted) for row in rows) / calls if calls else None,
+        "mean_drafted": sum(sum(row.nodes or row.drafted) for row in rows) / calls if calls else None,
+        "tokens_per_s": committed / seconds if seconds > 0 else None,
+        "prompts": len(verdicts),
+        "identical": sum(all(v) for v in verdicts.values()) if greedy else None,
+        "rounding_ties": len(rows) and kinds.total() - kinds[BUG] if greedy else None,
+        "bugs": kinds[BUG] if greedy else None,
+        "new_tokens": sum(row.new_tokens for row in rows),
+        "calls": calls,
+        "draft_ms": 1000 * sum(row.draft_seconds for row in rows) / calls if calls else None,
+        "verify_ms": 1000 * sum(row.verify_seconds for row in rows) / calls if calls else None,
+        "draft_share": sum(row.draft_seconds for row in rows) / seconds if seconds > 0 else None,
+        "finish": dict(Counter(row.finish for row in rows)),
+        "acceptance": [asdict(a) for a in acceptance(rows)],
+    }
+
+
+def spread(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    """An estimate as figures of a summary: `name`, `name_lo`, `name_hi`."""
+    if estimate is None:
+        return {name: None, f"{name}_lo": None, f"{name}_hi": None}
+    return {name: estimate.value, f"{name}_lo": estimate.lo, f"{name}_hi": estimate.hi}
+
+
+def _median_ratio(
+    baseline: dict[tuple[str, str], float], method: dict[tuple[str, str], float]
+) -> float | None:
+    ratios = [baseline[key] / method[key] for key in baseline.keys() & method.keys()]
+    return float(np.median(ratios)) if ratios else None
+
+
+def plain_spread(records: Sequence[Record]) -> float | None:
+    """The longest over the shortest of plain decoding's seconds per token; None below five prompts."""
+    seconds = [decode_time(r) for r in records if r.method == PLAIN and r.committed > 0]
+    if len(seconds) < 5:
+        return None
+    return max(seconds) / min(seconds)
+
+
+def load_range(values: Sequence[float]) -> dict[str, float] | None:
+    """The least, middle and greatest one-minute load seen during the run."""
+    if not values:
+        return None
+    return {"min": min(values), "median": float(np.median(values)), "max": max(values)}
+
+
+def titles(summary: dict[str, Any]) -> dict[str, str]:
+    """Suite name → how people call it."""
+    return {source["name"]: source["title"] for source in summary["sources"]}
+
+
+def interval(figures: dict[str, Any], name: str = "speedup", unit: str = "×", form: str = ".2f") -> str:
+    """`1.62× [1.55, 1.70]`."""
+    value, lo, hi = figures[name], figures[f"{name}_lo"], figures[f"{name}_hi"]
+    if value is None:
+        return "n/a"
+    return f"{value:{form}}{unit}" + (f" [{lo:{form}}, {hi:{form}}]" if lo is not None else " [no interval]")
+
+
+def named(method: str, figures: dict[str, Any]) -> str:
+    """The method, with its verifier where that is lossy."""
+    return f"{method}, {figures['verifier']}" if figures["lossy"] else method
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
+def verdict(summary: dict[str, Any]) -> str:
+    """One paragraph: how fast, how certain, on what, and whether the output changed."""
+    settings, overall = summary["settings"], summary["overall"]
+    others = [m for m in overall if m != PLAIN]
+    if not others:
+        return "Only plain decoding was measured: nothing to compare it with."
+    if settings.get("race"):
+        return (
+            "A race between settings, not a measurement: the slower ones left early, so their figures stand on fewer prompts, "
+            "and the winners were chosen by these very figures."
+        )
+    best = max(others, key=lambda m: (m == "drafter", overall[m]["speedup"] or 0.0))
+    count = overall[best]["prompts"]
+    sources = summary["sources"]
+    where = f"{plural(count, 'prompt')} ({', '.join(s['title'] for s in sources if s['prompts'])})"
+    how = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
+    sentences = [
+        f"{_subject(best, overall)} {_faster(overall[best])} on {where}, {how}, up to {settings['max_new_tokens']} "
+        f"new tokens, {settings['dtype']}, with τ = {_number(overall[best]['tau'])} tokens per target call."
+    ]
+    if len(others) <= _NAMED:
+        sentences += [f"{_subject(m, overall)} {_faster(overall[m])}." for m in others if m != best]
+    exact = [m for m in others if not overall[m]["lossy"]]
+    if exact:
+        sentences.append(_lossless(summary, exact))
+    sentences += [_lossy(m, overall[m]) for m in others if overall[m]["lossy"]]
+    expected = sum(s["prompts"] for s in sources)
+    if 0 < overall[best]["prompts"] < expected:
+        sentences.append(
+            f"UNFINISHED: {overall[best]['prompts']} of {plural(expected, 'prompt')}; the same command goes on."
+        )
+    if 1 < overall[best]["prompts"] < FEWEST:
+        sentences.append("So few prompts show little of what others would.")
+    unsteady = summary.get("plain_spread")
+    if unsteady is not None and unsteady > STEADY:
+        sentences.append(
+            f"The machine was disturbed (plain decoding's own speed varied {unsteady:.1f}-fold between prompts): the "
+            "ratios are not to be trusted; repeat on an idle one."
+        )
+    load = summary["load_average"]
+    cores = summary["machine"].get("cores") or 1
+    if load is not None and load["median"] > max(int(settings.get("threads") or 1), 1) + 0.5:
+        sentences.append(
+            f"The machine was not idle (load {load['median']:.1f} on {plural(cores, 'core')}): "
+            "repeat on an idle one before quoting the speed."
+        )
+    return " ".join(sentences)
+
+
+def _subject(method: str, overall: dict[str, Any]) -> str:
+    names = {"drafter": "The drafter", "lookup": "Prompt lookup", "combined": "The drafter with lookup"}
+    return names.get(method, method) + (" (LOSSY)" if overall[method]["lossy"] else "")
+
+
+def _lossy(method: str, figures: dict[str, Any]) -> str:
+    same = figures["identical"]
+    seen = (
+        "" if same is None else f": {same} of {plural(figures['prompts'], 'output')} equal plain decoding's"
+    )
+    return (
+        f"NOT LOSSLESS: {method} was verified by {figures['verifier']}, which changes the output's law{seen}."
+    )
+
+
+def _faster(figures: dict[str, Any]) -> str:
+    value, lo, hi = figures["speedup"], figures["speedup_lo"], figures["speedup_hi"]
+    if value is None:
+        return "can't be compared with plain decoding (no output was longer than one token)"
+    if lo is None:
+        return f"took plain decoding's speed ×{value:.2f} (too few prompts for an interval)"
+    spread = f"{value:.2f}× (95% interval {lo:.2f} to {hi:.2f})"
+    if lo > 1:
+        return f"makes the target faster by {spread}"
+    return f"makes the target SLOWER: {spread}" if hi < 1 else f"makes no measurable difference: {spread}"
+
+
+def _lossless(summary: dict[str, Any], methods: list[str]) -> str:
+    if summary["settings"]["temperature"] != 0:
+        return (
+            "Sampled outputs differ from draw to draw, so identity does not apply; "
+            f"{', '.join(methods)}: verified exactly, which keeps the target's law (the tests enumerate it)."
+        )
+    figures = [summary["overall"][method] for method in methods]
+    if summary["bugs"]:
+        count = plural(summary["bugs"], "difference")
+        who = ", ".join(m for m, f in zip(methods, figures, strict=True) if f["bugs"])
+        return f"OUTPUT CHANGED by {who}: {count} that rounding does not explain. Don't use it."
+    pairs = [f"{f['identical']} of {f['prompts']}" for f in figures]
+    same = f"The output is identical to plain decoding's on {pairs[0]} prompts"
+    if len(set(pairs)) > 1:
+        same = "The output is identical to plain decoding's on " + ", ".join(
+            f"{pair} prompts ({_subject(method, summary['overall']).lower()})"
+            for pair, method in zip(pairs, methods, strict=True)
+        )
+    ties = sum(f["rounding_ties"] for f in figures)
+    accuracy = "so accuracy is unchanged"
+    if not ties:
+        return f"{same}, {accuracy}."
+    over = " (over all methods)" if len(methods) > 1 else ""
+    return (
+        f"{same}; {plural(ties, 'difference')}{over} start at a rounding tie between two equally good tokens"
+        f"{'' if summary['settings']['dtype'] == 'float32' else ' (none or next to none with --dtype float32)'}."
+    )
+
+
+def _number(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.2f}"

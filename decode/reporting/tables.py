@@ -1,0 +1,186 @@
+"""A summary as lines of text: the table's cells for terminal and page, the sources, the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from decode.method_names import PLAIN
+from decode.reporting.summary import interval, named, plural, titles
+
+SUITE, METHOD, SPEED, SPEEDUP, WHOLE, TAU, TAU_MACRO, PLACES, TIMES, SAME, PROMPTS = COLUMNS = (
+    "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ [95%]", "τ macro", "accepted at 1, 2, 4, 8",
+    "draft + verify, ms a call", "identical", "prompts",
+)  # fmt: skip
+ON_TERMINAL = (SUITE, METHOD, SPEED, SPEEDUP, TAU, SAME)
+"""What fits 80 characters, τ without its interval."""
+
+
+def headline(summary: dict[str, Any]) -> str:
+    """Target, sampling, dtype and suites."""
+    settings = summary["settings"]
+    how = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
+    return f"{settings['target']} · {how} · {settings['dtype']} · {', '.join(titles(summary).values())}"
+
+
+def rows(summary: dict[str, Any]) -> list[dict[str, str]]:
+    """One dict of `COLUMNS` per suite and method; a last block over all suites when there are several."""
+    blocks = [(titles(summary).get(name, name), methods) for name, methods in summary["suites"].items()]
+    if len(blocks) > 1:
+        blocks.append(("all", summary["overall"]))
+    return [_row(title, method, figures) for title, methods in blocks for method, figures in methods.items()]
+
+
+def _row(title: str, method: str, figures: dict[str, Any]) -> dict[str, str]:
+    plain = method == PLAIN
+    return {
+        SUITE: title,
+        METHOD: named(method, figures),
+        SPEED: number(figures["tokens_per_s"], 1),
+        SPEEDUP: "1" if plain else interval(figures),
+        WHOLE: "1" if plain else number(figures["speedup_with_prefill"], 2, "×"),
+        TAU: interval(figures, "tau", "") if not plain else number(figures["tau"], 2),
+        TAU_MACRO: number(figures["tau_macro"], 2),
+        PLACES: _places(figures["acceptance"]),
+        TIMES: ""
+        if plain
+        else f"{number(figures.get('draft_ms'), 1)} + {number(figures.get('verify_ms'), 1)}",
+        SAME: _identity(figures),
+        PROMPTS: str(figures["prompts"]),
+    }
+
+
+def _places(acceptance: list[dict[str, Any]]) -> str:
+    """The share of calls that kept a token at the 1st, 2nd, 4th, 8th place of those that drafted one there."""
+    shown = [a for a in acceptance if a["position"] in (1, 2, 4, 8)]
+    return " ".join(f"{a['unconditional']:.2f}" for a in shown)
+
+
+def number(value: float | None, digits: int, unit: str = "") -> str:
+    """A figure with so many decimals, or n/a."""
+    return "n/a" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def _identity(figures: dict[str, Any]) -> str:
+    if figures["identical"] is None:
+        return "n/a (sampled)"
+    notes = [plural(figures["bugs"], "BUG")] if figures["bugs"] else []
+    notes += [plural(figures["rounding_ties"], "tie")] if figures["rounding_ties"] else []
+    return f"{figures['identical']}/{figures['prompts']}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def table(summary: dict[str, Any]) -> Table:
+    """The rows for the terminal."""
+    result = Table(title=headline(summary), title_justify="left")
+    lossy = any(figures["lossy"] for figures in summary["overall"].values())
+    # the headline names a single suite; a lossy verifier's name takes the room of the speed
+    needless = {*([SUITE] if len(summary["suites"]) == 1 else []), *([SPEED] if lossy else [])}
+    shown = [name for name in ON_TERMINAL if name not in needless]
+    for name in shown:
+        breaks = name in (SUITE, METHOD, SAME)  # where room is short; no figure does
+        result.add_column(
+            "τ" if name == TAU else name,
+            justify="left" if name in (SUITE, METHOD) else "right",
+            no_wrap=not breaks,
+            overflow="fold",
+            min_width=7 if breaks else None,
+        )
+    before = None
+    for row in rows(summary):
+        if before is not None and row[SUITE] != before:
+            result.add_section()
+        cells = ["" if name == SUITE and row[name] == before else row[name] for name in shown]
+        cells = [c.partition(" [")[0] if name == TAU else c for name, c in zip(shown, cells, strict=True)]
+        result.add_row(*cells, style="bold" if row[METHOD].startswith("drafter") else "")
+        before = row[SUITE]
+    return result
+
+
+AGAINST = ("point", "τ, difference [95%]", "speed, ratio [95%]", "prompts")
+
+
+def against_first(summary: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
+    """A title and lines of `AGAINST` for each swept system: what its points gain over its first, prompt by prompt."""
+    blocks: dict[str, list[list[str]]] = {}
+    for point in summary["against_first"]:
+        title = f"{point['system']} against {point['first']}, prompt by prompt"
+        cells = [interval(point, "tau", "", "+.3f"), interval(point, "speed"), str(point["prompts"])]
+        blocks.setdefault(title, []).append([point["point"], *cells])
+    return list(blocks.items())
+
+
+def against_tables(summary: dict[str, Any]) -> list[Table]:
+    """The same for the terminal."""
+    found = []
+    for title, body in against_first(summary):
+        result = Table(title=title, title_justify="left")
+        for name in AGAINST:
+            result.add_column(name, no_wrap=name != AGAINST[0], overflow="fold")
+        found.append(result)
+        for row in body:
+            result.add_row(*row)
+    return found
+
+
+def overview(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Several suites at a glance: a line for every method over all of them, its speed-up on each at the end."""
+    shown = (METHOD, SPEED, SPEEDUP, TAU, PLACES, TIMES, SAME, PROMPTS)
+    title = titles(summary)
+    header = [*shown, *(title.get(name, name) for name in summary["suites"])]
+    body = []
+    for method, figures in summary["overall"].items():
+        row = _row("all", method, figures)
+        each = [number(methods[method]["speedup"], 2, "×") for methods in summary["suites"].values()]
+        body.append([row[column] for column in shown] + each)
+    return header, body
+
+
+def markdown(summary: dict[str, Any]) -> str:
+    """Headline, table (of several suites the overview) and machine as Markdown: what a README or a model card quotes."""
+    settings, machine = summary["settings"], summary["machine"]
+    if len(summary["suites"]) > 1:
+        header, body = overview(summary)
+    else:
+        header, body = list(COLUMNS), [list(row.values()) for row in rows(summary)]
+    lines = [
+        f"**{headline(summary)}**, up to {settings['max_new_tokens']} new tokens, batch 1, "
+        f"{plural(settings['threads'], 'thread')}, {machine.get('processor', 'unknown processor')}",
+        "",
+        *_markdown(header, body),
+    ]
+    for title, points in against_first(summary):
+        lines += ["", f"{title}:", "", *_markdown(AGAINST, points)]
+    return "\n".join(lines)
+
+
+def _markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    return [
+        "| " + " | ".join(header) + " |",
+        "|" + "---|" * len(header),
+        *("| " + " | ".join(row) + " |" for row in body),
+    ]
+
+
+def source_lines(summary: dict[str, Any]) -> list[str]:
+    """Where the prompts came from, and what was left out."""
+    lines = [f"{s['name']}: {plural(s['prompts'], 'prompt')} from {s['source']}" for s in summary["sources"]]
+    return lines + [f"left out: {line}" for line in summary["skipped"]]
+
+
+def baseline_line(summary: dict[str, Any]) -> str | None:
+    """Plain decoding against transformers' own generate, in one sentence."""
+    check = summary["baseline"]
+    if check is None:
+        return None
+    if "error" in check:
+        return f"transformers' own generate could not be timed: {check['error']}"
+    fair = (
+        "an honest baseline" if check["ratio"] >= 0.97 else "SLOWER than transformers: the speed-ups flatter"
+    )
+    same = "the same tokens" if check["identical"] else "other tokens, the two round differently"
+    return (
+        f"Plain decoding: {check['plain_tokens_per_s']:.1f} tokens/s; transformers' own generate: "
+        f"{check['transformers_tokens_per_s']:.1f} ({check['ratio']:.2f}×; one prompt, best of three, prefill included, {same}): {fair}."
+    )

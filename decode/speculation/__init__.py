@@ -1,0 +1,1 @@
+"""Speculation as tensors: sampling, proposals, trees, verification. No model is known here."""

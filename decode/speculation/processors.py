@@ -1,0 +1,95 @@
+"""What a request's text so far means for the processors, at every node of what was drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from decode.speculation.sampling import NOTHING, ProcessorState, Sampling
+from decode.speculation.tree import ancestors, depths
+
+
+class History:
+    """One request's text as the processors see it; holds nothing that none of them asks for.
+
+    Args:
+        prompt: the repetition penalty looks at it, the presence penalty and the minimum length do not.
+        eos_ids: what the minimum length keeps back.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        device: torch.device,
+    ) -> None:
+        def marked(tokens: Iterable[int]) -> Tensor:
+            out_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            out_V[torch.tensor(list(tokens), dtype=torch.int64, device=device)] = True
+            return out_V
+
+        self.count, self.least = 0, sampling.min_new_tokens
+        self.seen_V = marked(prompt) if sampling.repetition_penalty != 1 else None
+        self.written_V = marked(()) if sampling.presence_penalty != 0 else None
+        self.banned_V = marked(sampling.banned) if sampling.banned else None
+        self.young_V = marked((*sampling.banned, *eos_ids)) if self.least else None
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Committed tokens."""
+        self.count += len(tokens)
+        for held_V in (self.seen_V, self.written_V):
+            if held_V is not None:
+                held_V[torch.tensor(tokens, dtype=torch.int64, device=held_V.device)] = True
+
+    def fork(self) -> History:
+        """The same text, to go on by itself."""
+        twin = copy(self)
+        twin.seen_V = None if self.seen_V is None else self.seen_V.clone()
+        twin.written_V = None if self.written_V is None else self.written_V.clone()
+        return twin
+
+    def rows(self, tokens_K: Tensor, parents: tuple[int, ...]) -> ProcessorState:
+        """What each of the K + 1 nodes of a call has before it: the text, and the drafts on its own path."""
+        depth = (0, *depths(parents))
+        return self._of(
+            self._with(self.seen_V, tokens_K, parents), self._with(self.written_V, tokens_K, parents), depth
+        )
+
+    def ahead(self, first: int, count: int) -> ProcessorState:
+        """The same of `count` positions, `first` of them from here, whatever will be drafted before them: what a draft may
+        look at that is drawn without looking at the drafts left of it."""
+        return self._of(self.seen_V, self.written_V, range(first, first + count))
+
+    def _of(self, seen: Tensor | None, written: Tensor | None, depth: Sequence[int]) -> ProcessorState:
+        barred = self._barred(depth)
+        return NOTHING if seen is written is barred is None else ProcessorState(seen, written, barred)
+
+    def _barred(self, depth: Sequence[int]) -> Tensor | None:
+        if self.young_V is None or self.count + min(depth) >= self.least:
+            return self.banned_V
+        if self.count + max(depth) < self.least:
+            return self.young_V
+        old_V = torch.zeros_like(self.young_V) if self.banned_V is None else self.banned_V
+        return torch.stack([self.young_V if self.count + d < self.least else old_V for d in depth])
+
+    @staticmethod
+    def _with(held_V: Tensor | None, tokens_K: Tensor, parents: tuple[int, ...]) -> Tensor | None:
+        if held_V is None or not parents:
+            return held_V
+        row, draft = _on_paths(parents)
+        held_MV = held_V.repeat(len(parents) + 1, 1)
+        held_MV[row.to(held_V.device), tokens_K[draft.to(held_V.device)]] = True
+        return held_MV
+
+
+@lru_cache(maxsize=512)
+def _on_paths(parents: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Every pair of a node and a drafted token on its path. On the CPU."""
+    row, draft = ancestors(parents)[:, 1:].nonzero(as_tuple=True)
+    return row, draft

@@ -1,0 +1,190 @@
+"""What a drafter hands over: tokens and the LAW they were drawn from. A verifier names the laws under which
+it is exact.
+
+    point        drawn in any way at all: an argmax, a lookup, a beam, the best of many; there is no q
+    independent  all in one step, each position from its own q given the prefix alone
+    causal       each from a q that may depend on the drafted tokens left of it, and on nothing else
+    unmasked     each from the q of the step that unmasked it, the steps in any order
+
+Drafts of the laws `independent` and `causal` may branch: every token of a tree is drawn from its q given the tokens on
+its path, and siblings say how they were drawn: without looking at each other, from one q (`iid`) or each from its own
+(`independent`), or from what the earlier ones left of q (`without_replacement`). They stand in the order in which they were drawn and are neither sorted nor made
+distinct: both would change the law. Siblings that were chosen, the most probable say, make a `point` tree.
+
+The wrong combinations are refused here where the types can see them: a `point` proposal cannot carry a q, the
+other laws cannot come without one, and q is fp32 or fp64 (a draw from a half-precision softmax is not a draw
+from q).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from decode.speculation.tree import check_parents, depths, within
+
+Law = Literal["point", "independent", "causal", "unmasked"]
+LAWS: tuple[str, ...] = get_args(Law)
+Siblings = Literal["iid", "independent", "without_replacement"]
+SIBLINGS: tuple[str, ...] = get_args(Siblings)
+
+
+def _check_probs(probs: Tensor, shape: str) -> None:
+    if probs.dim() != 2:
+        raise ValueError(f"q must be {shape}, not {tuple(probs.shape)}")
+    if probs.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"q must be float32 or float64, not {probs.dtype}: draw and test in full precision")
+    if probs.device.type == "cpu" and probs.numel():  # elsewhere a look would stop the queue
+        mass, least = probs.sum(1), probs.amin(1)
+        if bool((((mass - 1).abs() > 1e-3) | (least < 0)).logical_and(mass.isfinite()).any()):
+            raise ValueError("each row of q must be a distribution: not below 0, sum 1 (processors included)")
+
+
+@dataclass(frozen=True)
+class DenseQ:
+    """q over the target's vocabulary: `probs_KV`, fp32 or fp64, each row a distribution."""
+
+    probs_KV: Tensor
+
+    def __post_init__(self) -> None:
+        _check_probs(self.probs_KV, "(K, V)")
+
+    def __len__(self) -> int:
+        return self.probs_KV.shape[0]
+
+    def take(self, rows: Tensor | slice) -> DenseQ:
+        return DenseQ(self.probs_KV[rows])
+
+    def dense(self, vocab_size: int) -> Tensor:
+        """(K, V)."""
+        return self.probs_KV
+
+
+@dataclass(frozen=True)
+class SparseQ:
+    """q over some of the target's vocabulary: `probs_KS` over the token ids `ids_S`, zero elsewhere.
+
+    The ids are distinct; S is the size of a pruned draft vocabulary.
+    """
+
+    ids_S: Tensor
+    probs_KS: Tensor
+
+    def __post_init__(self) -> None:
+        _check_probs(self.probs_KS, "(K, S)")
+        if self.ids_S.shape != self.probs_KS.shape[1:]:
+            raise ValueError(
+                f"{self.probs_KS.shape[1]} columns of q need as many ids, not {tuple(self.ids_S.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return self.probs_KS.shape[0]
+
+    def take(self, rows: Tensor | slice) -> SparseQ:
+        return SparseQ(self.ids_S, self.probs_KS[rows])
+
+    def dense(self, vocab_size: int) -> Tensor:
+        """(K, V)."""
+        dense_KV = self.probs_KS.new_zeros(len(self), vocab_size)
+        return dense_KV.index_add_(1, self.ids_S, self.probs_KS)
+
+
+def q_over(ids: Tensor | None, probs: Tensor) -> DenseQ | SparseQ:
+    """q over these ids, (S,) and (K, S), or over all, None and (K, V)."""
+    return DenseQ(probs) if ids is None else SparseQ(ids, probs)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """K drafted tokens for one prefix, with the law of their draw.
+
+    Args:
+        tokens_K: int64 ids in the target's vocabulary.
+        law: how they were drawn, see the module's head. `independent` and `causal` rows of q are what each
+            token was REALLY drawn from, processors included.
+        q: None for `point`, needed by every other law. One row per token; of siblings drawn without replacement
+            each row is the q of the first draw.
+        steps_K: the step at which each position was unmasked; needed by `unmasked` and by no other law.
+        parents: a tree: the index of every token's parent, before its own, -1 for the prefix itself
+            (decode/speculation/tree.py). None = a chain.
+        siblings: how tokens with one parent were drawn; needed where `independent` or `causal` drafts branch.
+        state_only: of `unmasked` drafts: which positions a step unmasks, remasks or leaves out was settled before
+            that step drew its values (field: a confidence of SAMPLED tokens is not state-only).
+
+    Raises:
+        ValueError: fields that contradict the law.
+    """
+
+    tokens_K: Tensor
+    law: Law
+    q: DenseQ | SparseQ | None = None
+    steps_K: Tensor | None = None
+    parents: tuple[int, ...] | None = None
+    siblings: Siblings | None = None
+    state_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.law not in LAWS:
+            raise ValueError(f"unknown law {self.law!r} (one of: {', '.join(LAWS)})")
+        if self.tokens_K.dim() != 1 or self.tokens_K.dtype != torch.int64:
+            raise ValueError(
+                f"drafted tokens must be int64 (K,), not {self.tokens_K.dtype} {tuple(self.tokens_K.shape)}"
+            )
+        if (self.q is None) != (self.law == "point"):
+            raise ValueError(
+                f"law {self.law!r} {'needs the q of its draw' if self.q is None else 'has no q'}"
+            )
+        if self.q is not None and len(self.q) != len(self):
+            raise ValueError(f"{len(self)} drafted tokens, but {len(self.q)} rows of q")
+        if (self.steps_K is None) != (self.law != "unmasked"):
+            raise ValueError(f"law {self.law!r} {'needs' if self.steps_K is None else 'has no'} unmask steps")
+        if self.state_only and self.law != "unmasked":
+            raise ValueError(f"state_only is said of unmasked drafts, not of law {self.law!r}")
+        if self.parents is not None:
+            if self.law == "unmasked":
+                raise ValueError("a tree of law 'unmasked': drafts unmasked out of order cannot branch")
+            if len(self.parents) != len(self):
+                raise ValueError(f"{len(self)} drafted tokens, but {len(self.parents)} parents")
+            check_parents(self.parents)
+        if (self.siblings is not None) != (self.law != "point" and self.branches):
+            what = "need to say how siblings were drawn" if self.siblings is None else "have no siblings"
+            raise ValueError(f"these drafts of law {self.law!r} {what}{self._shape}")
+        if self.siblings is not None and self.siblings not in SIBLINGS:
+            raise ValueError(f"unknown siblings {self.siblings!r} (one of: {', '.join(SIBLINGS)})")
+
+    @property
+    def _shape(self) -> str:
+        return "" if self.parents is None else f" (parents {self.parents})"
+
+    @property
+    def branches(self) -> bool:
+        """Whether any two tokens have one parent."""
+        return self.parents is not None and len(set(self.parents)) < len(self.parents)
+
+    def __len__(self) -> int:
+        return self.tokens_K.shape[0]
+
+    @property
+    def depth(self) -> int:
+        """Drafted tokens on the longest path: all of a chain."""
+        return len(self) if self.parents is None else max(depths(self.parents), default=0)
+
+    def cut(self, length: int) -> Proposal:
+        """The first `length` tokens, of a tree those at most so deep. Exact as long as `length` was not chosen by
+        looking at the values drawn."""
+        if length >= self.depth:
+            return self
+        if self.parents is not None:
+            kept = within(self.parents, length)
+            place = {old: new for new, old in enumerate(kept)}
+            parents = tuple(place.get(self.parents[i], -1) for i in kept)
+            at = torch.tensor(kept, dtype=torch.int64, device=self.tokens_K.device)
+            q = None if self.q is None else self.q.take(at)
+            siblings = self.siblings if len(set(parents)) < len(parents) else None
+            return replace(self, tokens_K=self.tokens_K[at], parents=parents, q=q, siblings=siblings)
+        q = None if self.q is None else self.q.take(slice(length))
+        steps_K = None if self.steps_K is None else self.steps_K[:length]
+        return replace(self, tokens_K=self.tokens_K[:length], q=q, steps_K=steps_K)

@@ -1,0 +1,266 @@
+"""Logits → probabilities, one function for target and drafter, and draws from them.
+
+Everything is computed in fp32 (a draw's running sum in fp64). Temperature 0 is a one-hot here and nowhere
+else. Ties are broken by the lowest token id everywhere: argmax, the edge of top-k, the edge of top-p.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from align.common.errors import UserError
+
+MIN_TEMPERATURE = 1e-3
+_TOP_P_WIDTHS = (256, 4096)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen.
+
+    Applied in this order: repetition penalty, presence penalty, banned tokens and minimum length, temperature, top-k,
+    top-p, min-p (the order of transformers' `generate`).
+
+    Raises:
+        UserError: a value outside its range.
+    """
+
+    temperature: float = 0.0
+    """0 = always the most probable token, else at least 0.001."""
+    top_p: float = 1.0
+    """Keep the most probable tokens until their mass reaches this; 1 = all."""
+    top_k: int = 0
+    """Keep this many most probable tokens; 0 = all."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens already in the text (prompt included) are divided by this if positive, else
+    multiplied; 1 = off."""
+    seed: int = 0
+    """Seeds the generator of a request; the same seed and settings give the same output, unless the
+    drafter looks at the clock (decode/drafters/controllers.py)."""
+    min_p: float = 0.0
+    """Keep the tokens at least this many times as probable as the most probable one; 0 = all."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens that the output, without the prompt, holds already; 0 = off."""
+    banned: tuple[int, ...] = ()
+    """Token ids that never come."""
+    min_new_tokens: int = 0
+    """No end of sequence before the output holds this many tokens."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.banned, list):
+            object.__setattr__(self, "banned", tuple(self.banned))
+
+        def need(ok: bool, name: str, range_: str) -> None:
+            if not ok:
+                raise UserError(f"{name}={getattr(self, name)!r}: must be {range_}")
+
+        for name in ("temperature", "top_p", "repetition_penalty", "min_p", "presence_penalty"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            need(number, name, "a finite number")
+        for name in ("top_k", "seed", "min_new_tokens"):
+            need(_whole(getattr(self, name)), name, "a whole number")
+        need(
+            isinstance(self.banned, tuple) and all(_whole(i) and i >= 0 for i in self.banned),
+            "banned",
+            "token ids, from 0 up",
+        )
+        need(
+            self.temperature == 0 or self.temperature >= MIN_TEMPERATURE,
+            "temperature",
+            f"0 (greedy) or at least {MIN_TEMPERATURE}",
+        )
+        need(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
+        need(self.top_k >= 0, "top_k", "0 (off) or more")
+        need(self.repetition_penalty > 0, "repetition_penalty", "above 0 (1 = off)")
+        need(0 <= self.seed < 2**63, "seed", "from 0 to 2**63 - 1")
+        need(0 <= self.min_p <= 1, "min_p", "from 0 (off) to 1")
+        need(self.min_new_tokens >= 0, "min_new_tokens", "0 (off) or more")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class ProcessorState(NamedTuple):
+    """What the processors look at in each row's own prefix, accepted drafts of its path included (decode/speculation/processors.py): bool,
+    (V,) for all rows or (R, V); None = nowhere."""
+
+    seen: Tensor | None = None
+    """Tokens that prompt or output hold: for the repetition penalty."""
+    written: Tensor | None = None
+    """Tokens that the output holds: for the presence penalty."""
+    barred: Tensor | None = None
+    """Tokens that may not come next: banned ones, the end of sequence below the minimum length."""
+
+    def rows(self, rows: slice | Tensor) -> ProcessorState:
+        """The same of some rows."""
+        return ProcessorState(*(t if t is None or t.dim() == 1 else t[rows] for t in self))
+
+    def columns(self, ids_S: Tensor | None) -> ProcessorState:
+        """The same of some of the vocabulary; None = all of it."""
+        return self if ids_S is None else ProcessorState(*(t if t is None else t[..., ids_S] for t in self))
+
+
+NOTHING = ProcessorState()
+
+
+def penalised(
+    logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
+) -> Tensor:
+    """Logits (…, V) in fp32 (fp64 stays) after what looks at the text: repetition penalty (CTRL, arXiv 1909.05858 section
+    4.1), presence penalty, barred tokens at −∞. `overwrite`: the logits' memory may be used for the result.
+    """
+    given = logits
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    if all(t is None for t in before):
+        return logits
+    if not overwrite and logits is given:
+        logits = logits.clone()
+    penalty = sampling.repetition_penalty
+    if before.seen is not None:
+        places = before.seen.expand_as(logits).nonzero(
+            as_tuple=True
+        )  # few of V: cheaper than passes over all
+        held = logits[places]
+        logits[places] = torch.where(held > 0, held / penalty, held * penalty)
+    if before.written is not None:
+        logits[before.written.expand_as(logits).nonzero(as_tuple=True)] -= sampling.presence_penalty
+    if before.barred is not None:
+        logits.masked_fill_(before.barred, -math.inf)
+    return logits
+
+
+def best(
+    logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
+) -> Tensor:
+    """The most probable token, (…, V) → (…), the lowest id among equals: temperature 0 without a one-hot."""
+    return penalised(logits, sampling, before, overwrite).argmax(dim=-1)
+
+
+def probs(
+    logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
+) -> Tensor:
+    """Logits (…, V) → probabilities (…, V) in fp32 (fp64 stays fp64), every processor applied.
+
+    Args:
+        logits: of any floating type.
+        before: what each row's own prefix holds.
+        overwrite: the logits are not needed any more; a fresh (K+1, V) block of memory costs milliseconds.
+    """
+    if sampling.greedy:
+        one_hot = F.one_hot(best(logits, sampling, before, overwrite), logits.shape[-1])
+        return one_hot.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    given, logits = logits, penalised(logits, sampling, before, overwrite)
+    if sampling.temperature != 1.0:
+        own = overwrite or logits is not given
+        logits = logits.div_(sampling.temperature) if own else logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1:
+        rows_RV = _best_only(logits.reshape(-1, logits.shape[-1]), sampling.top_k, sampling.top_p)
+        out = rows_RV.reshape(logits.shape)
+    else:
+        out = logits.softmax(dim=-1)
+    if sampling.min_p > 0:
+        # on logits: a ratio of rounded probabilities would part equal ones
+        least = logits.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
+        out = out.masked_fill(logits < least, 0.0)
+        out = out / out.sum(dim=-1, keepdim=True)
+    return out
+
+
+def _best_only(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Softmax over what top-k, and then top-p on what top-k left, keep of every row.
+
+    Passes over V cost more than the ranking, so only the ranked candidates are normalised. Without top-k a
+    full sort is seldom needed either: a few hundred candidates hold the mass, and rows in need get more.
+    """
+    out_RV, size = torch.zeros_like(logits_RV), logits_RV.shape[-1]
+    widths = [min(top_k, size)] if top_k else [*(w for w in _TOP_P_WIDTHS if w < size), size]
+    todo = torch.arange(len(logits_RV), device=logits_RV.device)
+    for width in widths:
+        part = logits_RV if len(todo) == len(logits_RV) else logits_RV[todo]
+        ranked = part.topk(min(width + 1, size), dim=-1)
+        values = ranked.values[:, :width].double()
+        mass = (
+            (values - torch.logsumexp(values if top_k else part, dim=-1, keepdim=True)).exp().cumsum(dim=-1)
+        )
+        need = (
+            (mass < top_p).sum(dim=-1, keepdim=True) + 1
+            if top_p < 1
+            else torch.full_like(todo[:, None], width)
+        )
+        done = (need[:, 0] <= width) | (width == widths[-1])
+        count = need.clamp(max=width)
+        beyond = torch.arange(width, device=count.device) >= count
+        rows = values.masked_fill(beyond, -math.inf).softmax(dim=-1).to(out_RV.dtype)
+        out_RV[todo[done][:, None], ranked.indices[done, :width]] = rows[done]
+        _settle_ties(out_RV, logits_RV, todo[done], ranked.values[done], count[done])
+        todo = todo[~done]
+        if len(todo) == 0:
+            break
+    return out_RV
+
+
+def _settle_ties(out_RV: Tensor, logits_RV: Tensor, rows: Tensor, ranked: Tensor, count: Tensor) -> None:
+    """Redo the rows whose next candidate equals the last one kept: among equals the lowest ids stay."""
+    edge = ranked.gather(1, count - 1)
+    tied_rows = (ranked.gather(1, count.clamp(max=ranked.shape[1] - 1)) == edge) & (count < ranked.shape[1])
+    for i in tied_rows[:, 0].nonzero()[:, 0].tolist():
+        row = logits_RV[rows[i]]
+        above, equal = row > edge[i], row == edge[i]
+        kept = above | (equal & (equal.cumsum(0) <= count[i] - above.sum()))
+        out_RV[rows[i]] = row.masked_fill(~kept, -math.inf).softmax(0)
+
+
+def uniform(count: int, generator: torch.Generator) -> Tensor:
+    """`count` numbers in [0, 1), fp64, on the generator's device."""
+    return torch.rand(count, dtype=torch.float64, generator=generator, device=generator.device)
+
+
+def draw(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """One token per row of non-negative weights (…, V), which need not sum to 1 → int64 (…)."""
+    rows = weights.shape[:-1]
+    return draw_at(weights, uniform(math.prod(rows), generator).reshape(rows))
+
+
+def draw_at(weights: Tensor, u: Tensor) -> Tensor:
+    """The inverse of the cumulated weights at u in [0, 1): token i for u·total in [Σ_{j<i} w_j, Σ_{j≤i} w_j).
+
+    Summed in fp64; a token of weight 0 is never drawn. weights (…, V), u (…) → int64 (…).
+    """
+    running = weights.cumsum(dim=-1, dtype=torch.float64)
+    total = running[..., -1:]
+    at = torch.minimum(u.double()[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(running, at, right=True)[..., 0].clamp(max=weights.shape[-1] - 1)
+
+
+def position_noise(seed: int, position: int, vocab_size: int, device: torch.device) -> Tensor:
+    """Gumbel noise (V,) in fp64 that belongs to an absolute position of a text and to a seed: the same whenever and
+    however often it is asked for."""
+    key = hashlib.blake2b(f"{seed} {position}".encode(), digest_size=8).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little") >> 1)
+    u_V = torch.rand(vocab_size, dtype=torch.float64, generator=generator, device=device)
+    return -(-(u_V.log())).log()  # u = 0: −∞, never chosen
+
+
+def couple(p_RV: Tensor, noise: Callable[[int], Tensor], positions: Sequence[int]) -> Tensor:
+    """Draws from p by noise that belongs to the positions (`position_noise`): argmax of ln p + noise (Daliri et al., arXiv
+    2408.07978) → (R,).
+
+    A function of (p, seed, position) alone: with and without drafts, and however they were made, the same tokens come
+    out wherever p is the same.
+    """
+    return (p_RV.double().log() + torch.stack([noise(x) for x in positions])).argmax(-1)

@@ -1,0 +1,150 @@
+"""Trees of drafts: how many branches, which ones, drawn how. Tensors and tokens, no model.
+
+Three ways to make one: chosen, the nodes whose paths q holds most probable (law `point`); drawn, every token from its q
+with siblings i.i.d. or without replacement (`independent` or `causal`); or several drafts side by side, as they were
+drawn (`merge_iid_chains`: their own law) or merged where they begin alike (`prefix_tree`: `point`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from decode.speculation.proposal import DenseQ, Proposal, Siblings, SparseQ
+from decode.speculation.sampling import draw
+from decode.speculation.tree import chain, depths
+
+
+class Candidate(NamedTuple):
+    """A node that a tree may take: ln q of the path down to it, its level from 1, its token, the candidate above it (None =
+    the root)."""
+
+    log_q: float
+    level: int
+    token: int
+    above: Candidate | None
+
+
+Children = Callable[[int, Sequence[int | None]], Sequence[tuple[Sequence[float], Sequence[int]]]]
+"""(level from 0, tokens of the nodes above, None = the root) → for each node ln q and the tokens of its likeliest
+children, any number, best first."""
+
+
+def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], tuple[int, ...]]:
+    """The `nodes` nodes whose paths q holds most probable, of at most `levels` levels: tokens and parents.
+
+    A path is never more probable than its beginning, so they hang together. The choice looks at q alone, not at what the
+    target says.
+    """
+    found: list[Candidate] = []
+    level: Sequence[Candidate | None] = [None]
+    for k in range(levels):
+        rows = children(k, [None if node is None else node.token for node in level])
+        for node, (values, tokens) in zip(level, rows, strict=True):
+            above = 0.0 if node is None else node.log_q
+            found += [Candidate(above + v, k + 1, t, node) for v, t in zip(values, tokens, strict=True)]
+        found.sort(key=lambda c: (-c.log_q, c.level))
+        del found[nodes:]
+        level = [c for c in found if c.level == k + 1]
+        if not level:
+            break
+    place = {id(c): i for i, c in enumerate(found)}
+    return [c.token for c in found], tuple(-1 if c.above is None else place[id(c.above)] for c in found)
+
+
+def chain_from_marginals(log_q_KV: Tensor, nodes: int) -> Proposal:
+    """The best `nodes` nodes under positions that are independent of each other, log_q_KV (K, V)."""
+    top = log_q_KV.topk(min(nodes, log_q_KV.shape[1]), dim=-1)
+    rows = list(zip(top.values.tolist(), top.indices.tolist(), strict=True))
+    tokens, parents = best_first(len(rows), nodes, lambda k, above: [rows[k]] * len(above))
+    return Proposal(torch.tensor(tokens, dtype=torch.int64, device=log_q_KV.device), "point", parents=parents)
+
+
+def shape(nodes: int, depth: int) -> tuple[int, ...]:
+    """The parents of a tree for drawn tokens: a chain as deep as may be, and what is left of `nodes` as siblings of its
+    first and its second token in turn."""
+    spine = chain(min(nodes, depth))
+    return spine + tuple(-1 + i % min(2, len(spine)) for i in range(nodes - len(spine)))
+
+
+def draw_tree(
+    parents: tuple[int, ...],
+    q_of: Callable[[int, Tensor], Tensor],
+    siblings: Siblings,
+    generator: torch.Generator,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Tokens for the nodes of a given shape, each drawn from its q: (N,), and the q of each one's first draw, (N, V).
+
+    Args:
+        q_of: (level from 0, tokens above (P,), −1 = the root) → q after each of them, (P, V).
+        siblings: with one another's tokens allowed, or not. Where q has no further token, one that no verifier accepts.
+    """
+    level = torch.tensor(depths(parents))
+    tokens_N = torch.zeros(len(parents), dtype=torch.int64, device=device)
+    rows: list[Tensor | None] = [None] * len(parents)
+    for k in range(int(level.max())):
+        own = [i for i, d in enumerate(level.tolist()) if d == k + 1]
+        above = sorted({parents[i] for i in own})
+        first_PV = q_of(k, tokens_N[above] if k else torch.full((1,), -1, device=device))
+        for q_V, parent in zip(first_PV, above, strict=True):
+            left_V = q_V
+            for i in (i for i in own if parents[i] == parent):
+                rows[i] = q_V
+                tokens_N[i] = draw(left_V, generator)
+                if siblings == "without_replacement":
+                    left_V = left_V.index_fill(0, tokens_N[i : i + 1], 0.0)
+    return tokens_N, torch.stack([row for row in rows if row is not None])
+
+
+def merge_iid_chains(drafts: Sequence[Proposal]) -> Proposal:
+    """Chains drawn for one prefix independently of each other, as one tree: K branches from the root, whose first tokens are
+    i.i.d. siblings.
+
+    Raises:
+        ValueError: proposals of different laws, `unmasked` ones, trees, or q over different ids.
+    """
+    law = drafts[0].law
+    if any(x.law != law or x.parents is not None for x in drafts) or law == "unmasked":
+        raise ValueError("drafts merge_iid_chains are chains of one law, not unmasked out of order")
+    parents: list[int] = []
+    for x in drafts:
+        first = len(parents)
+        parents += [-1 if i < 0 else first + i for i in chain(len(x))]
+    tokens_N = torch.cat([x.tokens_K for x in drafts])
+    siblings: Siblings | None = "iid" if law != "point" and sum(len(x) > 0 for x in drafts) > 1 else None
+    qs = [x.q for x in drafts if x.q is not None]
+    q = joined(qs) if qs else None
+    if qs and q is None:
+        raise ValueError("drafts merge_iid_chains need q over the same ids")
+    return Proposal(tokens_N, law, q, parents=tuple(parents), siblings=siblings)
+
+
+def joined(qs: Sequence[DenseQ | SparseQ]) -> DenseQ | SparseQ | None:
+    """The rows of all, one after the other; None where they are not over the same ids."""
+    dense = [q for q in qs if isinstance(q, DenseQ)]
+    if len(dense) == len(qs):
+        return DenseQ(torch.cat([q.probs_KV for q in dense]))
+    sparse = [q for q in qs if isinstance(q, SparseQ)]
+    if dense or any(not torch.equal(q.ids_S, sparse[0].ids_S) for q in sparse):
+        return None
+    return replace(sparse[0], probs_KS=torch.cat([q.probs_KS for q in sparse]))
+
+
+def prefix_tree(drafts: Sequence[Sequence[int]], device: torch.device) -> Proposal:
+    """Any drafts, merged where they begin alike: every node stands once. `point`: which of them are there is a choice."""
+    place: dict[tuple[int, int], int] = {}
+    parents: list[int] = []
+    for draft in drafts:
+        at = -1
+        for token in draft:
+            if (at, token) not in place:
+                place[at, token] = len(parents)
+                parents.append(at)
+            at = place[at, token]
+    tokens = torch.tensor([token for _, token in place], dtype=torch.int64, device=device)
+    return Proposal(tokens, "point", parents=tuple(parents))

@@ -1,0 +1,204 @@
+"""Which drafted tokens the target keeps, and what it says next: verifiers by name, each with the drafts under which its
+output has exactly the target's law. What they compute is in decode/speculation/rules.py.
+
+    greedy, point_mass   go on while the target says what was drafted; exact however the drafts were chosen
+    self_selection       point_mass on the one path that p expects most of: SpecDiff-2, arXiv 2511.00606
+    token                min(1, p/q), residual (p − q)₊: Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318
+    block                joint over the chain: Sun et al., arXiv 2403.10444
+    recursive            token over siblings in turn, of one q or several: SpecInfer, arXiv 2305.09781; without replacement: 2402.14160
+    k_seq                i.i.d. siblings under one inflated ratio: SpecTr, arXiv 2310.15141
+    traversal            leaves first, over the whole tree; a chain gives `block`: arXiv 2505.12398
+    hybrid               drafts unmasked out of order: ratio where the order allows it, else point mass
+    gumbel               the target's noise fixed by position: arXiv 2408.07978
+    lossy_typical        Medusa's threshold, arXiv 2401.10774: NOT the target's law
+    lossy_top_beta       any of the target's best few, after SpecDec, arXiv 2203.16487: NOT the target's law
+                         (at temperature 0 the lossy ones look at p of temperature 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from align.common.errors import UserError, nearest
+from decode.speculation import rules
+from decode.speculation.proposal import LAWS, SIBLINGS, Proposal
+from decode.speculation.rules import Drafts, Outcomes, Rule
+from decode.speculation.sampling import draw_at, uniform
+
+
+class Verdict(NamedTuple):
+    """`end_B`: the node where the accepted path ends (0 = nothing accepted); `next_B`: the token that follows it. No
+    rule accepts padding."""
+
+    end_B: Tensor
+    next_B: Tensor
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A rule and the drafts that it may be given."""
+
+    name: str
+    rule: Rule | None
+    """None: it has no law of its own (`gumbel`)."""
+    laws: frozenset[str]
+    siblings: frozenset[str] = frozenset()
+    """How siblings may be drawn; empty: chains alone. Of point drafts: any tree, unless empty."""
+    greedy_only: bool = False
+    """Exact at temperature 0 alone."""
+    state_only: bool = False
+    """Of unmasked drafts, exact for state-only orders alone."""
+    lossy: bool = False
+    """Not the target's law."""
+
+    def fits(self, law: str, temperature: float) -> bool:
+        """Whether chains of that law, at that temperature, are drafts it can be given."""
+        return law in self.laws and (temperature == 0 or not self.greedy_only)
+
+    def accepts(self, proposal: Proposal, temperature: float) -> bool:
+        """Whether it may be given that very proposal."""
+        if not self.fits(proposal.law, temperature):
+            return False
+        if proposal.law == "unmasked" and self.state_only and not proposal.state_only:
+            return False
+        return not proposal.branches or (
+            bool(self.siblings) if proposal.siblings is None else proposal.siblings in self.siblings
+        )
+
+
+def verify(
+    name: str, proposals: Sequence[Proposal], p_BMV: Tensor, generators: Sequence[torch.Generator]
+) -> Verdict:
+    """Accept a path of each proposal and draw the token after it.
+
+    Args:
+        name: key of `VERIFIERS`, not `gumbel`, whose noise belongs to positions (`decode.speculation.sampling.couple`).
+        p_BMV: target probabilities in fp32 or fp64, see decode/speculation/rules.py; M = 1 + the longest proposal's tokens.
+        generators: one per request, each asked for two uniforms: a request's output does not depend on the others.
+
+    Raises:
+        UserError: unknown verifier, or one that is not exact for these proposals.
+        ValueError: p of half precision or of a wrong shape.
+    """
+    verifier = find(name)
+    for proposal in proposals:
+        check_proposal(proposal, name, 0.0 if verifier.greedy_only else 1.0)
+    rows = 1 + max(len(x) for x in proposals)
+    if p_BMV.dtype not in (torch.float32, torch.float64) or p_BMV.shape[:2] != (len(proposals), rows):
+        raise ValueError(
+            f"p must be fp32 or fp64 with {len(proposals)} x {rows} rows, not {p_BMV.dtype} {tuple(p_BMV.shape)}"
+        )
+    if verifier.rule is None:
+        raise ValueError(f"verifier {name!r} takes its noise from positions: decode.sampling.couple")
+    drafts = Drafts.of(proposals, p_BMV.shape[2])
+    u_B2 = torch.stack([uniform(2, g) for g in generators]).to(p_BMV.device)
+    return resolve(verifier.rule(p_BMV, drafts), p_BMV, u_B2)
+
+
+def resolve(outcomes: Outcomes, p_BMV: Tensor, u_B2: Tensor) -> Verdict:
+    """One of the outcomes, by two uniforms per request."""
+    end_B = draw_at(outcomes.stop_BM, u_B2[:, 0])
+    rest_BV = rules.or_p(rules.rows_at(outcomes.rest_BMV, end_B), rules.rows_at(p_BMV, end_B))
+    return Verdict(end_B, draw_at(rest_BV, u_B2[:, 1]))
+
+
+_ANY, _DRAWN = frozenset(LAWS), frozenset({"independent", "causal"})
+_SIBLINGS = frozenset(SIBLINGS)
+
+VERIFIERS: dict[str, Verifier] = {
+    v.name: v
+    for v in (
+        Verifier("greedy", rules.point, _ANY, _SIBLINGS, greedy_only=True),
+        Verifier("point_mass", rules.point, _ANY, _SIBLINGS),
+        Verifier("self_selection", rules.selected, _ANY, _SIBLINGS),
+        Verifier("token", rules.token, _DRAWN),
+        Verifier("block", rules.block, _DRAWN),
+        Verifier("hybrid", rules.hybrid, _DRAWN | {"unmasked"}, state_only=True),
+        Verifier("recursive", rules.token, _DRAWN, _SIBLINGS),
+        Verifier("k_seq", rules.k_seq, _DRAWN, frozenset({"iid"})),
+        Verifier("traversal", rules.block, _DRAWN, _SIBLINGS),
+        Verifier("gumbel", None, _ANY, _SIBLINGS),
+        Verifier("lossy_typical", rules.typical, _ANY, _SIBLINGS, lossy=True),
+        Verifier("lossy_top_beta", rules.top_beta, _ANY, _SIBLINGS, lossy=True),
+    )
+}
+
+
+def find(name: str) -> Verifier:
+    """The verifier of that name. Raises UserError with the nearest one."""
+    if name not in VERIFIERS:
+        raise UserError(f"unknown verifier {name!r}{nearest(name, [*VERIFIERS, 'auto'])}")
+    return VERIFIERS[name]
+
+
+def check_pair(law: str, name: str, temperature: float) -> Verifier:
+    """The verifier, if its output for chains of this law, at this temperature, has exactly the target's law (or is
+    called lossy).
+
+    Raises:
+        UserError: it has not: why, and which verifiers fit.
+    """
+    verifier = find(name)
+    if not verifier.fits(law, temperature):
+        fitting = [v.name for v in VERIFIERS.values() if v.fits(law, temperature)]
+        raise UserError(_refusal(law, verifier, temperature, _why_law(law, verifier, temperature), fitting))
+    return verifier
+
+
+def check_proposal(proposal: Proposal, name: str, temperature: float) -> Verifier:
+    """The verifier, if its output for this proposal has exactly the target's law (or is called lossy).
+
+    Raises:
+        UserError: it has not: why, and which verifiers fit.
+    """
+    verifier = find(name)
+    if not verifier.accepts(proposal, temperature):
+        fitting = [v.name for v in VERIFIERS.values() if v.accepts(proposal, temperature)]
+        why = _why(proposal, verifier, temperature)
+        raise UserError(_refusal(proposal.law, verifier, temperature, why, fitting))
+    return verifier
+
+
+def choose(law: str, temperature: float) -> str:
+    """`auto`: greedy at temperature 0; traversal, which on a chain is block verification, where the law has a q that it can
+    test; hybrid for drafts unmasked out of order; else point mass."""
+    if temperature == 0:
+        return "greedy"
+    if law == "unmasked":
+        return "hybrid"
+    return "traversal" if VERIFIERS["traversal"].fits(law, temperature) else "point_mass"
+
+
+_WHY = {
+    "point": "these drafts were not drawn from any q (an argmax, a lookup, a choice): p/q has no meaning",
+    "unmasked": "these drafts were unmasked out of order: q is not a law given those left of them",
+}
+
+
+def _why_law(law: str, verifier: Verifier, temperature: float) -> str:
+    if law in verifier.laws:
+        return f"it compares with the argmax and is exact at temperature 0 only, not at {temperature:g}"
+    if law == "point" and temperature == 0:
+        return "at temperature 0 drafts are argmaxes, not draws: leave it at auto, or sample (--temperature)"
+    return _WHY.get(law, f"it is exact for the laws {', '.join(sorted(verifier.laws))}")
+
+
+def _why(proposal: Proposal, verifier: Verifier, temperature: float) -> str:
+    if not verifier.fits(proposal.law, temperature):
+        return _why_law(proposal.law, verifier, temperature)
+    if proposal.law == "unmasked":
+        return "the order in which they were unmasked looked at the values drawn (not state-only)"
+    if not verifier.siblings:
+        return "they branch, and it is exact for chains alone"
+    return f"their siblings were drawn {proposal.siblings}, and it is exact for {', '.join(sorted(verifier.siblings))}"
+
+
+def _refusal(law: str, verifier: Verifier, temperature: float, why: str, fitting: list[str]) -> str:
+    exact = [name for name in fitting if not VERIFIERS[name].lossy]
+    what = f"verifier {verifier.name!r} would change the output of drafts of law {law!r}"
+    return f"{what}: {why}; these fit: {', '.join(exact)}"

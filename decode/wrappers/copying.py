@@ -1,0 +1,87 @@
+"""A drafter, and copies where the text repeats itself: prompt lookup proposes when a long enough ending of the text
+occurred before, the drafter otherwise. A copy costs no drafting, and a text that has begun to repeat goes on with it.
+
+Which of the two proposes is settled by the text so far, before anything is drawn, so every proposal keeps its own law
+and the output the target's. A copied token is a draw from the distribution that has all its mass there: under
+sampling a copy travels under the drafter's law with that q, and token verification accepts it with probability p.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from align.target.model import TargetOutput
+from decode.drafters.base import Drafter, DraftSession, Request
+from decode.drafters.lookup import LookupSession
+from decode.speculation.proposal import Law, Proposal, SparseQ
+from decode.speculation.sampling import Sampling
+
+
+class CopyingDrafter:
+    """`inner`, with lookup in front of it.
+
+    Args:
+        inner: a drafter of any law.
+        copy_tokens: how many tokens a first copy holds; after one that was accepted whole, the next holds twice as many
+            and one more (with the token before them that doubles the rows of a call).
+        most_tokens: where that growth ends.
+        shortest, shortest_sampled: the shortest ending, in tokens, that a copy needs at temperature 0 and above. On
+            SmolLM2's own greedy answers, text after a repeated pair continued as before for 1.6 tokens of 8; on
+            answers at temperature 1 it takes three to reach 0.9. A trained drafter's own drafts lie between.
+        longest: the longest ending looked up.
+    """
+
+    def __init__(
+        self,
+        inner: Drafter,
+        copy_tokens: int = 5,
+        most_tokens: int = 15,
+        shortest: int = 2,
+        shortest_sampled: int = 3,
+        longest: int = 6,
+    ) -> None:
+        self.inner = inner
+        self.copy_tokens, self.most_tokens = copy_tokens, max(copy_tokens, most_tokens)
+        self.shortest, self.shortest_sampled, self.longest = shortest, shortest_sampled, longest
+        self.name = f"{inner.name}+lookup"
+        self.draft_tokens = max(inner.draft_tokens, self.most_tokens)
+        self.draft_nodes = max(inner.draft_nodes, self.most_tokens)
+
+    def law(self, sampling: Sampling) -> Law:
+        return self.inner.law(sampling)
+
+    def start(self, request: Request) -> CopyingSession:
+        shortest = self.shortest if request.sampling.greedy else self.shortest_sampled
+        lookup = LookupSession(request, self.longest, shortest)
+        return CopyingSession(self, self.inner.start(request), lookup, self.law(request.sampling))
+
+
+class CopyingSession:
+    """One request's drafts."""
+
+    def __init__(self, drafter: CopyingDrafter, inner: DraftSession, lookup: LookupSession, law: Law) -> None:
+        self.drafter, self.inner, self.lookup, self.law = drafter, inner, lookup, law
+        self.taps = inner.taps
+        self.length = drafter.copy_tokens
+        self.whole = -1  # how long the text is if the last copy was accepted whole
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        self.inner.observe(output, kept)
+
+    def propose(self, k: int) -> Proposal | None:
+        drafter, here = self.drafter, len(self.lookup.request.tokens)
+        grown = min(2 * self.length + 1, drafter.most_tokens)
+        self.length = grown if here == self.whole else drafter.copy_tokens
+        copy = self.lookup.propose(min(k, self.length))
+        if copy is None:
+            self.whole = -1
+            return self.inner.propose(min(k, drafter.inner.draft_tokens))
+        self.whole = here + len(copy) + 1
+        if self.law == "point":
+            return copy
+        ids_S, column_K = copy.tokens_K.unique(return_inverse=True)
+        q = SparseQ(ids_S, F.one_hot(column_K, len(ids_S)).to(torch.float32))
+        if self.law == "unmasked":  # all at once, and settled by the text
+            return Proposal(copy.tokens_K, self.law, q, torch.zeros_like(copy.tokens_K), state_only=True)
+        return Proposal(copy.tokens_K, self.law, q)

@@ -1,0 +1,122 @@
+"""Drafting while the target verifies: as soon as a draft is handed over the next one is begun behind it, in a thread of its own, on
+the guess that all of it will be accepted and that the token after it is the one the drafter itself would say (DuoDecoding,
+arXiv 2503.00784; Double, 2601.05524). Where the guess holds the next draft costs no time; else it is made anew.
+
+The law is the inner one. What is drawn ahead is drawn from q after the guessed text, with randomness of its own; whether the text
+becomes that one is up to tokens drawn before, and to the target. So given that it does, they are draws from q after the text.
+
+It needs a drafter on another device than the target, or cores to spare: two that share one take each other's time.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from align.common.errors import UserError
+from align.target.model import TargetOutput
+from decode.drafters.base import Drafter, Request
+from decode.speculation.proposal import Law, Proposal
+from decode.speculation.sampling import Sampling
+
+_THREAD = "draft ahead"
+_OWN_STREAM = 0x0A17
+"""What the seed of the randomness ahead differs by from the request's."""
+
+
+def settle() -> None:
+    """Wait for drafts that were begun and that nobody asks for any more."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(_THREAD):
+            thread.join()
+
+
+class OverlappedDrafter:
+    """`inner`, one round ahead.
+
+    Args:
+        inner: one that drafts chains from the text alone and lets the text go back. Of the tokens it drafts the last one is
+            the guess.
+
+    Raises:
+        UserError: it drafts fewer than two tokens; when a request begins, it is of another kind.
+    """
+
+    def __init__(self, inner: Drafter) -> None:
+        if inner.draft_tokens < 2:
+            raise UserError(
+                f"drafter {inner.name!r}: one draft at a time leaves none to guess by: at least 2"
+            )
+        self.inner = inner
+        self.name = f"{inner.name}+overlap"
+        self.draft_tokens = self.draft_nodes = inner.draft_tokens - 1
+
+    def law(self, sampling: Sampling) -> Law:
+        return self.inner.law(sampling)
+
+    def start(self, request: Request) -> OverlappedSession:
+        return OverlappedSession(self.inner, request)
+
+
+class OverlappedSession:
+    """One request's drafts."""
+
+    taps: tuple[int, ...] = ()
+    rewinds = True
+
+    def __init__(self, drafter: Drafter, request: Request) -> None:
+        device, seed = request.target.device, request.sampling.seed
+        self.request = request
+        self.guessed = replace(
+            request,
+            tokens=list(request.tokens),
+            generator=torch.Generator(device).manual_seed((seed ^ _OWN_STREAM) % 2**63),
+            history=request.history.fork(),
+        )
+        self.inner: Any = drafter.start(self.guessed)
+        if self.inner.taps or not getattr(self.inner, "rewinds", False):
+            raise UserError(
+                f"drafter {drafter.name!r} can't run ahead: it reads the target's states, or its text can't go back"
+            )
+        self.ahead: Future[Proposal | None] | None = None
+        self.hits = self.rounds = 0
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        """The text itself is all that it needs."""
+
+    def propose(self, k: int) -> Proposal | None:
+        self.rounds += 1
+        draft = self.ahead.result() if self.ahead is not None else None
+        if self.ahead is None or self.guessed.tokens != self.request.tokens:
+            self._guess([])
+            draft = self._run(k + 1)
+        else:
+            self.hits += 1
+        self.ahead = None
+        if draft is None or draft.branches:
+            return draft if draft is None else draft.cut(k)
+        tokens = draft.tokens_K.tolist()
+        if len(tokens) > k:
+            self._guess(tokens[: k + 1])
+        if len(self.request.tokens) < len(self.guessed.tokens) < self.request.cache.capacity - k:
+            # A thread for every draft: OpenMP keeps a team for each thread that lives, and with more of them than cores
+            # every team sleeps between products, which halves the speed of all that the process decodes from then on.
+            thread = ThreadPoolExecutor(1, thread_name_prefix=_THREAD)
+            self.ahead = thread.submit(self._run, k + 1)
+            thread.shutdown(wait=False)
+        return draft.cut(k)
+
+    def _guess(self, tokens: list[int]) -> None:
+        """The text that the inner drafter sees: the committed one and these tokens."""
+        self.guessed.tokens[:] = [*self.request.tokens, *tokens]
+        self.guessed.history = self.request.history.fork()
+        self.guessed.history.extend(tokens)
+
+    @torch.no_grad()
+    def _run(self, k: int) -> Proposal | None:
+        proposal: Proposal | None = self.inner.propose(k)
+        return proposal

@@ -1,0 +1,94 @@
+"""A drafter with a vocabulary of its own in front of any target: its context is the committed text in its tokens, its
+drafts are the target's tokens of what it wrote (decode/wrappers/vocabularies.py).
+
+The law is `point` whatever the inner side does. Of its q nothing is left after the map: many drafts of its tokens become
+one of the target's, and how a draft is cut depends on the tokens after it, so that no q of a position given its prefix
+can be stated.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import Protocol
+
+import torch
+
+from align.target.model import TargetOutput
+from decode.drafters.base import Request
+from decode.speculation.proposal import Law, Proposal
+from decode.speculation.sampling import Sampling
+from decode.wrappers.vocabularies import VocabularyMap
+
+
+class InnerSession(Protocol):
+    """A model at work on one text, in its own tokens."""
+
+    def extend(self, kept: int, new_tokens: list[int]) -> None:
+        """The context becomes its first `kept` tokens and these after them. What was drafted is not part of it."""
+
+    def propose(self, k: int, sampling: Sampling) -> list[int]:
+        """At most k ≥ 1 tokens to follow the context, chosen in any way."""
+
+
+class InnerDrafter(Protocol):
+    """A model that drafts in its own tokens and knows nothing of the target."""
+
+    name: str
+    draft_tokens: int
+    """The most of its tokens that it drafts ahead."""
+
+    def start(self, tokens: list[int]) -> InnerSession:
+        """Begin a text; `tokens`, the prompt, may be empty."""
+
+
+class TranslatedDrafter:
+    """`inner` as a drafter of the engine.
+
+    Args:
+        inner: see `InnerDrafter`.
+        vocabulary: between the inner side's tokens and the target's. A special token of the target's chat template that
+            the inner side lacks is text to it.
+        draft_tokens: the most target tokens in a proposal; default: as many as `inner` drafts of its own. Worth raising
+            where the target's tokens are the shorter ones.
+    """
+
+    def __init__(
+        self, inner: InnerDrafter, vocabulary: VocabularyMap, draft_tokens: int | None = None
+    ) -> None:
+        self.inner, self.vocabulary = inner, vocabulary
+        self.name = f"{inner.name}+translation"
+        self.draft_tokens = self.draft_nodes = draft_tokens or inner.draft_tokens
+
+    def law(self, sampling: Sampling) -> Law:
+        return "point"
+
+    def start(self, request: Request) -> TranslatedSession:
+        return TranslatedSession(self, request)
+
+
+class TranslatedSession:
+    """One request's drafts. `context` is what the inner side has seen: the committed text in its tokens."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, drafter: TranslatedDrafter, request: Request) -> None:
+        self.drafter, self.request = drafter, request
+        _, self.context = drafter.vocabulary.to_drafter(request.tokens, [])
+        self.inner = drafter.inner.start(list(self.context))
+        self.seen = len(request.tokens)
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        """The text itself is all that it needs."""
+
+    def propose(self, k: int) -> Proposal | None:
+        vocabulary, request = self.drafter.vocabulary, self.request
+        kept, tail = vocabulary.to_drafter(request.tokens[self.seen :], self.context)
+        self.seen = len(request.tokens)
+        self.context[kept:] = tail
+        self.inner.extend(kept, tail)
+        most = self.drafter.inner.draft_tokens
+        drafts = self.inner.propose(min(k, most) if vocabulary.same else most, request.sampling)
+        tokens = vocabulary.to_target(drafts, request.tokens)
+        # a tokenizer may name more tokens than the model has rows
+        tokens = list(takewhile(lambda token: token < request.target.vocab_size, tokens))[:k]
+        return Proposal(torch.tensor(tokens, device=request.target.device), "point") if tokens else None

@@ -1,0 +1,351 @@
+"""Two vocabularies of the same text: what the drafter writes in its tokens, in the target's, and the other way round.
+
+Both tokenizers are taken as codes for bytes. Where they cut every text alike, tokens are mapped one by one. Elsewhere the
+bytes are handed over and tokenize_prompts again (string-level exact match, arXiv 2502.05202): committed tokens are never
+touched, a draft begins exactly where they end. Whatever goes wrong here costs acceptance and nothing else: the
+target tests every token.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from align.common.errors import UserError
+
+CONTEXT = 16
+"""Committed tokens looked back at: a draft's first token may depend on the word or the run of spaces before it."""
+SYNCHRONISED = 8
+"""Tokens that have to come out as before, for a text that is tokenize_prompts again from its middle, to be taken for the same."""
+_SPACE = "▁"
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+
+def _alphabet() -> dict[str, int]:
+    """The characters in which byte-level vocabularies write bytes (GPT-2): printable ones stand for themselves, the rest
+    is counted up from U+0100."""
+    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [b for b in range(256) if b not in shown]
+    return {chr(b): b for b in shown} | {chr(0x100 + n): b for n, b in enumerate(hidden)}
+
+
+def _steps(stage: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps of a normaliser or pre-tokenizer, sequences opened."""
+    if stage is None:
+        return []
+    inside = stage.get("normalizers", stage.get("pretokenizers"))
+    return [stage] if inside is None else [step for part in inside for step in _steps(part)]
+
+
+class ByteTokenizer:
+    """A tokenizer as a code for bytes: what every token spells, and the tokens that spell given bytes in the middle of a
+    text. It normalises nothing, puts nothing in front and reads no special token out of text.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers, byte-level or SentencePiece (spaces as ▁, <0xNN> for bytes).
+        whose: who it belongs to, for errors.
+
+    Raises:
+        UserError: a tokenizer of another kind: WordPiece, say, which forgets spaces.
+    """
+
+    def __init__(self, tokenizer: Any, whose: str) -> None:
+        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise UserError(f"the {whose}'s tokenizer {type(tokenizer).__name__} has no fast version")
+        spec = json.loads(backend.to_str())
+        model = spec["model"]
+        before, cuts = _steps(spec["normalizer"]), _steps(spec["pre_tokenizer"])
+        kinds = {step["type"] for step in before + cuts}
+        spaces = [s for s in before if s["type"] == "Replace" and s["content"] == _SPACE]
+        self.byte_level = "ByteLevel" in kinds
+        affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+        if not (self.byte_level or spaces or "Metaspace" in kinds) or affixes:
+            raise UserError(
+                f"the {whose}'s tokenizer ({model['type']}) can't spell a text byte by byte:"
+                " it must be byte-level or SentencePiece"
+            )
+        self.prefix = b""
+        """The space that it puts in front of a whole text."""
+        for step in before + cuts:
+            scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space") else "never")
+            if scheme != "never" or step["type"] == "Prepend":
+                self.prefix = b" "
+            step |= {"prepend_scheme": "never"} if "prepend_scheme" in step else {}
+            step |= {"add_prefix_space": False} if "add_prefix_space" in step else {}
+        kept = [s for s in before if s in spaces or s["type"] == "ByteLevel"]
+        code = {
+            "normalizer": {"type": "Sequence", "normalizers": kept} if kept else None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts} if cuts else None,
+            "model": {**model, "dropout": None} if "dropout" in model else model,
+        }
+        off = {"truncation": None, "padding": None, "post_processor": None}
+        self._core = type(backend).from_str(json.dumps(spec | code | off))
+        self._core.encode_special_tokens = True
+        self.eos, self.bos = tokenizer.eos_token_id, tokenizer.bos_token_id
+        self.begins = self.bos is not None and list(tokenizer("")["input_ids"])[:1] == [self.bos]
+        """Whether it puts a BOS in front of a whole text."""
+        self._spell_out(model, {token["id"]: token["special"] for token in spec["added_tokens"]})
+        # a BPE's vocabulary is its tokens, whatever their ids; a Unigram's is a list, with scores
+        rules = {key: value for key, value in model.items() if not isinstance(value, dict)}
+        cut = json.dumps([code | {"model": rules}, sorted(self.ids)], sort_keys=True)
+        self.cut = hashlib.sha256(cut.encode()).hexdigest()
+        """Equal for tokenizers that cut every text alike; ids and special tokens may differ."""
+
+    def _spell_out(self, model: dict[str, Any], added: dict[int, bool]) -> None:
+        """What every token spells. added: tokens outside the model, and whether they are special."""
+        vocab: dict[str, int] = self._core.get_vocab(with_added_tokens=True)
+        unknown = model.get("unk_token")
+        if model.get("unk_id") is not None:  # of a Unigram
+            unknown = model["vocab"][model["unk_id"]][0]
+        self.specials = {name: i for name, i in vocab.items() if added.get(i) or i in (self.eos, self.bos)}
+        self.ids = {name: i for name, i in vocab.items() if name not in self.specials and name != unknown}
+        self.names = {i: name for name, i in self.specials.items()}
+        self.pieces = [b""] * (max(vocab.values()) + 1)
+        """The bytes of every token; none where it stands for no text."""
+        self.of: dict[bytes, int] = {}
+        """The token that spells these bytes: of several the one that is written out, not <0xNN>."""
+        alphabet, in_bytes = _alphabet(), bool(model.get("byte_fallback"))
+        ordered = sorted((in_bytes and bool(_BYTE.fullmatch(name)), i, name) for name, i in self.ids.items())
+        for is_byte, i, name in ordered:
+            if is_byte:
+                piece = bytes([int(name[3:5], 16)])
+            elif not self.byte_level:
+                piece = name.replace(_SPACE, " ").encode()
+            elif i in added:
+                piece = name.encode()
+            else:
+                piece = bytes(alphabet[c] for c in name) if alphabet.keys() >= set(name) else b""
+            self.pieces[i] = piece
+            self.of.setdefault(piece, i)
+        self._sorted, self.longest = sorted(self.of), max(map(len, self.of))
+        # bytes that are no text, and what the tokenizer is known to change or leave out: found there, each would cost
+        # tokenising all after it once more
+        odd = "".join(chr(b) for b in range(128) if bytes([b]) not in self.of) if self.byte_level else _SPACE
+        self._odd = re.compile(f"([\udc80-\udcff{re.escape(odd)}])")
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token spells; none for special tokens and rows of a model that no token has."""
+        return self.pieces[token] if 0 <= token < len(self.pieces) else b""
+
+    def spell(self, tokens: Sequence[int]) -> bytes:
+        """The bytes of all of them."""
+        return b"".join(self.piece(token) for token in tokens)
+
+    def continues(self, data: bytes) -> bool:
+        """Whether some token begins with these bytes and goes on."""
+        at = bisect_right(self._sorted, data)
+        return at < len(self._sorted) and self._sorted[at].startswith(data)
+
+    def encode(self, data: bytes) -> list[int]:
+        """The tokens of these bytes: the tokenizer's own as long as they spell them, else one for each byte; -1 stands for
+        a byte that no token spells."""
+        tokens: list[int] = []
+        for i, part in enumerate(self._odd.split(data.decode(errors="surrogateescape"))):
+            raw, at = part.encode(errors="surrogateescape"), 0
+            while at < len(raw):
+                own = () if i % 2 else self._core.encode(raw[at:].decode(), add_special_tokens=False).ids
+                for token in own:
+                    piece = self.piece(token)
+                    if not piece or not raw.startswith(piece, at):
+                        break
+                    tokens.append(token)
+                    at += len(piece)
+                while at < len(raw):  # to the next character
+                    tokens.append(self.of.get(raw[at : at + 1], -1))
+                    at += 1
+                    if at < len(raw) and raw[at] & 0xC0 != 0x80:
+                        break
+        return tokens
+
+    def text_start(self, tokens: Sequence[int], most: int) -> int:
+        """Where the text at the tokens' end begins: after the last special token, at most so many tokens back."""
+        start = len(tokens)
+        while start > max(0, len(tokens) - most) and self.piece(tokens[start - 1]):
+            start -= 1
+        return start
+
+
+class VocabularyMap:
+    """Drafter tokens ↔ target tokens.
+
+    Special tokens are matched by role (EOS, BOS) and by name among special tokens alone: in a draft the role decides, so
+    that an end is the target's end, in the drafter's context the name. Text that looks like one stays text. A special
+    token of the target's that the drafter lacks is written out in the drafter's context, so that the turns of a
+    chat stay apart.
+
+    Args:
+        drafter_tokenizer, target_tokenizer: see `ByteTokenizer`.
+
+    Raises:
+        UserError: a tokenizer that can't spell a text exactly.
+    """
+
+    direct: Tensor
+    """The target's token of every drafter token, int64, equal in bytes; -1 = none."""
+    agreement: float
+    """Share of the drafter's tokens, special ones left out, that the target has too."""
+    same: bool
+    """Both cut every text alike: tokens are mapped one by one, nothing is tokenize_prompts again."""
+
+    def __init__(self, drafter_tokenizer: Any, target_tokenizer: Any) -> None:
+        self.drafter = ByteTokenizer(drafter_tokenizer, "drafter")
+        self.target = ByteTokenizer(target_tokenizer, "target")
+        self.same = self.drafter.cut == self.target.cut
+        self._forth = _alike(self.drafter, self.target) | _named(self.drafter, self.target)
+        self._forth |= _roles(self.drafter, self.target)  # a drafter that ends ends the target's way
+        self._back = _alike(self.target, self.drafter) | _roles(self.target, self.drafter)
+        self._back |= _named(self.target, self.drafter)  # context: the very token, where the drafter has it
+        self.direct = torch.full((len(self.drafter.pieces),), -1, dtype=torch.int64)
+        self.direct[list(self._forth)] = torch.tensor(list(self._forth.values()), dtype=torch.int64)
+        self.agreement = sum(i in self._forth for i in self.drafter.ids.values()) / len(self.drafter.ids)
+
+    def to_target(self, drafter_ids: Sequence[int], before: Sequence[int]) -> list[int]:
+        """A draft in the target's tokens, to follow the committed target tokens `before`; perhaps none.
+
+        It ends before the first drafted id that stands for neither text nor a special token of the target's, and after a
+        special token. Of a text that may go on, half a character at the end is left out, and so are last tokens that
+        could still become one longer token with what follows. The drafter's last token is exempt: it ended there.
+        """
+        if self.same:
+            return _known(self._forth.get(token, -1) for token in drafter_ids)
+        ends, data, special = [0], bytearray(), None
+        for token in drafter_ids:
+            piece = self.drafter.piece(token)
+            if not piece:
+                special = self._forth.get(token)
+                break
+            data += piece
+            ends.append(len(data))
+        context = self.target.spell(before[self.target.text_start(before, CONTEXT) :])
+        if special is None:
+            del data[max(0, len(data) - _unfinished(context + data)) :]
+        tokens = self._following(context, bytes(data))
+        spelt = _known(tokens)
+        if len(spelt) < len(tokens):  # the target can't say the rest
+            return spelt
+        if special is not None:
+            return [*spelt, special]
+        last = len(data) - max((end for end in ends if end < len(data)), default=0)
+        return spelt[: len(spelt) - self._unsettled(spelt, last)]
+
+    def _following(self, context: bytes, data: bytes) -> list[int]:
+        """The target's tokens of `data` after `context`, as it would have cut both together if that has a cut between them."""
+        tokens, at = self.target.encode(context + data), 0
+        for n, token in enumerate(tokens):
+            if at == len(context):
+                return tokens[n:]
+            at += len(self.target.piece(token)) if token >= 0 else 1
+        return self.target.encode(data)
+
+    def _unsettled(self, tokens: list[int], last: int) -> int:
+        """How many tokens at the end together begin a longer token, and hold more than the `last` bytes."""
+        found, end = 0, b""
+        for n, token in enumerate(reversed(tokens), 1):
+            end = self.target.piece(token) + end
+            if len(end) > self.target.longest:
+                break
+            if len(end) > last and self.target.continues(end):
+                found = n
+        return found
+
+    def to_drafter(self, target_ids: Sequence[int], previous: Sequence[int]) -> tuple[int, list[int]]:
+        """The drafter's context after more target tokens are committed: how many of its tokens stay, and those that
+        follow them. Bytes that the drafter has no token for are left out.
+
+        Args:
+            target_ids: the new target tokens, after those that `previous` was made of.
+            previous: the drafter's tokens so far; empty at the beginning of a prompt.
+        """
+        if self.same:
+            return len(previous), [d for t in target_ids for d in self._one_by_one(t)]
+        head, runs = self._runs(target_ids, first=not previous)
+        window = 2 * SYNCHRONISED
+        while True:
+            start = self.drafter.text_start(previous, window)
+            old = previous[start:]
+            new = self._spelt(self.drafter.spell(old) + head)
+            pairs = zip(old, new, strict=False)
+            stay = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            if len(old) < window or stay >= SYNCHRONISED:
+                break
+            window *= 2
+        tail = new[stay:]
+        for special, text in runs:
+            tail += [special, *self._spelt(text)]
+        return start + stay, tail
+
+    def _one_by_one(self, token: int) -> list[int]:
+        found = self._back.get(token)
+        return [found] if found is not None else self._spelt(self._text(token))
+
+    def _spelt(self, data: bytes) -> list[int]:
+        return [token for token in self.drafter.encode(data) if token >= 0]
+
+    def _text(self, token: int) -> bytes:
+        """A target token as text: a special one is written out."""
+        return self.target.piece(token) or self.target.names.get(token, "").encode()
+
+    def _runs(self, target_ids: Sequence[int], first: bool) -> tuple[bytes, list[tuple[int, bytes]]]:
+        """The text before the first special token that the drafter has too, then each of these with the text after it.
+
+        The first text of all begins as the drafter's tokenizer begins one: after its BOS, and with its space in place of the
+        target's.
+        """
+        texts, specials = [bytearray()], []
+        for token in target_ids:
+            special = None if self.target.piece(token) else self._back.get(token)
+            if special is None:
+                texts[-1] += self._text(token)
+            else:
+                specials.append(special)
+                texts.append(bytearray())
+        if first and (opening := next((text for text in texts if text), None)) is not None:
+            opening[:] = self.drafter.prefix + opening.removeprefix(self.target.prefix)
+        if first and self.drafter.begins and (texts[0] or specials[:1] != [self.drafter.bos]):
+            specials.insert(0, self.drafter.bos)
+            texts.insert(0, bytearray())
+        return bytes(texts[0]), [(s, bytes(t)) for s, t in zip(specials, texts[1:], strict=True)]
+
+
+def _alike(one: ByteTokenizer, other: ByteTokenizer) -> dict[int, int]:
+    """Tokens of one side → those of the other that spell the same."""
+    found = {}
+    for name, i in one.ids.items():
+        twin = other.ids.get(name, -1)  # two tokens may spell one byte: A and <0x41>
+        match = twin if other.piece(twin) == one.pieces[i] else other.of.get(one.pieces[i])
+        if match is not None and one.pieces[i]:
+            found[i] = match
+    return found
+
+
+def _named(one: ByteTokenizer, other: ByteTokenizer) -> dict[int, int]:
+    """The same of special tokens, by their names."""
+    return {i: other.specials[name] for name, i in one.specials.items() if name in other.specials}
+
+
+def _roles(one: ByteTokenizer, other: ByteTokenizer) -> dict[int, int]:
+    """The same of BOS and EOS; a token that is both is an EOS."""
+    roles = ((one.bos, other.bos), (one.eos, other.eos))
+    return {i: match for i, match in roles if i is not None and match is not None}
+
+
+def _known(tokens: Iterable[int]) -> list[int]:
+    """Those before the first that is -1."""
+    return list(takewhile(lambda token: token >= 0, tokens))
+
+
+def _unfinished(data: bytes) -> int:
+    """How many bytes at the end are the beginning of a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    return len(decoder.getstate()[0])

@@ -1,0 +1,328 @@
+"""Graphs against dense matrix exponentials, enumerated toys and empirical frequencies."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from align.common.errors import UserError
+from align.diffusion.graphs import Absorbing, Graph, Uniform
+from align.diffusion.schedules import Geometric, LogLinear
+
+F64 = torch.float64
+GRAPHS: list[Graph] = [Absorbing(4, 3), Absorbing(5, 0), Absorbing(5, 2), Uniform(2), Uniform(5)]
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def sigma_of(value: float) -> Tensor:
+    return torch.tensor(value, dtype=F64)
+
+
+def dense_rate(graph: Graph) -> Tensor:
+    """Q written out from its definition, without the graph's own code."""
+    size = graph.size
+    rate = torch.zeros(size, size, dtype=F64)
+    for x, y in itertools.product(range(size), repeat=2):
+        if isinstance(graph, Absorbing):
+            rate[x, y] = float(y == graph.mask_id) - float(x == y)
+        else:
+            rate[x, y] = 1 / size - float(x == y)
+    return rate
+
+
+def dense(graph: Graph, sigma: float) -> Tensor:
+    return torch.matrix_exp(sigma * dense_rate(graph))
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=str)
+def test_rows_are_those_of_the_matrices(graph: Graph) -> None:
+    x, rate = torch.arange(graph.size), dense_rate(graph)
+    torch.testing.assert_close(graph.rate(x, F64), rate)
+    torch.testing.assert_close(graph.rate_transposed(x, F64), rate.T)
+    for value in (1e-4, 0.3, 2.0, 20.0):
+        each = sigma_of(value).expand(graph.size)
+        torch.testing.assert_close(graph.transition(x, each), dense(graph, value), rtol=1e-9, atol=1e-14)
+        torch.testing.assert_close(
+            graph.transition_transposed(x, each), dense(graph, value).T, rtol=1e-9, atol=1e-14
+        )
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=str)
+def test_staggered_score_and_reverse_rate(graph: Graph) -> None:
+    x = torch.arange(graph.size)
+    score = torch.rand(graph.size, graph.size, generator=generator(), dtype=F64)
+    torch.testing.assert_close(
+        graph.staggered_score(score, sigma_of(0.7).expand(graph.size)), score @ dense(graph, -0.7)
+    )
+    expected = dense_rate(graph).T * score
+    expected.fill_diagonal_(0.0)
+    expected -= torch.diag(expected.sum(1))
+    torch.testing.assert_close(graph.reverse_rate(x, score), expected)
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=str)
+def test_shapes_broadcast(graph: Graph) -> None:
+    g = generator(4)
+    x = torch.randint(graph.size, (2, 3), generator=g)
+    sigma = torch.tensor([[0.2], [1.5]])
+    score = torch.rand(2, 3, graph.size, generator=g).scatter(-1, x[..., None], 1.0)
+    for each in (
+        graph.transition(x, sigma),
+        graph.transition_transposed(x, sigma),
+        graph.staggered_score(score, sigma),
+        graph.analytic_step(x, score, 0.1 * sigma),
+        graph.denoise(x, score, sigma),
+        graph.reverse_rate(x, score),
+    ):
+        assert each.shape == (2, 3, graph.size) and each.dtype == torch.float32
+    wide = sigma.expand(2, 3).contiguous()
+    assert torch.equal(graph.analytic_step(x, score, sigma), graph.analytic_step(x, score, wide))
+    assert graph.score_entropy(score.log(), sigma, x, torch.zeros_like(x)).shape == (2, 3)
+
+
+def chi_square(counts: Tensor, law: Tensor) -> float:
+    """p-value of counts (V,) against a law (V,); states of chance 0 must not occur."""
+    possible = law > 0
+    assert int(counts[~possible].sum()) == 0
+    counts, expected = counts[possible].double(), law[possible] * counts.sum()
+    freedom = sigma_of(float(len(expected) - 1))
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return float(torch.special.gammaincc(freedom / 2, statistic / 2)) if len(expected) > 1 else 1.0
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=str)
+@pytest.mark.parametrize("value", [0.1, 1.2])
+def test_corruption_has_the_law_of_the_transition(graph: Graph, value: float) -> None:
+    g, law = generator(7), dense(graph, value)
+    for token in range(graph.size):
+        clean = torch.full((20, 1000), token)
+        noisy = graph.corrupt(clean, torch.full((20, 1), value), g)
+        assert chi_square(noisy.flatten().bincount(minlength=graph.size), law[token]) > 1e-3
+    limit = graph.limit((30, 400), g)
+    assert limit.shape == (30, 400) and limit.dtype == torch.int64
+    long_run = dense(graph, 60.0)[0].where(dense(graph, 60.0)[0] > 1e-12, 0.0)
+    assert chi_square(limit.flatten().bincount(minlength=graph.size), long_run) > 1e-3
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=str)
+def test_corruption_keeps_what_it_may_not_touch(graph: Graph) -> None:
+    clean = torch.randint(graph.size, (4, 200), generator=generator(1))
+    may = torch.rand(4, 200, generator=generator(2)) < 0.5
+    per_row = torch.tensor([[0.0], [1.0], [30.0], [0.3]])
+    noisy = graph.corrupt(clean, per_row, generator(3), may)
+    assert torch.equal(noisy[~may], clean[~may]) and torch.equal(noisy[0], clean[0])
+    assert not torch.equal(noisy[1], clean[1])
+    assert torch.equal(noisy, graph.corrupt(clean, per_row.expand(4, 200), generator(3), may))
+    if isinstance(graph, Absorbing):
+        assert bool((noisy[2][may[2]] == graph.mask_id).all())
+
+
+# ---- toys: a random joint law over all clean sequences of length L ----
+
+
+class Toy:
+    """p_0 over sequences of `length` clean tokens, and exact marginals at any noise level, by enumeration."""
+
+    def __init__(self, graph: Graph, length: int, seed: int = 0) -> None:
+        self.graph, self.length, self.size = graph, length, graph.size
+        p = torch.rand((graph.size,) * length, generator=generator(seed), dtype=F64) ** 2
+        if isinstance(graph, Absorbing):  # clean text holds no mask
+            for axis in range(length):
+                p.index_fill_(axis, torch.tensor([graph.mask_id]), 0.0)
+        self.p = p / p.sum()
+
+    def noisy(self, sigmas: list[float]) -> Tensor:
+        """The joint law of the sequence with position i at noise sigmas[i]."""
+        law = self.p
+        for axis, sigma in enumerate(sigmas):
+            law = torch.tensordot(law, dense(self.graph, sigma), dims=([axis], [0])).movedim(-1, axis)
+        return law
+
+    def states(self, sigma: float) -> list[tuple[int, ...]]:
+        law = self.noisy([sigma] * self.length)
+        return [x for x in itertools.product(range(self.size), repeat=self.length) if float(law[x]) > 0]
+
+    def score(self, x: tuple[int, ...], sigma: float) -> Tensor:
+        """Exact p_σ(x with y at i)/p_σ(x), (L, V)."""
+        law = self.noisy([sigma] * self.length)
+        rows = [
+            law[tuple(slice(None) if j == i else x[j] for j in range(self.length))]
+            for i in range(self.length)
+        ]
+        return torch.stack(rows) / law[x]
+
+    def posterior(self, x: tuple[int, ...], sigma: float, earlier: float) -> Tensor:
+        """Exact p(x_s^i | x_t = x) at every position, (L, V), s the time of noise `earlier`."""
+        step, rows = dense(self.graph, sigma - earlier), []
+        for i in range(self.length):
+            law = self.noisy([earlier if j == i else sigma for j in range(self.length)])
+            row = law[tuple(slice(None) if j == i else x[j] for j in range(self.length))] * step[:, x[i]]
+            rows.append(row / row.sum())
+        return torch.stack(rows)
+
+
+TOYS = [(graph, length) for graph in (Absorbing(4, 3), Absorbing(4, 1), Uniform(3)) for length in (1, 2)]
+
+
+@pytest.mark.parametrize(("graph", "length"), TOYS, ids=str)
+@pytest.mark.parametrize(("sigma", "earlier"), [(1.1, 0.4), (0.2, 0.19), (4.0, 0.0)])
+def test_the_analytic_step_is_the_exact_posterior(
+    graph: Graph, length: int, sigma: float, earlier: float
+) -> None:
+    toy = Toy(graph, length)
+    for x in toy.states(sigma):
+        tokens, score = torch.tensor(x), toy.score(x, sigma)
+        step = graph.analytic_step(tokens, score, sigma_of(sigma - earlier))
+        torch.testing.assert_close(step, toy.posterior(x, sigma, earlier), rtol=1e-8, atol=1e-12)
+        if earlier == 0.0:
+            torch.testing.assert_close(graph.denoise(tokens, score, sigma_of(sigma)), step)
+
+
+def test_an_inexact_score_still_gives_a_law() -> None:
+    g = generator(11)
+    for graph in GRAPHS:
+        x = torch.randint(graph.size, (200,), generator=g)
+        score = (4 * torch.randn(200, graph.size, generator=g)).exp().scatter(-1, x[:, None], 1.0)
+        for law in (
+            graph.analytic_step(x, score, torch.tensor(0.5)),
+            graph.denoise(x, score, torch.tensor(0.5)),
+        ):
+            assert bool((law >= 0).all())
+            torch.testing.assert_close(law.sum(-1), torch.ones(200))
+        if isinstance(graph, Absorbing):
+            left = graph.denoise(x, score, torch.tensor(0.5))
+            assert bool((left[:, graph.mask_id] == 0).all())
+            clean = x != graph.mask_id
+            assert bool((left[clean].argmax(-1) == x[clean]).all()) and bool(
+                (left[clean].amax(-1) == 1).all()
+            )
+
+
+@pytest.mark.parametrize("schedule", [LogLinear(), Geometric()], ids=str)
+def test_with_z_1_a_mask_is_revealed_as_in_mdlm(schedule: LogLinear | Geometric) -> None:
+    graph = Absorbing(4, 2)
+    t, s = torch.tensor([0.9, 0.5, 0.02], dtype=F64), torch.tensor([0.7, 0.1, 0.01], dtype=F64)
+    p = torch.rand(3, 4, generator=generator(), dtype=F64)
+    p[:, 2] = 0
+    p /= p.sum(-1, keepdim=True)
+    score = p / torch.expm1(schedule.total(t))[:, None]
+    score[:, 2] = 1.0
+    x = torch.full((3,), 2)
+    step = graph.analytic_step(x, score, schedule.total(t) - schedule.total(s))
+    reveal = (schedule.masked(t) - schedule.masked(s)) / schedule.masked(t)
+    expected = p * reveal[:, None]
+    expected[:, 2] = 1 - reveal
+    torch.testing.assert_close(step, expected, rtol=1e-8, atol=1e-12)
+    twice = score.scatter(-1, x[:, None], 0.5) * 2  # Z = 2 reveals twice as often: SEDD's own behaviour
+    revealed = 1 - graph.analytic_step(x, twice, schedule.total(t) - schedule.total(s))[:, 2]
+    torch.testing.assert_close(revealed, (2 * reveal).clamp_max(1.0), rtol=1e-8, atol=1e-12)
+
+
+# ---- score entropy ----
+
+
+def exact_log_ratio(graph: Graph, sigma: float, x_t: int, x_0: int) -> Tensor:
+    """log p(y|x_0)/p(x_t|x_0) over y, (V,)."""
+    row = dense(graph, sigma)[x_0]
+    return (row / row[x_t]).log()
+
+
+def plain_score_entropy(graph: Graph, log_score: Tensor, sigma: float, x_t: int, x_0: int) -> float:
+    """Σ_{y≠x_t} Q(y, x_t)·(s − r·log s + r·(log r − 1)) term by term, with 0·log 0 = 0."""
+    row, total = dense(graph, sigma)[x_0], 0.0
+    for y in range(graph.size):
+        weight = float(dense_rate(graph)[y, x_t])
+        if y == x_t or weight == 0:
+            continue
+        r, log_s = float(row[y] / row[x_t]), float(log_score[y])
+        total += weight * (math.exp(log_s) - (r * log_s - r * (math.log(r) - 1) if r > 1e-300 else 0.0))
+    return total
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=str)
+@pytest.mark.parametrize("sigma", [1e-3, 0.4, 3.0])
+def test_score_entropy_is_its_definition(graph: Graph, sigma: float) -> None:
+    log_score = torch.randn(graph.size, generator=generator(2), dtype=F64)
+    states = range(graph.size)
+    clean = [x for x in states if not (isinstance(graph, Absorbing) and x == graph.mask_id)]
+    for x_0, x_t in itertools.product(clean, states):
+        if float(dense(graph, sigma)[x_0, x_t]) == 0.0:
+            continue
+        value = graph.score_entropy(log_score, sigma_of(sigma), torch.tensor(x_t), torch.tensor(x_0))
+        expected = plain_score_entropy(graph, log_score, sigma, x_t, x_0)
+        assert float(value) == pytest.approx(expected, rel=1e-9, abs=1e-10)
+        assert float(value) >= 0
+        pushed = log_score.index_add(0, torch.tensor([x_t]), sigma_of(3.0).view(1))
+        again = graph.score_entropy(pushed, sigma_of(sigma), torch.tensor(x_t), torch.tensor(x_0))
+        assert float(again) == pytest.approx(float(value), rel=1e-12)  # the input's own score is not read
+
+
+@pytest.mark.parametrize("size", [2, 5, 50])
+@pytest.mark.parametrize("sigma", [1e-3, 0.4, 3.0, 20.0])
+def test_score_entropy_of_the_uniform_graph_is_0_at_the_exact_ratio(size: int, sigma: float) -> None:
+    graph = Uniform(size)
+    for x_t in (0, 1):
+        log_ratio = exact_log_ratio(graph, sigma, x_t, 0)
+        value = graph.score_entropy(log_ratio, sigma_of(sigma), torch.tensor(x_t), torch.tensor(0))
+        assert abs(float(value)) < 1e-10 * max(1.0, 1 / sigma)
+        off = graph.score_entropy(log_ratio + 0.1, sigma_of(sigma), torch.tensor(x_t), torch.tensor(0))
+        assert float(off) > 1e-6 * min(1.0, sigma)
+
+
+@pytest.mark.parametrize("graph", [Uniform(4), Absorbing(4, 3), Absorbing(4, 0)], ids=str)
+def test_the_best_score_is_the_marginal_ratio(graph: Graph) -> None:
+    """E over x_0 given x_t of the score entropy is smallest at s_y = E[r_y] = p_σ(y)/p_σ(x_t)."""
+    toy, sigma = Toy(graph, 1, seed=3), 0.8
+    law = toy.noisy([sigma])
+    for x_t in range(graph.size):
+        if isinstance(graph, Absorbing) and x_t != graph.mask_id:
+            continue  # its ratios do not enter the loss
+        posterior = toy.p * dense(graph, sigma)[:, x_t] / law[x_t]
+        clean = posterior.nonzero()[:, 0]
+
+        def expected(
+            log_score: Tensor, x_t: int = x_t, clean: Tensor = clean, p: Tensor = posterior
+        ) -> Tensor:
+            rows = log_score.expand(len(clean), -1)
+            x = torch.full_like(clean, x_t)
+            return (p[clean] * graph.score_entropy(rows, sigma_of(sigma), x, clean)).sum()
+
+        best = (law / law[x_t]).clamp_min(1e-30).log().requires_grad_()
+        (slope,) = torch.autograd.grad(expected(best), best)
+        torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-12)
+        least = float(expected(best))
+        for seed in range(5):
+            noise = 0.3 * torch.randn(graph.size, generator=generator(seed), dtype=F64)
+            assert float(expected(best.detach() + noise)) > least + 1e-4
+
+
+@pytest.mark.parametrize("graph", [Uniform(50), Absorbing(50, 49)], ids=str)
+@pytest.mark.parametrize("sigma", [1e-4, 0.5, 20.0])
+def test_fp32_score_entropy_follows_fp64(graph: Graph, sigma: float) -> None:
+    g = generator(9)
+    x_0 = torch.randint(49, (64,), generator=g)
+    x_t = torch.where(torch.arange(64) < 32, x_0, 49)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        log_score = torch.randn(64, 50, generator=g).to(dtype)
+        value = graph.score_entropy(log_score, torch.full((64,), sigma), x_t, x_0)
+        exact = graph.score_entropy(log_score.double(), torch.full((64,), sigma).double(), x_t, x_0)
+        assert value.dtype == torch.float32 and bool(value.isfinite().all())
+        torch.testing.assert_close(value.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_impossible_graphs_are_refused() -> None:
+    for make, says in [
+        (lambda: Absorbing(4, 4), "mask_id=4 is not within 0..3"),
+        (lambda: Absorbing(4, -1), "mask_id=-1"),
+        (lambda: Absorbing(1, 0), "size=1"),
+        (lambda: Uniform(1), "size=1"),
+    ]:
+        with pytest.raises(UserError, match=says.replace("..", r"\.\.")):
+            make()

@@ -1,0 +1,182 @@
+"""The expected τ against token and greedy verification worked out by enumeration over toy vocabularies."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from align.losses.acceptance import Estimate, expected_accepted_token, kept_greedy, kept_token, reach
+from align.losses.objective import LOG_ZERO
+
+V, K = 3, 3
+Path = tuple[int, ...]
+
+
+class Toy:
+    """p(·|x_<k) for every path, and q: one law a position (independent) or one for every path (causal)."""
+
+    def __init__(self, seed: int, causal: bool, outside: int | None = None) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.p = {path: self._law() for k in range(K) for path in itertools.product(range(V), repeat=k)}
+        by_position = [self._law() for _ in range(K)]
+        self.q = {path: self._law() if causal else by_position[len(path)] for path in self.p}
+        if outside is not None:
+            self.q = {path: self._without(law, outside) for path, law in self.q.items()}
+
+    def _law(self) -> Tensor:
+        return (torch.randn(V, generator=self.generator, dtype=torch.float64) * 1.5).softmax(-1)
+
+    @staticmethod
+    def _without(law: Tensor, token: int) -> Tensor:
+        law = law.clone()
+        law[token] = 0
+        return law / law.sum()
+
+    def paths(self) -> Iterator[tuple[Path, float]]:
+        """Every text of K tokens with its probability under p."""
+        for path in itertools.product(range(V), repeat=K):
+            yield path, math.prod(float(self.p[path[:k]][path[k]]) for k in range(K))
+
+    def statistics(self, path: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """log_q_label, p_label, acceptance, valid along one text, (1, K)."""
+        q = torch.tensor([[self.q[path[:k]][path[k]] for k in range(K)]])
+        p = torch.tensor([[self.p[path[:k]][path[k]] for k in range(K)]])
+        beta = torch.tensor([[torch.minimum(self.p[path[:k]], self.q[path[:k]]).sum() for k in range(K)]])
+        log_q = torch.where(q > 0, q.log(), LOG_ZERO)
+        return log_q.float(), p.float(), beta.float(), torch.ones(1, K, dtype=torch.bool)
+
+    def accepted_at_least(self, m: int) -> float:
+        """Chance that token verification keeps drafts 1..m: drafts come from q, each is kept with min(1, p/q)."""
+        total = 0.0
+        for path in itertools.product(range(V), repeat=m):
+            chance = 1.0
+            for k in range(m):
+                p, q = float(self.p[path[:k]][path[k]]), float(self.q[path[:k]][path[k]])
+                chance *= q * min(1.0, p / q) if q else 0.0
+            total += chance
+        return total
+
+
+TOYS = [Toy(seed, causal, outside) for seed in (0, 1) for causal in (False, True) for outside in (None, 2)]
+
+
+@pytest.mark.parametrize("toy", TOYS)
+def test_expected_accepted_is_unbiased(toy: Toy) -> None:
+    """Its mean over p-drawn text is the mean accepted of token verification, for both laws of q."""
+    estimate = sum(w * float(expected_accepted_token(*toy.statistics(path))) for path, w in toy.paths())
+    exact = sum(toy.accepted_at_least(m) for m in range(1, K + 1))
+    assert estimate == pytest.approx(exact, rel=1e-5)
+
+
+@pytest.mark.parametrize("toy", TOYS)
+def test_reach_is_the_chance_of_being_tested(toy: Toy) -> None:
+    mean = sum(w * reach(*toy.statistics(path)[:2], torch.ones(1, K).bool())[0] for path, w in toy.paths())
+    exact = [toy.accepted_at_least(m) for m in range(K)]
+    torch.testing.assert_close(mean, torch.tensor(exact), rtol=1e-5, atol=1e-6)
+
+
+def test_the_product_of_acceptances_along_one_path_is_biased() -> None:
+    """The trap: Σ_m Π_{j≤m} β_j along target-written text is not what a decoder accepts."""
+    gaps = []
+    for toy in TOYS:
+        naive = sum(w * float(toy.statistics(path)[2].cumprod(-1).sum()) for path, w in toy.paths())
+        gaps.append(abs(naive - sum(toy.accepted_at_least(m) for m in range(1, K + 1))))
+    assert max(gaps) > 0.02
+
+
+def test_sampled_text_agrees_within_its_error() -> None:
+    toy = TOYS[2]
+    paths, weights = zip(*toy.paths(), strict=True)
+    drawn = torch.multinomial(torch.tensor(weights), 4000, True, generator=torch.Generator().manual_seed(0))
+    values = torch.cat([expected_accepted_token(*toy.statistics(path)) for path in paths])[drawn]
+    got, exact = Estimate.of(values), sum(toy.accepted_at_least(m) for m in range(1, K + 1))
+    assert got.count == 4000 and 0 < got.error < 0.05
+    assert abs(got.mean - exact) < 4 * got.error
+
+
+@pytest.mark.parametrize("toy", TOYS)
+def test_kept_is_the_decoders_share(toy: Toy) -> None:
+    """How far drafts are kept; another thing than the acceptance at a position, whether drafts get there or not."""
+    kept = sum(w * kept_token(*toy.statistics(path))[0] for path, w in toy.paths())
+    exact = [toy.accepted_at_least(m) for m in range(1, K + 1)]
+    torch.testing.assert_close(kept, torch.tensor(exact), rtol=1e-5, atol=1e-6)
+
+
+def test_positions_past_the_end_are_cut() -> None:
+    log_q, p, beta, _ = TOYS[0].statistics((0, 1, 2))
+    valid = torch.tensor([[True, True, False]])
+    cut = expected_accepted_token(log_q, p, beta, valid)
+    torch.testing.assert_close(
+        cut, expected_accepted_token(log_q[:, :2], p[:, :2], beta[:, :2], valid[:, :2])
+    )
+    assert float(expected_accepted_token(log_q, p, beta, torch.zeros(1, 3).bool())) == 0.0
+    assert kept_token(log_q, p, beta, valid).tolist()[0][2] == 0.0
+
+
+def test_a_perfect_drafter_has_everything_accepted() -> None:
+    _, p, _, valid = TOYS[0].statistics((0, 1, 2))
+    got = expected_accepted_token(p.log(), p, torch.ones_like(p), valid)
+    torch.testing.assert_close(got, torch.tensor([3.0]))
+
+
+def test_a_label_of_vanishing_probability() -> None:
+    """p underflows to 0 in fp32 where q does not: the draft would be kept, and nothing becomes NaN."""
+    log_q, p = torch.tensor([[-2.0, -1.0]]), torch.tensor([[0.0, 0.5]])
+    got = expected_accepted_token(log_q, p, torch.tensor([[0.4, 0.3]]), torch.ones(1, 2).bool())
+    torch.testing.assert_close(got, torch.tensor([0.7]))
+
+
+def greedy_by_decoding(toy: Toy, path: Path) -> int:
+    """Greedy verification of the drafter's argmax chain, independent q."""
+    accepted: Path = ()
+    for k in range(K):
+        draft = int(toy.q[(0,) * k].argmax())
+        if draft != int(toy.p[accepted].argmax()):
+            break
+        accepted += (draft,)
+    return len(accepted)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_greedy_is_exact_on_greedy_text_and_a_lower_bound_elsewhere(seed: int) -> None:
+    toy = Toy(seed, causal=False)
+    greedy: Path = ()
+    for _ in range(K):
+        greedy += (int(toy.p[greedy].argmax()),)
+    exact = greedy_by_decoding(toy, greedy)
+    for path, _ in toy.paths():
+        best = torch.tensor([[int(toy.p[path[:k]].argmax()) for k in range(K)]])
+        match = torch.tensor([[int(toy.q[path[:k]].argmax()) for k in range(K)]]) == best
+        got = kept_greedy(match.float(), (best == torch.tensor([path])).float(), torch.ones(1, K).bool())
+        assert float(got.sum()) == exact if path == greedy else float(got.sum()) <= exact
+
+
+def test_greedy_run_stops() -> None:
+    match = torch.tensor([[1.0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]])
+    label = torch.tensor([[1.0, 1, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]])
+    valid = torch.ones(5, 4).bool()
+    valid[3, 2:] = False
+    assert kept_greedy(match, label, valid).sum(-1).tolist() == [4, 1, 2, 2, 0]
+
+
+def test_estimate_with_texts_sees_that_anchors_share_their_fate() -> None:
+    g = torch.Generator().manual_seed(0)
+    by_text = torch.randn(20, generator=g).repeat_interleave(50)
+    texts = torch.arange(20).repeat_interleave(50)
+    plain, clustered = Estimate.of(by_text), Estimate.of(by_text, texts)
+    assert plain.mean == clustered.mean
+    assert clustered.error == pytest.approx(float(by_text[::50].std()) / 20**0.5, rel=1e-4)
+    assert clustered.error > 5 * plain.error
+    assert plain.error == pytest.approx(float(by_text.std()) / 1000**0.5, rel=1e-5)
+
+
+def test_estimate_of_few() -> None:
+    assert math.isnan(Estimate.of(torch.empty(0)).mean)
+    one = Estimate.of(torch.tensor([2.0]))
+    assert one.mean == 2.0 and math.isnan(one.error) and one.count == 1
+    assert math.isnan(Estimate.of(torch.tensor([2.0, 3.0]), torch.tensor([5, 5])).error)

@@ -1,0 +1,430 @@
+"""Diffusion losses: identities in fp64, enumerated toys, precision, gradients, rows against whole batches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from align.diffusion.graphs import Absorbing, Graph, Uniform
+from align.diffusion.parameterization import time_weight
+from align.diffusion.schedules import Cosine, Geometric, LogLinear, Schedule
+from align.losses.diffusion_losses import (
+    bound,
+    lambda_weight,
+    masked_cross_entropy,
+    masked_nll,
+    predictor_log_score,
+    score_entropy,
+    sedd_log_score,
+    subs_log_probs,
+)
+
+F64 = torch.float64
+SCHEDULES: list[Schedule] = [LogLinear(), LogLinear(0.2), Geometric(), Cosine()]
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@dataclass
+class Case:
+    """A batch of network outputs with everything the losses take; the mask may be any id."""
+
+    f_BLV: Tensor
+    tokens_t: Tensor
+    tokens_0: Tensor
+    times: Tensor
+    valid: Tensor
+    mask_id: int
+
+    @property
+    def graph(self) -> Absorbing:
+        return Absorbing(self.f_BLV.shape[-1], self.mask_id)
+
+    @property
+    def hit(self) -> Tensor:
+        return self.valid & (self.tokens_t == self.mask_id)
+
+
+def make(seed: int = 0, vocabulary: int = 11, mask_id: int | None = None, dtype: torch.dtype = F64) -> Case:
+    g = generator(seed)
+    mask_id = vocabulary - 1 if mask_id is None else mask_id
+    batch, length = 3, 8
+    f = torch.randn(batch, length, vocabulary, generator=g, dtype=F64).mul_(1.5).to(dtype)
+    tokens_0 = torch.randint(vocabulary - 1, (batch, length), generator=g)
+    tokens_0 += tokens_0 >= mask_id
+    times = torch.tensor([[0.1], [0.5], [0.97]], dtype=F64)
+    valid = torch.rand(batch, length, generator=g) < 0.7
+    masked = torch.rand(batch, length, generator=g) < 0.6
+    # prefixes may hold a mask token too: it is `valid` that decides
+    return Case(f, torch.where(masked, mask_id, tokens_0), tokens_0, times, valid, mask_id)
+
+
+def of(case: Case, schedule: Schedule, graph: Graph | None = None, scale: bool = True) -> Tensor:
+    sigma, rate = schedule.total(case.times), schedule.rate(case.times)
+    if case.f_BLV.dtype != F64:
+        sigma, rate = sigma.float(), rate.float()
+    return score_entropy(
+        case.f_BLV, case.tokens_t, case.tokens_0, sigma, rate, graph or case.graph, case.valid, scale
+    )
+
+
+def parts(case: Case) -> tuple[Tensor, Tensor]:
+    """(−log p(x_0), Z) at every position in fp64, by plain softmax over the tokens that are not the mask."""
+    others = torch.arange(case.f_BLV.shape[-1]) != case.mask_id
+    kept = torch.where(others, case.f_BLV.double(), -math.inf)
+    z = kept.exp().sum(-1) / int(others.sum())
+    return -kept.log_softmax(-1).gather(-1, case.tokens_0[..., None])[..., 0], z
+
+
+@pytest.mark.parametrize("mask_id", [10, 0, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_score_entropy_is_weighted_cross_entropy_and_the_price_of_a_wrong_sum(
+    schedule: Schedule, mask_id: int
+) -> None:
+    case = make(mask_id=mask_id)
+    nll, z = parts(case)
+    sigma, rate = schedule.total(case.times), schedule.rate(case.times)
+    expected = torch.where(case.hit, rate / torch.expm1(sigma) * (nll + z - 1 - z.log()), 0.0)
+    torch.testing.assert_close(of(case, schedule), expected, rtol=1e-10, atol=1e-10)
+    # the same through the log-score and the graph's own entropy
+    log_score = sedd_log_score(case.f_BLV, case.tokens_t, sigma)
+    dse = case.graph.score_entropy(log_score, sigma, case.tokens_t, case.tokens_0)
+    torch.testing.assert_close(torch.where(case.valid, rate * dse, 0.0), expected, rtol=1e-10, atol=1e-10)
+    assert int(case.hit.sum()) > 5 and int((~case.valid & (case.tokens_t == mask_id)).sum()) > 0
+
+
+@pytest.mark.parametrize("graph", [Absorbing(11, 10), Uniform(11)], ids=str)
+def test_unscaled_score_entropy_reads_f_as_log_score(graph: Graph) -> None:
+    case, schedule = make(1), Cosine()
+    sigma, rate = schedule.total(case.times), schedule.rate(case.times)
+    dse = graph.score_entropy(case.f_BLV, sigma, case.tokens_t, case.tokens_0)
+    expected = torch.where(case.valid, rate * dse, 0.0)
+    torch.testing.assert_close(of(case, schedule, graph, scale=False), expected, rtol=1e-10, atol=1e-10)
+    if isinstance(graph, Uniform):
+        torch.testing.assert_close(of(case, schedule, graph), expected, rtol=1e-10, atol=1e-10)
+        assert bool((expected[case.valid] > 0).all())
+
+
+def test_a_zero_output_costs_log_v_minus_1() -> None:
+    size = 50258
+    for schedule in SCHEDULES:
+        t = torch.tensor([0.3])
+        sigma, rate = schedule.total(t), schedule.rate(t)
+        mask, token = torch.tensor([size - 1]), torch.tensor([17])
+        f, valid = torch.zeros(1, size), torch.ones(1, dtype=torch.bool)
+        loss = score_entropy(f, mask, token, sigma, rate, Absorbing(size, size - 1), valid)
+        first = float(loss * torch.expm1(sigma) / rate)
+        assert first == pytest.approx(math.log(size - 1), abs=1e-4) and first == pytest.approx(
+            10.825, abs=1e-3
+        )
+
+
+@pytest.mark.parametrize("eps", [1e-3, 0.2, 0.9])
+def test_loglinear_with_z_1_is_cross_entropy_over_t(eps: float) -> None:
+    case = make(2)
+    nll, z = parts(case)
+    case.f_BLV = case.f_BLV - z.log()[..., None]  # now Z = 1
+    expected = torch.where(case.hit, nll / case.times, 0.0)
+    torch.testing.assert_close(of(case, LogLinear(eps)), expected, rtol=1e-10, atol=1e-10)
+    schedule = LogLinear(eps)
+    mdlm = masked_nll(
+        case.f_BLV,
+        case.tokens_t,
+        case.tokens_0,
+        schedule.total(case.times),
+        schedule.rate(case.times),
+        case.mask_id,
+        case.valid,
+    )
+    torch.testing.assert_close(mdlm, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("mask_id", [10, 0, 4])
+def test_subs(mask_id: int) -> None:
+    case = make(3, mask_id=mask_id)
+    log_p = subs_log_probs(case.f_BLV, case.tokens_t, mask_id)
+    p = log_p.exp()
+    torch.testing.assert_close(p.sum(-1), torch.ones(3, 8, dtype=F64))
+    masked = case.tokens_t == mask_id
+    assert bool((p[..., mask_id] == 0).all())
+    own = p.gather(-1, case.tokens_t[..., None])[..., 0]
+    assert bool((own[~masked] == 1).all())
+    nll, _ = parts(case)
+    picked = -log_p.gather(-1, case.tokens_0[..., None])[..., 0]
+    torch.testing.assert_close(picked, torch.where(masked, nll, 0.0))
+    loss = masked_cross_entropy(case.f_BLV, case.tokens_t, case.tokens_0, mask_id, case.valid)
+    torch.testing.assert_close(loss, torch.where(case.hit, nll, 0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_low_precision_is_computed_in_fp32(schedule: Schedule, dtype: torch.dtype) -> None:
+    case = make(4, vocabulary=5000, dtype=dtype)
+    exact = make(4, vocabulary=5000)
+    exact.f_BLV = case.f_BLV.double()
+    for graph in (case.graph, Uniform(5000)):
+        loss = of(case, schedule, graph)
+        assert loss.dtype == torch.float32
+        wanted = of(exact, schedule, graph)
+        torch.testing.assert_close(loss.double() / wanted.max(), wanted / wanted.max(), rtol=1e-5, atol=1e-6)
+    for function in (
+        subs_log_probs,
+        lambda *a: masked_cross_entropy(a[0], a[1], case.tokens_0, a[2], case.valid),
+    ):
+        value = function(case.f_BLV, case.tokens_t, case.mask_id)
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(
+            value.double(), function(exact.f_BLV, case.tokens_t, case.mask_id), rtol=1e-5, atol=1e-5
+        )
+    sigma = schedule.total(case.times)
+    for low, high in [
+        (
+            sedd_log_score(case.f_BLV, case.tokens_t, sigma.float()),
+            sedd_log_score(exact.f_BLV, case.tokens_t, sigma),
+        ),
+        (
+            predictor_log_score(case.f_BLV, case.tokens_t, sigma.float(), case.mask_id),
+            predictor_log_score(exact.f_BLV, case.tokens_t, sigma, case.mask_id),
+        ),
+    ]:
+        assert low.dtype == torch.float32
+        torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sigma", [1e-4, 20.0, 80.0])
+@pytest.mark.parametrize("graph", [Absorbing(11, 10), Uniform(11)], ids=str)
+@pytest.mark.parametrize("scale", [True, False])
+def test_extreme_noise_stays_finite(sigma: float, graph: Graph, scale: bool) -> None:
+    case = make(5, dtype=torch.float32)
+    f = case.f_BLV.requires_grad_()
+    noise, rate = torch.tensor([[sigma]]), torch.tensor([[1.0]])
+    loss = score_entropy(f, case.tokens_t, case.tokens_0, noise, rate, graph, case.valid, scale)
+    wide = f.detach().double()
+    exact = score_entropy(
+        wide, case.tokens_t, case.tokens_0, noise.double(), rate.double(), graph, case.valid, scale
+    )
+    torch.testing.assert_close(loss.double(), exact, rtol=2e-5, atol=1e-6)
+    (slope,) = torch.autograd.grad(loss.sum(), f)
+    assert bool(loss.isfinite().all()) and bool(slope.isfinite().all())
+
+
+def test_clean_positions_may_have_no_noise_at_all() -> None:
+    case = make(6)
+    sigma = torch.where(case.valid, 0.7, 0.0).double()
+    rate = torch.ones_like(sigma)
+    for loss in (
+        masked_nll(case.f_BLV, case.tokens_t, case.tokens_0, sigma, rate, case.mask_id, case.valid),
+        score_entropy(case.f_BLV, case.tokens_t, case.tokens_0, sigma, rate, case.graph, case.valid),
+        score_entropy(case.f_BLV, case.tokens_t, case.tokens_0, sigma, rate, Uniform(11), case.valid),
+    ):
+        assert bool(loss.isfinite().all()) and bool((loss[~case.valid] == 0).all()) and float(loss.sum()) > 1
+
+
+def test_the_truth_costs_nothing_beyond_its_entropy() -> None:
+    """Certain data: DSE is 0 at the exact score, and its gradient there is 0; anything else costs more."""
+    sigma, rate, mask = torch.tensor([0.6], dtype=F64), torch.ones(1, dtype=F64), torch.tensor([4])
+    graph, valid = Absorbing(5, 4), torch.ones(1, dtype=torch.bool)
+    truth = torch.full((1, 5), -60.0, dtype=F64)
+    truth[0, 2] = math.log(4)  # Z = 1 and p = 1 at token 2
+    truth.requires_grad_()
+    loss = score_entropy(truth, mask, torch.tensor([2]), sigma, rate, graph, valid)
+    assert abs(float(loss)) < 1e-12
+    (slope,) = torch.autograd.grad(loss.sum(), truth)
+    assert float(slope.abs().max()) < 1e-12
+    for delta in (-0.2, 0.2):
+        other = truth.detach() + delta
+        assert float(score_entropy(other, mask, torch.tensor([2]), sigma, rate, graph, valid)) > 1e-3
+
+
+def losses(case: Case) -> list[tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]:
+    """(name, the loss of f, a plain fp64 formula of f), each summed."""
+    schedule = LogLinear()
+    sigma, rate = schedule.total(case.times), schedule.rate(case.times)
+    others = torch.arange(case.f_BLV.shape[-1]) != case.mask_id
+    label, weight = case.tokens_0[..., None], torch.where(case.hit, rate / torch.expm1(sigma), 0.0)
+
+    def plain_nll(f: Tensor) -> Tensor:
+        kept = torch.where(others, f, -1e30)
+        return -(kept.log_softmax(-1).gather(-1, label)[..., 0] * weight).sum()
+
+    def plain_entropy(f: Tensor) -> Tensor:
+        z = torch.where(others, f.exp(), 0.0).sum(-1) / int(others.sum())
+        return plain_nll(f) + (weight * (z - 1 - z.log())).sum()
+
+    def plain_uniform(f: Tensor) -> Tensor:
+        size, total = f.shape[-1], f.new_zeros(())
+        for b, i in case.valid.nonzero().tolist():
+            stay = torch.exp(-sigma[b, 0])
+            law = torch.full((size,), float((1 - stay) / size), dtype=F64)
+            law[case.tokens_0[b, i]] += stay
+            ratio = law / law[case.tokens_t[b, i]]
+            terms = f[b, i].exp() - ratio * f[b, i] + ratio * (ratio.log() - 1)
+            keep = torch.arange(size) != case.tokens_t[b, i]
+            total = total + rate[b, 0] * torch.where(keep, terms, 0.0).sum() / size
+        return total
+
+    arguments = (case.tokens_t, case.tokens_0, sigma, rate)
+    return [
+        ("nll", lambda f: masked_nll(f, *arguments, case.mask_id, case.valid).sum(), plain_nll),
+        ("entropy", lambda f: score_entropy(f, *arguments, case.graph, case.valid).sum(), plain_entropy),
+        ("uniform", lambda f: score_entropy(f, *arguments, Uniform(11), case.valid).sum(), plain_uniform),
+    ]
+
+
+@pytest.mark.parametrize("mask_id", [10, 0, 4])
+def test_values_and_gradients_against_plain_formulas(mask_id: int) -> None:
+    case = make(7, mask_id=mask_id)
+    for name, loss, plain in losses(case):
+        f = case.f_BLV.clone().requires_grad_()
+        value, expected = loss(f), plain(f)
+        torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10, msg=name)
+        (slope,), (wanted,) = torch.autograd.grad(value, f), torch.autograd.grad(expected, f)
+        torch.testing.assert_close(slope, wanted, rtol=1e-8, atol=1e-12, msg=name)
+        low = case.f_BLV.float().requires_grad_()
+        (rough,) = torch.autograd.grad(loss(low), low)
+        torch.testing.assert_close(rough.double(), wanted, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_rows_batches_and_blocks_agree() -> None:
+    case, schedule = make(8), LogLinear()
+    whole = of(case, schedule)
+    rows = case.hit
+    sigma = schedule.total(case.times).expand(3, 8)[rows]
+    rate = schedule.rate(case.times).expand(3, 8)[rows]
+    everything = torch.ones(int(rows.sum()), dtype=torch.bool)
+    of_rows = score_entropy(
+        case.f_BLV[rows], case.tokens_t[rows], case.tokens_0[rows], sigma, rate, case.graph, everything
+    )
+    torch.testing.assert_close(of_rows, whole[rows], rtol=1e-12, atol=0)
+    blocks = score_entropy(
+        case.f_BLV.view(3, 2, 4, 11),
+        case.tokens_t.view(3, 2, 4),
+        case.tokens_0.view(3, 2, 4),
+        schedule.total(case.times)[..., None],
+        schedule.rate(case.times)[..., None],
+        case.graph,
+        case.valid.view(3, 2, 4),
+    )
+    assert torch.equal(blocks.view(3, 8), whole)
+
+
+def test_nothing_to_learn_from_is_zero_with_a_zero_gradient() -> None:
+    case = make(9)
+    case.valid = torch.zeros_like(case.valid)
+    for graph in (case.graph, Uniform(11)):
+        f = case.f_BLV.clone().requires_grad_()
+        case_of = Case(f, case.tokens_t, case.tokens_0, case.times, case.valid, case.mask_id)
+        loss = of(case_of, LogLinear(), graph)
+        assert bool((loss == 0).all())
+        (slope,) = torch.autograd.grad(loss.sum(), f)
+        assert bool((slope == 0).all())
+
+
+def test_positions_that_do_not_count_are_never_read() -> None:
+    case = make(10)
+    spoiled = case.f_BLV.clone()
+    spoiled[~case.hit] = math.nan
+    other = Case(spoiled, case.tokens_t, case.tokens_0, case.times, case.valid, case.mask_id)
+    assert torch.equal(of(other, LogLinear()), of(case, LogLinear()))
+
+
+# ---- bounds on an enumerable toy: a table as the network ----
+
+
+class Table:
+    """Random logits for every partly masked sequence of `length` over `size` states, the last being the mask."""
+
+    def __init__(self, size: int, length: int, seed: int) -> None:
+        self.size, self.length, self.mask_id = size, length, size - 1
+        self.logits = torch.randn((size,) * length + (length, size), generator=generator(seed), dtype=F64)
+
+    def masked(self, x: tuple[int, ...], hidden: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self.mask_id if i in hidden else token for i, token in enumerate(x))
+
+    def any_order_nll(self, x: tuple[int, ...]) -> float:
+        """−log q(x), averaged over all orders in which the positions can be revealed."""
+        total, orders = 0.0, list(itertools.permutations(range(self.length)))
+        for order in orders:
+            for k, i in enumerate(order):
+                row = self.logits[self.masked(x, order[k:])][i]
+                total -= float(row[: self.mask_id].log_softmax(-1)[x[i]])
+        return total / len(orders)
+
+    def expected_loss(self, x: tuple[int, ...], chance: float, weight: Tensor) -> Tensor:
+        """E over all masks, each position hidden with `chance`, of weight·Σ masked cross-entropy, by `bound`."""
+        total = torch.zeros((), dtype=F64)
+        for count in range(self.length + 1):
+            for hidden in itertools.combinations(range(self.length), count):
+                seen = self.masked(x, hidden)
+                valid = torch.ones(1, self.length, dtype=torch.bool)
+                nll = masked_cross_entropy(
+                    self.logits[seen][None], torch.tensor([seen]), torch.tensor([x]), self.mask_id, valid
+                )
+                likely = chance**count * (1 - chance) ** (self.length - count)
+                total = total + likely * bound(weight * nll, valid).sequence[0]
+        return total
+
+
+@pytest.mark.parametrize(("size", "length"), [(3, 1), (4, 2), (4, 3)])
+def test_the_lambda_form_is_the_any_order_nll(size: int, length: int) -> None:
+    """The integrand is a polynomial in λ of degree below L, so Gauss–Legendre of 4 points is exact."""
+    table = Table(size, length, seed=size + length)
+    points, weights = (array.tolist() for array in np.polynomial.legendre.leggauss(4))
+    for x in itertools.product(range(size - 1), repeat=length):
+        total = 0.0
+        for point, weight in zip(points, weights, strict=True):
+            masked = torch.tensor((point + 1) / 2, dtype=F64)
+            total += weight / 2 * float(table.expected_loss(x, float(masked), lambda_weight(masked)))
+        assert total == pytest.approx(table.any_order_nll(x), rel=1e-10)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_the_time_weight_is_the_lambda_weight_in_other_coordinates(schedule: Schedule) -> None:
+    t = torch.linspace(0.01, 0.99, 50, dtype=F64, requires_grad=True)
+    masked = schedule.masked(t)
+    (slope,) = torch.autograd.grad(masked.sum(), t)
+    with torch.no_grad():
+        weight = time_weight(schedule.total(t), schedule.rate(t))
+        torch.testing.assert_close(weight, lambda_weight(masked) * slope, rtol=1e-9, atol=0)
+        if isinstance(schedule, LogLinear):
+            torch.testing.assert_close(weight, 1 / t, rtol=1e-9, atol=0)
+
+
+def test_bound_divides_by_all_tokens_of_the_answer() -> None:
+    loss = torch.tensor([[1.0, 0.0, 2.0, 5.0], [0.0, 4.0, 0.0, 0.0]])
+    valid = torch.tensor([[True, True, True, False], [True, True, True, True]])
+    sequence, token = bound(loss, valid)
+    assert sequence.tolist() == [3.0, 4.0] and float(token) == 1.0
+    assert float(bound(loss, torch.zeros_like(valid)).token) == 0.0
+
+
+# ---- from one parameterization to the other ----
+
+
+@pytest.mark.parametrize("mask_id", [10, 0, 4])
+def test_a_predictor_as_log_score_is_sedd_with_z_1(mask_id: int) -> None:
+    case = make(11, mask_id=mask_id)
+    sigma = LogLinear().total(case.times)
+    log_p = subs_log_probs(case.f_BLV, case.tokens_t, mask_id)
+    log_score = predictor_log_score(case.f_BLV, case.tokens_t, sigma, mask_id)
+    masked, others = case.tokens_t == mask_id, torch.arange(11) != mask_id
+    expected = log_p - torch.log(torch.expm1(sigma))[..., None]
+    torch.testing.assert_close(
+        log_score[masked][:, others], expected[masked][:, others], rtol=1e-10, atol=1e-10
+    )
+    assert bool((log_score.gather(-1, case.tokens_t[..., None]) == 0).all())
+    _, z = parts(case)
+    normalised = sedd_log_score(case.f_BLV - z.log()[..., None], case.tokens_t, sigma)
+    torch.testing.assert_close(log_score, normalised, rtol=1e-10, atol=1e-10)
+    # and its last step is the predictor itself
+    last = case.graph.denoise(case.tokens_t, log_score.exp(), sigma)
+    torch.testing.assert_close(last, log_p.exp(), rtol=1e-8, atol=1e-10)

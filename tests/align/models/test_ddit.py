@@ -1,0 +1,401 @@
+"""The DDiT against a float64 reference in plain loops; published sizes; cached drafting = one full forward."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from align.common.errors import UserError
+from align.models.ddit import DDiT, DDiTConfig
+from align.target import attention
+from align.target.attention import attend
+
+
+def config(**changes: Any) -> DDiTConfig:
+    small = {"vocab_size": 11, "hidden_size": 16, "n_blocks": 2, "n_heads": 2, "cond_dim": 6, "dropout": 0.0}
+    return DDiTConfig(**{**small, **changes})
+
+
+def network(seed: int = 0, **changes: Any) -> DDiT:
+    """A small network whose zero-initialised parts are filled, so that they are seen."""
+    generator = torch.Generator().manual_seed(seed)
+    net = DDiT(config(**changes)).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+    return net
+
+
+def tokens(*shape: int, seed: int = 1, vocab: int = 11) -> Tensor:
+    return torch.randint(0, vocab, shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- published names, shapes, order ----
+
+
+def published_names(n_blocks: int, adaptive: bool, norm_bias: bool) -> list[str]:
+    """Parameters in the published order, written down from the published modules."""
+    norm = ["weight", "bias"] if norm_bias else ["weight"]
+    linear = ["weight", "bias"]
+    names = ["vocab_embed.embedding"]
+    if adaptive:
+        names += [f"sigma_map.mlp.{i}.{kind}" for i in (0, 2) for kind in linear]
+    for i in range(n_blocks):
+        b = f"blocks.{i}."
+        names += [f"{b}norm1.{kind}" for kind in norm] + [f"{b}attn_qkv.weight", f"{b}attn_out.weight"]
+        names += [f"{b}norm2.{kind}" for kind in norm]
+        names += [f"{b}mlp.{j}.{kind}" for j in (0, 2) for kind in linear]
+        names += [f"{b}adaLN_modulation.{kind}" for kind in linear] if adaptive else []
+    names += [f"output_layer.norm_final.{kind}" for kind in norm]
+    names += [f"output_layer.linear.{kind}" for kind in linear]
+    return names + ([f"output_layer.adaLN_modulation.{kind}" for kind in linear] if adaptive else [])
+
+
+SMALL = {"vocab_size": 50258, "hidden_size": 768, "n_blocks": 12, "n_heads": 12}
+MEDIUM = {"vocab_size": 50258, "hidden_size": 1024, "n_blocks": 24, "n_heads": 16}
+RADD = {**SMALL, "time_input": "none", "norm_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "state", "parameters"),
+    [(SMALL, 131, 169_627_218), (MEDIUM, 251, 424_477_010), (RADD, 126, 162_265_682)],
+    ids=["sedd-small", "sedd-medium", "radd-small"],
+)
+def test_published_sizes(sizes: dict[str, Any], state: int, parameters: int) -> None:
+    with torch.device("meta"):
+        net = DDiT(DDiTConfig(**sizes))
+    named = dict(net.named_parameters())
+    assert len(net.state_dict()) == state
+    assert len(named) == state - 1
+    assert net.state_dict().keys() - named.keys() == {"rotary_emb.inv_freq"}
+    assert sum(p.numel() for p in named.values()) == parameters
+    adaptive = sizes.get("time_input") != "none"
+    assert list(named) == published_names(sizes["n_blocks"], adaptive, not adaptive)
+
+
+def test_published_shapes() -> None:
+    with torch.device("meta"):
+        shapes = {name: tuple(t.shape) for name, t in DDiT(DDiTConfig(**SMALL)).state_dict().items()}
+    assert shapes["vocab_embed.embedding"] == (50258, 768)
+    assert shapes["sigma_map.mlp.0.weight"] == (128, 256)
+    assert shapes["sigma_map.mlp.2.weight"] == (128, 128)
+    assert shapes["rotary_emb.inv_freq"] == (32,)
+    assert shapes["blocks.11.attn_qkv.weight"] == (2304, 768)
+    assert shapes["blocks.11.mlp.0.weight"] == (3072, 768)
+    assert shapes["blocks.11.adaLN_modulation.weight"] == (4608, 128)
+    assert shapes["output_layer.linear.weight"] == (50258, 768)
+    assert shapes["output_layer.adaLN_modulation.weight"] == (1536, 128)
+
+
+@pytest.mark.parametrize("time_input", ["sigma", "none"])
+def test_a_fresh_network_says_nothing(time_input: str) -> None:
+    net = DDiT(config(time_input=time_input, norm_bias=time_input == "none"))
+    f_BLV = net(tokens(2, 5), torch.tensor([0.3, 2.0]))
+    assert torch.equal(f_BLV, torch.zeros(2, 5, 11))
+    norms = [p for name, p in net.named_parameters() if "norm" in name]
+    assert all(bool((p == 1).all()) for p in norms)
+    gates = [p for name, p in net.named_parameters() if "adaLN" in name]
+    assert len(gates) == (6 if time_input == "sigma" else 0)
+    assert not any(bool(p.any()) for p in gates)
+
+
+# ---- an independent forward, float64, loops ----
+
+
+def dot(a: Any, b: Any) -> float:
+    return math.fsum(x * y for x, y in zip(a, b, strict=True))
+
+
+def reference(
+    net: DDiT, row: list[int], sigma: list[float], positions: list[int], see: list[list[bool]]
+) -> list[list[float]]:
+    """f for one row of tokens, from the state dict and the papers' formulas alone."""
+    w = {name: t.double().tolist() for name, t in net.state_dict().items()}
+    c = net.config
+    heads, d = c.n_heads, c.hidden_size // c.n_heads
+    adaptive = "sigma_map.mlp.0.weight" in w
+
+    def linear(name: str, x: list[float]) -> list[float]:
+        bias = w.get(f"{name}.bias") or [0.0] * len(w[f"{name}.weight"])
+        return [dot(line, x) + b for line, b in zip(w[f"{name}.weight"], bias, strict=True)]
+
+    def silu(x: list[float]) -> list[float]:
+        return [v / (1 + math.exp(-v)) for v in x]
+
+    def gelu(v: float) -> float:
+        return 0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
+
+    def norm(name: str, x: list[float]) -> list[float]:
+        mean = math.fsum(x) / len(x)
+        deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in x) / len(x) + 1e-5)
+        bias = w.get(f"{name}.bias") or [0.0] * len(x)
+        return [(v - mean) / deviation * g + b for v, g, b in zip(x, w[f"{name}.weight"], bias, strict=True)]
+
+    def conditioning(s: float) -> list[float]:
+        angles = [s * 10000 ** (-j / 128) for j in range(128)]
+        waves = [math.cos(a) for a in angles] + [math.sin(a) for a in angles]
+        return silu(linear("sigma_map.mlp.2", silu(linear("sigma_map.mlp.0", waves))))
+
+    def parts(name: str, condition: list[float] | None, count: int) -> list[list[float]]:
+        if condition is None:
+            return [[float(k % 3 == 2)] * c.hidden_size for k in range(count)]  # shift 0, scale 0, gate 1
+        flat = linear(f"{name}.adaLN_modulation", condition)
+        return [flat[k * c.hidden_size : (k + 1) * c.hidden_size] for k in range(count)]
+
+    def modulate(x: list[float], shift: list[float], scale: list[float]) -> list[float]:
+        return [v * (1 + s) + t for v, t, s in zip(x, shift, scale, strict=True)]
+
+    def turned(x: list[float], position: int) -> list[float]:
+        out = [0.0] * d
+        for j in range(d // 2):
+            angle = position * 10000 ** (-2 * j / d)
+            out[j] = x[j] * math.cos(angle) - x[j + d // 2] * math.sin(angle)
+            out[j + d // 2] = x[j + d // 2] * math.cos(angle) + x[j] * math.sin(angle)
+        return out
+
+    def added(x: list[float], gate: list[float], y: list[float]) -> list[float]:
+        return [a + g * b for a, g, b in zip(x, gate, y, strict=True)]
+
+    conditions = [conditioning(s) if adaptive else None for s in sigma]
+    length = len(row)
+    x = [list(w["vocab_embed.embedding"][token]) for token in row]
+    for i in range(c.n_blocks):
+        b = f"blocks.{i}"
+        modulation = [parts(b, condition, 6) for condition in conditions]
+        qkv = [
+            linear(f"{b}.attn_qkv", modulate(norm(f"{b}.norm1", x[t]), *modulation[t][:2]))
+            for t in range(length)
+        ]
+        attended: list[list[float]] = [[] for _ in row]
+        for h in range(heads):
+            q, k, v = (
+                [line[(part * heads + h) * d : (part * heads + h + 1) * d] for line in qkv]
+                for part in range(3)
+            )
+            q, k = ([turned(line, positions[t]) for t, line in enumerate(side)] for side in (q, k))
+            for t in range(length):
+                allowed = [s for s in range(length) if see[t][s]]
+                scores = [dot(q[t], k[s]) / math.sqrt(d) for s in allowed]
+                top = max(scores)
+                weights = [math.exp(score - top) for score in scores]
+                total = math.fsum(weights)
+                attended[t] += [
+                    math.fsum(weight * v[s][j] for weight, s in zip(weights, allowed, strict=True)) / total
+                    for j in range(d)
+                ]
+        for t in range(length):
+            x[t] = added(x[t], modulation[t][2], linear(f"{b}.attn_out", attended[t]))
+            inner = linear(f"{b}.mlp.0", modulate(norm(f"{b}.norm2", x[t]), *modulation[t][3:5]))
+            x[t] = added(x[t], modulation[t][5], linear(f"{b}.mlp.2", [gelu(u) for u in inner]))
+    out = []
+    for t in range(length):
+        final = norm("output_layer.norm_final", x[t])
+        out.append(
+            linear("output_layer.linear", modulate(final, *parts("output_layer", conditions[t], 2)[:2]))
+        )
+    return out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"time_input": "none", "norm_bias": True},
+        {"time_input": "none"},
+        {"attention": "prefix_causal"},
+        {"attention": "block_causal", "block_size": 2},
+        {"n_blocks": 1, "n_heads": 4, "hidden_size": 8},
+    ],
+    ids=["sedd", "radd", "no-adaln", "prefix-causal", "block-causal", "other-sizes"],
+)
+@pytest.mark.parametrize("per_token", [False, True], ids=["sigma_B", "sigma_BL"])
+def test_forward_is_the_papers(changes: dict[str, Any], per_token: bool) -> None:
+    net = network(**changes)
+    rows = tokens(2, 5)
+    sigma = torch.tensor([[0.0, 0.0, 0.7, 0.7, 3.1], [0.2, 1.1, 5.0, 0.4, 0.4]])
+    sigma = sigma if per_token else sigma[:, 2]
+    positions = torch.tensor([[0, 1, 2, 3, 4], [3, 4, 0, 1, 2]])
+    f_BLV = net(rows, sigma, positions_BL=positions)
+    size = {"full": 100, "prefix_causal": 1}.get(net.config.attention, net.config.block_size)
+    see = [[s // size <= t // size for s in range(5)] for t in range(5)]
+    for b in range(2):
+        levels = sigma[b].tolist() if per_token else [float(sigma[b])] * 5
+        expected = torch.tensor(
+            reference(net, rows[b].tolist(), levels, positions[b].tolist(), see), dtype=torch.float64
+        )
+        assert float(expected.abs().max()) > 0.5  # the comparison sees something
+        torch.testing.assert_close(f_BLV[b].double(), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_time_zero_is_sigma_zero_whatever_it_is_given() -> None:
+    """MDLM's time_conditioning=false: sigma_map still runs, on 0."""
+    net, other = network(time_input="zero"), network()
+    rows = tokens(2, 5)
+    expected = other(rows, torch.zeros(2))
+    assert torch.equal(net(rows, torch.tensor([4.0, 0.1])), expected)
+    assert torch.equal(net(rows), expected)
+    torch.testing.assert_close(net.head(net.hidden(rows)[:, 3]), expected[:, 3])
+    assert not torch.allclose(other(rows, torch.tensor([4.0, 0.1])), expected, atol=1e-2)
+
+
+def test_chosen_rows_are_the_rows_of_the_whole() -> None:
+    net, rows, sigma = network(), tokens(3, 6), torch.rand(3, 6, generator=torch.Generator().manual_seed(5))
+    whole, hidden = net(rows, sigma), net.hidden(rows, sigma)
+    chosen = rows % 2 == 0
+    torch.testing.assert_close(net.head(hidden[chosen], sigma[chosen]), whole[chosen])
+    whole, hidden = net(rows, sigma[:, 0]), net.hidden(rows, sigma[:, 0])
+    torch.testing.assert_close(net.head(hidden[:, 2:4], sigma[:, 0]), whole[:, 2:4])
+
+
+def test_sigma_must_be_there_and_fit() -> None:
+    net = network()
+    with pytest.raises(ValueError, match="conditioned on σ"):
+        net(tokens(2, 5))
+    for bad in (torch.zeros(5), torch.zeros(2, 1), torch.tensor(0.5)):
+        with pytest.raises(ValueError, match=r"sigma has shape .*, not \(2,\) or \(2, 5\)"):
+            net(tokens(2, 5), bad)
+
+
+def test_log_score_of_sedd() -> None:
+    net = network(scale_by_sigma=True)
+    f_BLV = torch.randn(2, 4, 11, generator=torch.Generator().manual_seed(3))
+    rows = tokens(2, 4)
+    for sigma in (torch.tensor([1e-4, 90.0]), torch.tensor([[0.1, 0.2, 0.3, 0.4], [1.0, 2.0, 3.0, 4.0]])):
+        score = net.log_score(f_BLV, rows, sigma)
+        for b in range(2):
+            for t in range(4):
+                s = float(sigma[b] if sigma.dim() == 1 else sigma[b, t])
+                expected = f_BLV[b, t].double() - math.log(math.expm1(s)) - math.log(10)
+                expected[rows[b, t]] = 0.0
+                torch.testing.assert_close(score[b, t].double(), expected, atol=1e-5, rtol=1e-5)
+    plain = network().log_score(f_BLV, rows, torch.tensor([0.3, 0.4]))
+    assert torch.equal(plain, f_BLV.scatter(-1, rows[..., None], 0.0))
+
+
+def test_half_precision_keeps_norms_and_positions() -> None:
+    """bf16 at position 3001: rotary tables taken from a rounded inv_freq would be off by radians."""
+    net = network()
+    half = network().to(torch.bfloat16)
+    assert half.rotary_emb.inv_freq.dtype == torch.bfloat16
+    cos, _ = half.rotary_emb(torch.tensor([[3001]]))
+    assert torch.equal(cos, net.rotary_emb(torch.tensor([[3001]]))[0])
+    x = 1000 + torch.randn(4, 16, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    normed, expected = half.output_layer.norm_final(x), net.output_layer.norm_final(x.float())
+    torch.testing.assert_close(normed.float(), expected, atol=0.02, rtol=0.02)
+    f_BLV = half(tokens(2, 5), torch.tensor([0.5, 1.5]))
+    assert f_BLV.dtype == torch.bfloat16
+    torch.testing.assert_close(f_BLV.float(), net(tokens(2, 5), torch.tensor([0.5, 1.5])), atol=0.4, rtol=0.1)
+
+
+def test_dropout_acts_in_training_alone() -> None:
+    net = network(dropout=0.5)
+    rows, sigma = tokens(1, 4), torch.tensor([0.5])
+    assert torch.equal(net(rows, sigma), network()(rows, sigma))
+    net.train()
+    torch.manual_seed(0)
+    assert not torch.allclose(net(rows, sigma), network()(rows, sigma), atol=1e-2)
+
+
+def test_every_parameter_learns() -> None:
+    for changes in ({}, {"time_input": "none", "norm_bias": True}):
+        net = network(**changes)
+        net(tokens(2, 5), torch.tensor([0.5, 2.0])).square().sum().backward()
+        assert [name for name, p in net.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+# ---- backends, configs ----
+
+
+def test_flash_attention_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(UserError, match="'flash_atn' is unknown.*'flash_attn'"):
+        attend(x, x, x, None, "flash_atn")
+    with pytest.raises(UserError, match="'flash' is unknown"):
+        DDiT(config(), attention_backend="flash")
+    monkeypatch.setattr(attention, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="is not installed"):
+        DDiT(config(), attention_backend="flash_attn")(tokens(1, 3), torch.zeros(1))
+    monkeypatch.setattr(attention, "find_spec", lambda name: object())
+    with pytest.raises(UserError, match="needs a GPU, not cpu"):
+        attend(x, x, x, None, "flash_attn")
+
+    class OnGpu:
+        device, dtype = torch.device("cuda"), torch.float32
+
+    query: Any = OnGpu()
+    assert attention._flash_refusal(query, False) == "computes in float16 or bfloat16, not float32"
+    query.dtype = torch.bfloat16
+    assert "takes masks of whole segments alone" in attention._flash_refusal(query, True)
+    assert attention._flash_refusal(query, False) == ""
+
+
+def flash_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """flash-attn's two functions as their documentation has them, written out."""
+
+    def flash_attn_func(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.einsum("blhd,bshd->bhls", q, k) / q.shape[-1] ** 0.5
+        return torch.einsum("bhls,bshd->blhd", scores.softmax(-1), v)
+
+    def flash_attn_varlen_func(
+        q: Tensor, k: Tensor, v: Tensor, of_q: Tensor, of_k: Tensor, most_q: int, most_k: int
+    ) -> Tensor:
+        assert of_q.dtype == torch.int32 and torch.equal(of_q, of_k) and most_q == most_k
+        assert most_q == int(of_q.diff().max())
+        parts = zip(of_q[:-1].tolist(), of_q[1:].tolist(), strict=True)
+        return torch.cat([flash_attn_func(q[None, a:b], k[None, a:b], v[None, a:b])[0] for a, b in parts])
+
+    stand_in = ModuleType("flash_attn")
+    stand_in.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
+    stand_in.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", stand_in)
+    monkeypatch.setattr(attention, "_flash_refusal", lambda query, masked: "other" if masked else "")
+
+
+def test_flash_attention_gets_its_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    flash_stand_in(monkeypatch)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, length, 4, generator=generator) for length in (5, 7, 7))
+    torch.testing.assert_close(attend(q, k, v, None, "flash_attn"), attend(q, k, v, None))
+
+
+def test_flash_attention_over_packed_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    flash_stand_in(monkeypatch)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 7, 4, generator=generator) for _ in range(3))
+    segment = torch.tensor([[0, 0, 0, 1, 1, 2, 3], [0, 0, 0, 0, 0, 0, 0]])
+    mask = (segment[:, :, None] == segment[:, None])[:, None]
+    torch.testing.assert_close(attend(q, k, v, mask, "flash_attn"), attend(q, k, v, mask))
+    starts = attention.segment_starts(mask)
+    assert starts is not None and starts.tolist() == [0, 3, 5, 6, 7, 14]
+    for other in (torch.ones(7, 7).tril().bool(), segment[0][:, None] >= segment[0]):
+        with pytest.raises(UserError, match="'flash_attn' other"):
+            attend(q, k, v, other.expand(2, 1, 7, 7), "flash_attn")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"n_blocks": 0}, "n_blocks=0 must be a whole number of at least 1"),
+        ({"hidden_size": "768"}, "hidden_size='768' must be a whole number"),
+        ({"vocab_size": True}, "vocab_size=True must be a whole number"),
+        ({"dropout": 1.0}, "dropout=1.0 must be a number within 0..1"),
+        ({"dropout": float("nan")}, "dropout=nan must be"),
+        ({"norm_bias": 1}, "norm_bias=1 must be true or false"),
+        ({"time_input": "sigmas"}, "time_input='sigmas' is unknown.*did you mean 'sigma'"),
+        ({"attention": "causal"}, "attention='causal' is unknown.*block_causal"),
+        ({"attention": None}, "attention=None is unknown"),
+        ({"hidden_size": 18, "n_heads": 4}, "hidden_size=18 must be a multiple of 2·n_heads=8"),
+        ({"attention": "block_causal"}, "block_size=0 must be at least 1"),
+        ({"block_size": 4}, "block_size=4 must be 0: only block_causal"),
+    ],
+)
+def test_a_bad_config_says_why(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        config(**changes)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,529 @@
+"""Published checkpoints: every layout loads into what was written, bit for bit; what does not fit says why in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from align.common.errors import UserError
+from align.models import published
+from align.models.ddit import DDiT, DDiTConfig
+from align.models.published import load_published, save_published
+from align.models.published_config import ScheduleSpec, read_plan
+
+SIZES: dict[str, Any] = {"hidden_size": 16, "cond_dim": 6, "n_blocks": 2, "n_heads": 2, "dropout": 0.1}
+SEDD: dict[str, Any] = {
+    "ngpus": 8,
+    "tokens": 10,
+    "graph": {"type": "absorb", "file": "data"},
+    "noise": {"type": "loglinear", "sigma_min": 1e-4, "sigma_max": 20},
+    "model": {"name": "small", "type": "ddit", "length": 32, "scale_by_sigma": True, **SIZES},
+}
+FLAT: dict[str, Any] = {**{k: v for k, v in SIZES.items() if k != "hidden_size"}, "hidden_dim": 16}
+MDLM: dict[str, Any] = {"model_type": "mdlm", "vocab_size": 11, "time_conditioning": False, **FLAT}
+BD3LM: dict[str, Any] = {**MDLM, "model_type": "bd3lm", "block_size": 4, "cross_attn": True, "var_min": True}
+RADD: dict[str, Any] = {
+    "tokens": 10,
+    "noise": {"type": "loglinear", "sigma_min": 1e-4, "sigma_max": 20},
+    "model": {"type": "ddit_wot", "use_checkpoint": False, "dtype": "float16", **SIZES},
+}
+MDLM_RUN: dict[str, Any] = {  # .hydra/config.yaml of the original code
+    "backbone": "dit",
+    "parameterization": "subs",
+    "time_conditioning": False,
+    "T": 0,
+    "data": {"train": "openwebtext", "tokenizer_name_or_path": "gpt2"},
+    "noise": {"type": "loglinear", "sigma_min": 1e-4, "sigma_max": 20},
+    "model": {"length": 32, "scale_by_sigma": True, "tie_word_embeddings": False, **SIZES},
+}
+BD3LM_RUN: dict[str, Any] = {
+    **{k: v for k, v in MDLM_RUN.items() if k not in ("parameterization", "time_conditioning", "backbone")},
+    "block_size": 4,
+    "algo": {"name": "bd3lm", "parameterization": "subs", "time_conditioning": False, "cross_attn": True},
+}
+
+
+def network(seed: int = 0, **changes: Any) -> DDiT:
+    generator = torch.Generator().manual_seed(seed)
+    net = DDiT(DDiTConfig(**{"vocab_size": 11, **SIZES, **changes}))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return net.eval()
+
+
+def state(net: DDiT, prefix: str = "") -> dict[str, Tensor]:
+    return {prefix + name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
+
+
+def write_hub(
+    folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], pickled: bool = False
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if pickled:
+        torch.save(tensors, folder / "pytorch_model.bin")
+    else:
+        save_file(tensors, str(folder / "model.safetensors"))
+    return folder
+
+
+def write_run(folder: Path, config: dict[str, Any], name: str, content: dict[str, Any]) -> Path:
+    """A training run's folder as hydra leaves it."""
+    for part in (".hydra", Path(name).parent):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    (folder / ".hydra" / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    torch.save(content, folder / name)
+    return folder
+
+
+def averaged(net: DDiT) -> dict[str, Any]:
+    return {
+        "decay": 0.9999,
+        "num_updates": 7,
+        "shadow_params": [p.detach().clone() for p in net.parameters()],
+    }
+
+
+def assert_same(net: DDiT, expected: DDiT) -> None:
+    mine, theirs = net.state_dict(), expected.state_dict()
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert net.config == expected.config
+    assert not net.training
+
+
+def refuses(source: Path | str, says: str) -> str:
+    with pytest.raises(UserError, match=says) as caught:
+        load_published(source)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- what loads ----
+
+
+@pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "bin"])
+def test_sedd_on_the_hub(tmp_path: Path, pickled: bool) -> None:
+    net = network(scale_by_sigma=True)
+    loaded = load_published(write_hub(tmp_path, SEDD, state(net), pickled))
+    assert_same(loaded.network, net)
+    assert (loaded.family, loaded.graph, loaded.mask_id) == ("sedd", "absorbing", 10)
+    assert (loaded.prediction, loaded.time_input) == ("log_score", "sigma")
+    assert loaded.schedule == ScheduleSpec("loglinear")
+
+
+def test_sedd_with_a_uniform_graph(tmp_path: Path) -> None:
+    net = network(vocab_size=10)
+    config = {**SEDD, "graph": {"type": "uniform"}, "model": {**SEDD["model"], "scale_by_sigma": False}}
+    config["noise"] = {"type": "geometric", "sigma_min": 1e-3, "sigma_max": 5}
+    loaded = load_published(write_hub(tmp_path, config, state(net)))
+    assert_same(loaded.network, net)
+    assert (loaded.graph, loaded.mask_id, loaded.prediction) == ("uniform", None, "log_score")
+    assert loaded.schedule == ScheduleSpec("geometric", 1e-3, 5.0)
+    config["model"] = {**SEDD["model"], "scale_by_sigma": True}
+    refuses(write_hub(tmp_path, config, state(net)), "scale_by_sigma=true belongs to the absorbing graph")
+
+
+def test_radd_on_the_hub(tmp_path: Path) -> None:
+    net = network(time_input="none", norm_bias=True)
+    config = {**RADD, "model": {**RADD["model"], "cond_dim": 6}}
+    loaded = load_published(write_hub(tmp_path, config, state(net)))
+    assert_same(loaded.network, net)
+    assert (loaded.family, loaded.prediction, loaded.time_input) == ("radd", "logits", "none")
+    assert loaded.mask_id == 10
+
+
+def test_mdlm_on_the_hub_is_fed_sigma_zero(tmp_path: Path) -> None:
+    net = network(time_input="zero")
+    loaded = load_published(write_hub(tmp_path, MDLM, state(net, "backbone.")))
+    assert_same(loaded.network, net)
+    assert (loaded.family, loaded.prediction, loaded.time_input) == ("mdlm", "logits", "zero")
+    rows = torch.tensor([[10, 3, 10]])
+    told, zero = loaded.network(rows, torch.tensor([5.0])), loaded.network(rows, torch.zeros(1))
+    assert torch.equal(told, zero)
+    conditioned = write_hub(tmp_path, {**MDLM, "time_conditioning": True}, state(net, "backbone."))
+    loaded = load_published(conditioned)
+    assert loaded.time_input == "sigma"
+    assert torch.equal(
+        loaded.network(rows, torch.zeros(1)), zero
+    )  # time_conditioning=false was σ=0, not no σ
+    assert not torch.allclose(loaded.network(rows, torch.tensor([5.0])), zero, atol=1e-2)
+
+
+def test_bd3lm_on_the_hub(tmp_path: Path) -> None:
+    net = network(time_input="zero", attention="block_causal", block_size=4)
+    tensors = state(net, "backbone.")
+    tensors |= {"sampling_eps_min": torch.tensor(0.25), "sampling_eps_max": torch.tensor(0.75)}
+    loaded = load_published(write_hub(tmp_path, BD3LM, tensors))
+    assert_same(loaded.network, net)
+    assert (loaded.family, loaded.prediction, loaded.time_input) == ("bd3lm", "logits", "zero")
+    assert loaded.schedule.mask_rates == (0.25, 0.75)
+    del tensors["sampling_eps_max"]
+    refuses(write_hub(tmp_path, BD3LM, tensors), "misses tensor 'sampling_eps_max'")
+    del tensors["sampling_eps_min"]
+    loaded = load_published(write_hub(tmp_path, {**BD3LM, "var_min": False}, tensors))
+    assert loaded.schedule == ScheduleSpec()
+    plain = network(time_input="none", attention="full")
+    loaded = load_published(
+        write_hub(tmp_path, {**BD3LM, "adaln": False, "cross_attn": False}, state(plain, "backbone."))
+    )
+    assert_same(loaded.network, plain)
+
+
+@pytest.mark.parametrize("by_file", [False, True], ids=["folder", "file"])
+def test_sedd_in_training_takes_the_averaged_weights(tmp_path: Path, by_file: bool) -> None:
+    raw, net = network(seed=1, scale_by_sigma=True), network(scale_by_sigma=True)
+    name = "checkpoints-meta/checkpoint.pth"
+    content = {"model": state(raw), "ema": averaged(net), "step": 9, "optimizer": {"state": {0: "ignored"}}}
+    run = write_run(tmp_path, SEDD, name, content)
+    loaded = load_published(run / name if by_file else run)
+    assert_same(loaded.network, net)
+    assert loaded.family == "sedd"
+    del content["ema"]
+    refuses(write_run(tmp_path, SEDD, name, content), "misses 'ema'")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("family", ["mdlm", "bd3lm"])
+def test_lightning_takes_the_averaged_weights(tmp_path: Path, family: str, compiled: bool) -> None:
+    more = {"attention": "block_causal", "block_size": 4} if family == "bd3lm" else {}
+    raw, net = network(seed=1, time_input="zero", **more), network(time_input="zero", **more)
+    prefix = "backbone._orig_mod." if compiled else "backbone."
+    content: dict[str, Any] = {"state_dict": state(raw, prefix), "ema": averaged(net), "global_step": 3}
+    config = MDLM_RUN
+    if family == "bd3lm":
+        config = BD3LM_RUN
+        content["state_dict"] |= {key: torch.tensor(0.5) for key in ("sampling_eps_min", "sampling_eps_max")}
+    loaded = load_published(write_run(tmp_path, config, "checkpoints/last.ckpt", content))
+    assert_same(loaded.network, net)
+    assert (loaded.family, loaded.prediction) == (family, "logits")
+    del content["ema"]  # training.ema=0 writes none
+    assert_same(load_published(write_run(tmp_path, config, "checkpoints/last.ckpt", content)).network, raw)
+
+
+def test_lightning_with_its_config_inside(tmp_path: Path) -> None:
+    """Plain hyperparameters, and MDLM's code trained as SEDD: its score is scaled by σ."""
+    config = {**MDLM_RUN, "parameterization": "sedd", "time_conditioning": True}
+    net = network(scale_by_sigma=True)
+    content = {"state_dict": state(net, "backbone."), "hyper_parameters": {"config": config}}
+    torch.save(content, tmp_path / "last.ckpt")
+    loaded = load_published(tmp_path / "last.ckpt")
+    assert_same(loaded.network, net)
+    assert (loaded.family, loaded.prediction) == ("mdlm", "log_score")
+    del content["hyper_parameters"]
+    torch.save(content, tmp_path / "last.ckpt")
+    refuses(tmp_path / "last.ckpt", "put its config.json or .hydra/config.yaml beside it")
+    (tmp_path / "config.json").write_text(json.dumps({**MDLM, "parameterization": "sedd"}))
+    assert load_published(tmp_path / "last.ckpt").prediction == "log_score"
+
+
+def test_a_hub_id_is_fetched_at_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_hub(tmp_path, MDLM, state(network(time_input="zero"), "backbone."))
+    asked: list[Any] = []
+
+    def model_folder(name: str, what: str, files: list[str], revision: str | None) -> Path:
+        asked.append((name, what, revision))
+        return folder
+
+    monkeypatch.setattr(published, "model_folder", model_folder)
+    assert load_published("kuleshov-group/mdlm-owt", "abc").family == "mdlm"
+    assert asked == [("kuleshov-group/mdlm-owt", "checkpoint", "abc")]
+    monkeypatch.undo()
+    refuses(str(tmp_path / "nowhere"), "no such folder, and no hub id")
+
+
+def test_half_precision_files_become_fp32(tmp_path: Path) -> None:
+    net = network(scale_by_sigma=True)
+    halves = {name: tensor.to(torch.bfloat16) for name, tensor in state(net).items()}
+    loaded = load_published(write_hub(tmp_path, SEDD, halves)).network
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, halves[name].float()), name
+
+
+# ---- traps ----
+
+
+def test_averaged_weights_with_buffers_counted_are_refused(tmp_path: Path) -> None:
+    net = network(scale_by_sigma=True)
+    name = "checkpoints-meta/checkpoint.pth"
+    for shadow in (list(state(net).values()), averaged(net)["shadow_params"][:-1]):
+        run = write_run(tmp_path, SEDD, name, {"model": state(net), "ema": {"shadow_params": shadow}})
+        says = refuses(run, f"shadow_params holds {len(shadow)} tensors, but the network has 30 parameters")
+        assert "rotary_emb.inv_freq" in says
+    shadow = averaged(net)["shadow_params"]
+    shadow[5], shadow[6] = shadow[6], shadow[5]
+    run = write_run(tmp_path, SEDD, name, {"model": state(net), "ema": {"shadow_params": shadow}})
+    refuses(run, r"shadow_params\[5\] has shape \(48, 16\), expected \(16,\) of blocks.0.norm1.weight")
+    run = write_run(tmp_path, SEDD, name, {"model": state(net), "ema": {"shadow_params": None}})
+    refuses(run, "shadow_params must be a list of tensors")
+
+
+class Foreign:
+    """Stands for omegaconf's objects in Lightning's hyperparameters."""
+
+
+def test_foreign_objects_are_not_unpickled(tmp_path: Path) -> None:
+    net = network(time_input="zero")
+    content = {"state_dict": state(net, "backbone."), "hyper_parameters": {"config": Foreign()}}
+    run = write_run(tmp_path, MDLM_RUN, "checkpoints/last.ckpt", content)
+    says = refuses(run, r"holds \S*test_published.Foreign objects, not tensors alone, and is not unpickled")
+    command = says.split('python -c "')[1].split('"')[0]
+    exec(command, {})  # the line it gives is one that works
+    assert_same(load_published(run / "checkpoints" / "last.weights.pt").network, net)
+
+
+def test_torn_files_say_so(tmp_path: Path) -> None:
+    net = network(scale_by_sigma=True)
+    folder = write_hub(tmp_path, SEDD, state(net))
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    refuses(folder, "model.safetensors: not readable")
+    weights.unlink()
+    refuses(folder, "no weights, neither model.safetensors nor pytorch_model.bin")
+    for content in (b"", b"hello", whole[:99]):
+        (folder / "pytorch_model.bin").write_bytes(content)
+        refuses(folder, "pytorch_model.bin: not readable")
+    torch.save([torch.zeros(1)], folder / "pytorch_model.bin")
+    refuses(folder, "holds a list, not named tensors")
+    torch.save({"a": 1}, folder / "pytorch_model.bin")
+    refuses(folder, "'a' is a int, not a tensor")
+
+
+def _put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], Any]:
+    return lambda tensors: tensors.__setitem__(name, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda t: t.pop("blocks.1.attn_out.weight"),
+            r"misses tensor 'blocks.1.attn_out.weight' of shape \(16, 16\)",
+        ),
+        (
+            _put("output_layer.linear.bias", torch.zeros(12)),
+            r"output_layer.linear.bias has shape \(12,\), expected \(11,\)",
+        ),
+        (
+            _put("blocks.2.norm1.weight", torch.zeros(16)),
+            "has an unknown tensor 'blocks.2.norm1.weight'",
+        ),
+        (
+            lambda t: t.pop("vocab_embed.embedding"),
+            "no tensor 'vocab_embed.embedding'.*sedd, mdlm, radd, bd3lm",
+        ),
+        (_put("blocks.0.norm2.weight", torch.full((16,), torch.nan)), "blocks.0.norm2.weight holds values"),
+        (_put("rotary_emb.inv_freq", torch.tensor([1.0, 0.2, 0.1, 0.01])), "is not that of base 10000"),
+    ],
+)
+def test_tensors_that_do_not_fit(
+    tmp_path: Path, change: Callable[[dict[str, Tensor]], Any], says: str
+) -> None:
+    tensors = state(network(scale_by_sigma=True))
+    change(tensors)
+    refuses(write_hub(tmp_path, SEDD, tensors), says)
+
+
+def without(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """A copy that lacks the dotted key."""
+    head, _, rest = key.partition(".")
+    kept = {k: v for k, v in config.items() if k != head or rest}
+    return {**kept, head: without(config[head], rest)} if rest else kept
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (without(SEDD, "tokens"), "config.json: missing key 'tokens'"),
+        (without(SEDD, "graph.type"), "config.json: missing key 'graph.type'"),
+        (without(SEDD, "model.n_blocks"), "missing key 'model.n_blocks'"),
+        (without(SEDD, "model.scale_by_sigma"), "missing key 'model.scale_by_sigma'"),
+        ({**SEDD, "tokens": "many"}, "tokens must be a whole number, not 'many'"),
+        ({**SEDD, "graph": {"type": "absorbing"}}, "graph.type='absorbing' is unknown.*'absorb'"),
+        ({**SEDD, "noise": {"type": "cosines"}}, "noise.type='cosines' is unknown.*'cosine'"),
+        (
+            {**SEDD, "noise": {"type": "geometric", "sigma_min": 2, "sigma_max": 1}},
+            "noise.sigma_min=2 and sigma_max=1 must be numbers",
+        ),
+        ({**SEDD, "model": {**SEDD["model"], "n_heads": 3}}, "config.json: ddit config: hidden_size=16 must"),
+        (
+            {**SEDD, "model": {**SEDD["model"], "n_heads": 4}},
+            r"rotary_emb.inv_freq has shape \(4,\), expected \(2,\)",
+        ),
+        ({**SEDD, "attention": "causal"}, "attention='causal' is unknown"),
+        ({**SEDD, "mask_token_id": 11}, r"mask_token_id=11 is not an id within 0\.\.10"),
+        (without(MDLM, "time_conditioning"), "missing key 'time_conditioning'"),
+        (without(MDLM, "vocab_size"), "missing key 'vocab_size'"),
+        ({**MDLM, "time_conditioning": 0}, "time_conditioning must be true or false, not 0"),
+        ({**MDLM, "parameterization": "d3pm"}, "parameterization='d3pm' is unknown"),
+        (without(BD3LM, "block_size"), "missing key 'block_size'"),
+        ({**BD3LM, "causal": True}, "an autoregressive model"),
+        (
+            {**MDLM_RUN, "data": {"tokenizer_name_or_path": "bert-base-uncased"}},
+            "tokenizer 'bert-base-uncased' may have a mask token of its own",
+        ),
+    ],
+)
+def test_configs_that_do_not_fit(tmp_path: Path, config: dict[str, Any], says: str) -> None:
+    prefix = "" if "tokens" in config or "graph" in config else "backbone."
+    net = network(scale_by_sigma=True)
+    refuses(write_hub(tmp_path, config, state(net, prefix)), says)
+
+
+# ---- what is saved ----
+
+KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("sedd", {"scale_by_sigma": True}, {}),
+    (
+        "sedd",
+        {"vocab_size": 10},
+        {"graph": "uniform", "schedule": ScheduleSpec("geometric", 1e-3, 9.0)},
+    ),
+    ("sedd", {"scale_by_sigma": True, "attention": "prefix_causal"}, {}),
+    ("radd", {"time_input": "none", "norm_bias": True}, {}),
+    ("mdlm", {"time_input": "zero"}, {"mask_id": 4}),
+    ("mdlm", {"attention": "prefix_causal", "scale_by_sigma": True, "dropout": 0.0}, {}),
+    ("mdlm", {"time_input": "zero", "attention": "block_causal", "block_size": 2}, {}),
+    (
+        "bd3lm",
+        {"time_input": "zero", "attention": "block_causal", "block_size": 4},
+        {"schedule": ScheduleSpec(mask_rates=(0.5, 0.75))},
+    ),
+    ("bd3lm", {"time_input": "none", "attention": "full"}, {}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes", "options"), KINDS)
+def test_round_trip(tmp_path: Path, family: str, changes: dict[str, Any], options: dict[str, Any]) -> None:
+    net = network(**changes)
+    save_published(net, tmp_path / "a", family, **options)
+    loaded = load_published(tmp_path / "a")
+    assert_same(loaded.network, net)
+    assert loaded.family == family
+    assert loaded.graph == options.get("graph", "absorbing")
+    assert loaded.schedule == options.get("schedule", ScheduleSpec())
+    assert loaded.mask_id == options.get("mask_id", None if loaded.graph == "uniform" else 10)
+    save_published(
+        loaded.network,
+        tmp_path / "b",
+        family,
+        graph=loaded.graph,
+        schedule=loaded.schedule,
+        mask_id=loaded.mask_id,
+    )
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("family", "config"), [("sedd", SEDD), ("mdlm", MDLM), ("bd3lm", BD3LM), ("radd", RADD)]
+)
+def test_what_is_written_is_the_published_layout(tmp_path: Path, family: str, config: dict[str, Any]) -> None:
+    """Every published key that says something about the network comes back with its published value."""
+    changes: dict[str, Any] = {
+        "sedd": {"scale_by_sigma": True},
+        "mdlm": {"time_input": "zero"},
+        "bd3lm": {"time_input": "zero", "attention": "block_causal", "block_size": 4},
+        "radd": {"time_input": "none", "norm_bias": True},
+    }[family]
+    net = network(**changes)
+    schedule = ScheduleSpec(mask_rates=(0.001, 0.999)) if family == "bd3lm" else None
+    save_published(net, tmp_path, family, schedule=schedule)
+    written = json.loads((tmp_path / "config.json").read_text())
+    about_training = {"ngpus", "file", "name", "length", "dtype"}
+
+    def compare(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+        for key in theirs.keys() - about_training:
+            if isinstance(theirs[key], dict):
+                compare(mine[key], theirs[key])
+            else:
+                assert mine[key] == theirs[key], key
+
+    compare(written, config)
+    names = set(load_file(str(tmp_path / "model.safetensors")))
+    prefix = "" if family in ("sedd", "radd") else "backbone."
+    expected = set(state(net, prefix)) | (
+        {"sampling_eps_min", "sampling_eps_max"} if family == "bd3lm" else set()
+    )
+    assert names == expected
+    assert not {"attention"} & written.keys()
+
+
+def test_what_a_family_can_not_hold(tmp_path: Path) -> None:
+    for family, changes, options, says in (
+        ("seed", {}, {}, "family 'seed' is unknown.*'sedd'"),
+        ("sedd", {}, {"graph": "absorb"}, "graph 'absorb' is unknown.*'absorbing'"),
+        ("sedd", {"time_input": "zero"}, {}, "'sedd' can't hold a network with time_input='zero'"),
+        ("radd", {"time_input": "none"}, {}, "'radd' can't hold a network with norm_bias=False"),
+        ("mdlm", {"norm_bias": True}, {}, "'mdlm' can't hold a network with norm_bias=True"),
+        ("mdlm", {"time_input": "none"}, {}, "'mdlm' can't hold a network with time_input='none'"),
+        ("mdlm", {}, {"graph": "uniform"}, "'mdlm' can't hold a uniform graph"),
+        ("radd", {"time_input": "none", "norm_bias": True}, {"graph": "uniform"}, "can't hold a"),
+        ("mdlm", {}, {"schedule": ScheduleSpec("geometric")}, "can't hold a geometric schedule"),
+        ("sedd", {"scale_by_sigma": True}, {"graph": "uniform"}, "belongs to the absorbing graph"),
+    ):
+        with pytest.raises(UserError, match=says):
+            save_published(network(**changes), tmp_path / "x", family, **options)
+        assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("hidden", "blocks", "heads", "count"), [(768, 12, 12, 131), (1024, 24, 16, 251)], ids=["small", "medium"]
+)
+def test_published_keys_and_shapes_pass(hidden: int, blocks: int, heads: int, count: int) -> None:
+    """SEDD's and MDLM's own lists at full size, as their table has them, without memory."""
+    cond, vocab = 128, 50258
+    with torch.device("meta"):
+        tensors = {
+            "vocab_embed.embedding": torch.empty(vocab, hidden),
+            "sigma_map.mlp.0.weight": torch.empty(cond, 256),
+            "sigma_map.mlp.0.bias": torch.empty(cond),
+            "sigma_map.mlp.2.weight": torch.empty(cond, cond),
+            "sigma_map.mlp.2.bias": torch.empty(cond),
+            "rotary_emb.inv_freq": torch.empty(32),
+            "output_layer.norm_final.weight": torch.empty(hidden),
+            "output_layer.linear.weight": torch.empty(vocab, hidden),
+            "output_layer.linear.bias": torch.empty(vocab),
+            "output_layer.adaLN_modulation.weight": torch.empty(2 * hidden, cond),
+            "output_layer.adaLN_modulation.bias": torch.empty(2 * hidden),
+        }
+        for i in range(blocks):
+            tensors |= {
+                f"blocks.{i}.norm1.weight": torch.empty(hidden),
+                f"blocks.{i}.attn_qkv.weight": torch.empty(3 * hidden, hidden),
+                f"blocks.{i}.attn_out.weight": torch.empty(hidden, hidden),
+                f"blocks.{i}.norm2.weight": torch.empty(hidden),
+                f"blocks.{i}.mlp.0.weight": torch.empty(4 * hidden, hidden),
+                f"blocks.{i}.mlp.0.bias": torch.empty(4 * hidden),
+                f"blocks.{i}.mlp.2.weight": torch.empty(hidden, 4 * hidden),
+                f"blocks.{i}.mlp.2.bias": torch.empty(hidden),
+                f"blocks.{i}.adaLN_modulation.weight": torch.empty(6 * hidden, cond),
+                f"blocks.{i}.adaLN_modulation.bias": torch.empty(6 * hidden),
+            }
+        model = {
+            **SEDD["model"],
+            "hidden_size": hidden,
+            "cond_dim": cond,
+            "n_blocks": blocks,
+            "n_heads": heads,
+        }
+        plan = read_plan({**SEDD, "tokens": 50257, "model": model}, "sedd", "config.json", torch.empty(1))
+        net = DDiT(plan.config)
+    assert len(tensors) == count
+    assert plan.mask_id == 50257
+    published._check_tensors(tensors, net, "", (), Path("model.safetensors"))
+    prefixed = {f"backbone.{name}": tensor for name, tensor in tensors.items()}
+    published._check_tensors(prefixed, net, "backbone.", (), Path("model.safetensors"))
+    tensors["blocks.0.attn_qkv.weight"] = tensors["blocks.0.attn_qkv.weight"].T
+    with pytest.raises(UserError, match=rf"expected \({3 * hidden}, {hidden}\)"):
+        published._check_tensors(tensors, net, "", (), Path("model.safetensors"))

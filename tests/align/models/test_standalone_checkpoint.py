@@ -1,0 +1,231 @@
+"""Standalone drafters as files: saved, loaded, published, refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from align.common.errors import UserError
+from align.config.parser import load_recipe
+from align.config.recipe import DrafterConfig
+from align.models.ddit import DDiT, DDiTConfig
+from align.models.published import load_published, save_published
+from align.models.published_config import ScheduleSpec
+from align.models.standalone import DiffusionConfig, DiffusionContext, DiffusionDrafter
+from align.models.standalone_checkpoint import load_standalone, make, save_standalone
+from align.target.loading import load_target
+from align.target.model import Target
+from align.training.run import train
+from tests.align.models.test_standalone import KINDS, drafter
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return load_target("debug", dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_drafters_come_back(target: Target, kind: str, tmp_path: Path) -> None:
+    made = drafter(target, kind)
+    if kind == "ddit, blocks":
+        pytest.skip("published by BD3-LM; not made here")
+    save_standalone(made, tmp_path / "d", "# card")
+    again = load_standalone(tmp_path / "d", target)
+    assert again.config == made.config and again.mask_id == made.mask_id
+    block = torch.full((3,), made.mask_id)
+    rows = []
+    for one in (made, again):
+        context = DiffusionContext(one.eval(), 20)
+        context.extend([5, 6, 7])
+        rows.append(context.denoise(block))
+    assert torch.equal(rows[0], rows[1])
+
+
+FRESH = {"hidden_size": 32, "layers": 2, "heads": 2, "cond_dim": 16}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "cosine"},
+        {"schedule": "geometric", "prediction": "logits"},
+        {"schedule": "cosine", "prediction": "logits"},
+        {"time_input": "zero"},
+        {"graph": "uniform", "prediction": "logits"},
+        {"graph": "uniform", "time_input": "none", "prediction": "logits"},
+        {"attention": "full"},
+    ],
+    ids=str,
+)
+def test_whatever_can_be_trained_can_be_saved(
+    target: Target, tmp_path: Path, options: dict[str, str]
+) -> None:
+    made = make(target, DrafterConfig(kind="ddit", block_size=3, **FRESH, **options))  # type: ignore[arg-type]
+    save_standalone(made, tmp_path)
+    again = load_standalone(tmp_path, target)
+    assert again.config == made.config and again.schedule == made.schedule and again.mask_id == made.mask_id
+    assert isinstance(again.network, DDiT) and isinstance(made.network, DDiT)
+    assert again.network.config == made.network.config
+    for name, weight in made.network.state_dict().items():
+        assert torch.equal(weight, again.network.state_dict()[name])
+
+
+def test_block_networks_of_every_kind_can_be_saved(target: Target, tmp_path: Path) -> None:
+    for time_input in ("zero", "none", "sigma"):
+        config = DDiTConfig(
+            target.vocab_size + 1, 32, 2, 2, 16, attention="block_causal", block_size=4, time_input=time_input
+        )
+        clipped = ScheduleSpec(mask_rates=(0.25, 0.75))
+        save_published(DDiT(config), tmp_path / time_input, "bd3lm", schedule=clipped)
+        loaded = load_standalone(tmp_path / time_input, target)
+        save_standalone(loaded, tmp_path / f"{time_input} again")
+        again = load_standalone(tmp_path / f"{time_input} again", target).network
+        assert isinstance(again, DDiT) and again.config == config
+        values = json.loads((tmp_path / f"{time_input} again" / "config.json").read_text())
+        assert values["model_type"] == "bd3lm"
+        assert load_published(tmp_path / f"{time_input} again").schedule == clipped
+
+
+def test_a_mask_inside_the_vocabulary_stays_where_it_is(target: Target, tmp_path: Path) -> None:
+    """MDLM on LM1B: BERT's [MASK], id 103."""
+    network = DDiT(DDiTConfig(target.vocab_size, 32, 2, 2, 16, time_input="zero"))
+    save_published(network, tmp_path / "one", "mdlm", mask_id=103)
+    loaded = load_standalone(tmp_path / "one", target)
+    save_standalone(loaded, tmp_path / "two")
+    for made in (loaded, load_standalone(tmp_path / "two", target)):
+        assert made.mask_id == 103
+        assert float(made.target_logits(torch.zeros(target.vocab_size))[103]) <= -1e4
+
+
+def test_radd_from_the_hub(target: Target, tmp_path: Path) -> None:
+    """RADD's own config.json has no graph."""
+    config = DDiTConfig(target.vocab_size + 1, 32, 2, 2, 16, time_input="none", norm_bias=True)
+    save_published(DDiT(config), tmp_path, "radd")
+    values = json.loads((tmp_path / "config.json").read_text())
+    del values["graph"]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    loaded = load_standalone(tmp_path, target)
+    assert isinstance(loaded.network, DDiT) and loaded.network.config == config
+    assert loaded.config.prediction == "logits"
+
+
+def test_the_attention_that_was_asked_for_is_kept_with_a_start(target: Target, tmp_path: Path) -> None:
+    save_standalone(make(target, DrafterConfig(kind="ddit", attention="full", **FRESH)), tmp_path)  # type: ignore[arg-type]
+    options = DrafterConfig(kind="ddit", attention="full", init=str(tmp_path), attention_backend="flash_attn")
+    made = make(target, options)
+    with pytest.raises(UserError, match="'flash_attn'"):  # not here: and not silently another
+        DiffusionContext(made, 20).denoise(torch.full((3,), made.mask_id))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"graph": "foo"}, "graph='foo' is unknown"),
+        ({"prediction": "score"}, "prediction='score' is unknown"),
+        ({"block_size": 0}, "block_size=0 must be"),
+        ({"window": "a"}, "window='a' must be"),
+        ({"schedule": {}}, "schedule={} must be an object with a name"),
+        ({"schedule": None}, "schedule=None must be"),
+        ({"schedule": {"name": "linear"}}, "schedule 'linear' is unknown"),
+        ({"mask_id": 9999}, "mask_id=9999 is not within"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+def test_a_broken_record_is_one_line(
+    target: Target, tmp_path: Path, change: dict[str, object], says: str
+) -> None:
+    save_standalone(make(target, DrafterConfig(kind="ddit", **FRESH)), tmp_path)  # type: ignore[arg-type]
+    record = tmp_path / "drafter.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), **change}))
+    with pytest.raises(UserError, match=says):
+        load_standalone(tmp_path, target)
+
+
+def test_more_rows_than_tokens_with_a_tokenizer_of_its_own(target: Target, tmp_path: Path) -> None:
+    """Published embeddings are padded: Dream has 152064 rows and 151667 tokens."""
+    save_published(DDiT(DDiTConfig(320, 32, 2, 2, 16, time_input="zero")), tmp_path, "mdlm", mask_id=270)
+    with pytest.raises(UserError, match="needs its tokenizer"):
+        load_standalone(tmp_path, target)
+    loaded = load_standalone(tmp_path, target, 272)
+    assert loaded.target_logits(torch.zeros(2, 320)).shape == (2, 272) and loaded.mask_id == 270
+
+
+def test_what_a_start_lacks_is_said_before_the_target_writes(tmp_path: Path) -> None:
+    words = ("recipe=debug_sedd", "drafter.init=no/such/drafter")
+    with pytest.raises(UserError, match="drafter.init=.*no/such/drafter.*no such folder"):
+        train(load_recipe([*words, f"output={tmp_path}"]), quiet=True)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_published_checkpoint_through_its_recipe(tmp_path: Path) -> None:
+    """SEDD's hub layout → stage=finetune → a folder that is SEDD's hub layout again."""
+    gpt2 = load_target("debug-gpt2", dtype="float32", device="cpu")
+    config = DDiTConfig(gpt2.vocab_size + 1, 32, 2, 2, 16, scale_by_sigma=True, attention="full")
+    save_published(DDiT(config), tmp_path / "sedd", "sedd", schedule=ScheduleSpec("geometric", 1e-3, 7.0))
+    words = (f"drafter.init={tmp_path / 'sedd'}", f"output={tmp_path / 'run'}", "drafter.window=16")
+    train(load_recipe(["recipe=debug_gpt2xl_calib", *words]), quiet=True)
+    values = json.loads((tmp_path / "run/drafter/config.json").read_text())
+    assert values["noise"] == {"type": "geometric", "sigma_min": 1e-3, "sigma_max": 7.0}
+    again = load_standalone(tmp_path / "run/drafter", gpt2)
+    assert isinstance(again.network, DDiT) and again.network.config == config
+    assert again.config.schedule["sigma_max"] == 7.0
+
+
+def test_a_vocabulary_of_its_own_is_refused_for_training(target: Target, tmp_path: Path) -> None:
+    made = drafter(target, "ddit")
+    save_standalone(made, tmp_path / "d")
+    record = json.loads((tmp_path / "d/drafter.json").read_text())
+    (tmp_path / "d/drafter.json").write_text(json.dumps({**record, "vocab_size": 90}))
+    with pytest.raises(UserError, match="made for a vocabulary of 90, target 'debug' has 260"):
+        load_standalone(tmp_path / "d", target)
+    (tmp_path / "d/drafter.json").write_text("{")
+    with pytest.raises(UserError, match="not readable JSON"):
+        load_standalone(tmp_path / "d", target)
+    with pytest.raises(UserError, match="its (own )?tokenizer"):
+        DiffusionDrafter(made.network, DiffusionConfig(3, 90), target)
+
+
+WIRING = (
+    "debug_block",
+    "debug_sedd",
+    "debug_mdlm",
+    "debug_autoregressive",
+    "debug_variable_prefix",
+    "debug_confidence",
+)
+TWINS = sorted(p.stem for p in (Path(__file__).parents[3] / "recipes").glob("debug_*.yaml"))
+
+
+@pytest.mark.parametrize("twin", [t for t in TWINS if t not in WIRING])
+def test_the_published_recipes_run_with_tiny_models(twin: str, tmp_path: Path) -> None:
+    recipe = load_recipe([f"recipe={twin}", f"output={tmp_path}"])
+    if recipe.drafter.lora_rank:
+        pytest.importorskip("peft")
+    module = train(recipe, quiet=True)
+    assert module.validation_numbers["bound"] > 0
+    published = load_recipe([f"recipe={twin.removeprefix('debug_')}"])
+    assert (published.stage, published.drafter.kind) == (recipe.stage, recipe.drafter.kind)
+    assert published.objective.terms == recipe.objective.terms
+
+
+def test_a_machine_without_the_hub_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from align import synthesize
+    from align.common.hub import hub_reachable
+
+    words = ["recipe=gpt2xl_calib", f"output={tmp_path}"]
+    hub_reachable.cache_clear()
+    try:
+        with pytest.raises(UserError, match="no data yet; write them with python -m align.synthesize"):
+            train(load_recipe(words), quiet=True)
+        with pytest.raises(SystemExit):
+            synthesize.main(words)
+        said = capsys.readouterr().err
+        assert "gpt2-xl': the hub does not answer" in said and "name a folder in hub layout" in said
+    finally:
+        hub_reachable.cache_clear()

@@ -1,0 +1,94 @@
+"""Products of few rows: right against float64, a row's result the same whatever rows come with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from align.target import linear
+from align.target.loading import load_target
+
+SIZES = [(1, 8), (2, 8), (7, 13), (64, 32), (65, 31), (192, 576), (33, 1536)]
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_few_rows(outputs: int, inputs: int, bias: bool) -> None:
+    torch.manual_seed(outputs)
+    weight, x = torch.randn(outputs, inputs), torch.randn(36, inputs)
+    offset = torch.randn(outputs) if bias else None
+    exact = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 20, 32, 33):
+        got = linear.few_rows(x[:rows], weight, offset)
+        torch.testing.assert_close(got.double(), exact[:rows], rtol=1e-5, atol=1e-4)
+        rounded = weight.bfloat16()
+        exact_16 = F.linear(x[:rows].double(), rounded.double(), None if offset is None else offset.double())
+        got_16 = linear.few_rows(x[:rows], rounded, offset)
+        torch.testing.assert_close(got_16.double(), exact_16, rtol=1e-5, atol=1e-4)
+        if linear.rows_library() is not None and rows <= linear.MOST_ROWS:
+            alone = torch.cat([linear.few_rows(x[i : i + 1], weight, offset) for i in range(rows)])
+            assert torch.equal(got, alone)
+    assert linear.few_rows(x[:6].view(2, 3, inputs), weight).shape == (2, 3, outputs)
+    assert linear.few_rows(x[:0], weight).shape == (0, outputs)
+
+
+def test_rows_apart_in_memory() -> None:
+    weight, x = torch.randn(16, 24), torch.randn(5, 48)[:, ::2]
+    torch.testing.assert_close(linear.few_rows(x, weight), F.linear(x, weight))
+    torch.testing.assert_close(linear.few_rows(x[:, :16], weight.t()), F.linear(x[:, :16], weight.t()))
+
+
+@pytest.mark.parametrize("first", [0, 3, 6])
+def test_rows_cut_from_a_longer_tensor_are_multiplied_in_two_dimensions(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their first stride is the longer tensor's, and oneDNN's bf16 product is fifteen times slower for it."""
+    weight, x = (
+        torch.randn(16, 24, dtype=torch.bfloat16),
+        torch.randn(1, 7, 24, dtype=torch.bfloat16)[:, first:],
+    )
+    expected, dims, product = F.linear(x[0], weight)[None], [], F.linear
+
+    def seen(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        dims.append(x.dim())
+        return product(x, *rest)
+
+    monkeypatch.setattr(linear.F, "linear", seen)
+    torch.testing.assert_close(linear.few_rows(x, weight), expected)
+    if linear.fast_linear(torch.bfloat16, x.device) is linear.PackedLinear:  # AVX2 alone packs no bf16
+        torch.testing.assert_close(linear.PackedLinear(weight, None)(x), expected)
+    assert set(dims) == {2}
+
+
+@pytest.mark.parametrize("kind", [linear.RowsLinear, linear.PackedLinear])
+def test_layers(kind: type) -> None:
+    layer = nn.Linear(40, 24)
+    if kind is linear.PackedLinear and not torch.backends.mkldnn.is_available():
+        pytest.skip("no oneDNN here")
+    fast = kind(layer.weight, layer.bias)
+    for rows in (1, 3, 40):
+        x = torch.randn(rows, 40)
+        torch.testing.assert_close(fast(x), layer(x), rtol=1e-5, atol=1e-5)
+    assert torch.equal(fast.weight, layer.weight)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_target_is_the_same_with_and_without(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(linear, "rows_library", lambda: None)
+    fast, stock = load_target("debug"), load_target("debug", fast=False)
+    assert fast.hash == stock.hash
+    for length in (1, 5, 40):
+        tokens = torch.arange(3, 3 + length)[None]
+        got, want = (t.forward(tokens).logits_BLV for t in (fast, stock))
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "rows_library", lambda: None)
+    kind = linear.fast_linear(torch.float32, torch.device("cpu"))
+    assert kind is (linear.PackedLinear if torch.backends.mkldnn.is_available() else None)
+    assert linear.fast_linear(torch.float16, torch.device("cpu")) is None
+    assert linear.fast_linear(torch.float32, torch.device("meta")) is None

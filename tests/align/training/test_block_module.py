@@ -1,0 +1,253 @@
+"""The variable-prefix drafter in training: its prefixes have their law and belong to their place, its loss begins after
+them, and it computes what decoding computes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from align.common.batch import Anchors, Batch
+from align.common.errors import UserError
+from align.common.rng import keyed_generator
+from align.config.parser import load_recipe
+from align.data import packing
+from align.data import shards as data
+from align.diffusion.noise import clean_prefixes, sample_anchors
+from align.losses.objective import LOSSES, Objective, RowStatistics, after_prefix
+from align.models.block import BlockDrafter, BlockSession, target_features
+from align.target.model import Target
+from align.training.block_module import BlockDrafterModule
+from align.training.datamodule import Step
+from align.training.run import train
+from tests.align.models.test_block import VARIANTS, build
+
+K = 4
+
+
+@pytest.fixture(scope="module")
+def batch(samples: data.Samples) -> Batch:
+    return packing.collate(packing.pack(samples, 64, seed=0))
+
+
+def module_of(drafter: BlockDrafter, *words: str) -> BlockDrafterModule:
+    return BlockDrafterModule(drafter, load_recipe(["recipe=debug_variable_prefix", *words]))
+
+
+# ---- which prefixes ----
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.3, 1.0])
+def test_prefixes_have_their_law(decay: float) -> None:
+    """Pr(j) ∝ decay^j over the j that leave something to predict."""
+    rows, count = 20, 500
+    valid = (torch.arange(K) < torch.arange(count)[:, None] % (K + 1)).expand(rows, -1, -1)  # 0 to K of them
+    anchors = Anchors(torch.arange(count).expand(rows, -1), valid)
+    drawn = clean_prefixes(anchors, decay, count, [keyed_generator(7, row) for row in range(rows)])
+    for size in range(K + 1):
+        own = drawn[:, torch.arange(count) % (K + 1) == size].flatten()
+        law = torch.tensor([decay**j for j in range(max(size, 1))], dtype=torch.float64)
+        shares, law = own.bincount(minlength=K)[: len(law)] / len(own), law / law.sum()
+        assert int(own.max()) < max(size, 1)
+        assert bool(((shares - law).abs() <= 4 * (law * (1 - law) / len(own)).sqrt()).all()), (size, shares)
+
+
+def test_a_prefix_belongs_to_its_place_in_the_stream(
+    target: Target, samples: data.Samples, batch: Batch
+) -> None:
+    """Whatever rows and however many anchors stand beside it: so processes and resumed runs agree."""
+    module = module_of(build(target, samples), "objective.prefix_decay=1")
+    anchors = sample_anchors(batch, 12, K, torch.Generator().manual_seed(2))
+    rows = len(batch.tokens_BL)
+    together = module.prefixes(Step(batch, anchors, places=tuple(range(5, 5 + rows))))
+    assert together is not None and len(together.unique()) == K
+    for b in range(rows):
+        fewer = Anchors(anchors.index_BA[b : b + 1, 3:9], anchors.valid_BAK[b : b + 1, 3:9])
+        alone = module.prefixes(Step(batch.row(b), fewer, places=(5 + b,)))
+        assert alone is not None and torch.equal(alone[0], together[b, 3:9])
+    elsewhere = module.prefixes(Step(batch, anchors, places=tuple(range(6, 6 + rows))))
+    assert not torch.equal(elsewhere, together)  # type: ignore[arg-type]
+    assert (
+        module_of(build(target, samples), "objective.prefix_decay=0").prefixes(Step(batch, anchors)) is None
+    )
+
+
+# ---- what the network is shown ----
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_training_graph_equals_drafting(
+    target: Target, samples: data.Samples, batch: Batch, variant: dict[str, Any]
+) -> None:
+    """Hidden states and Markov biases after every prefix, from packed rows and from the decoder's session."""
+    drafter = build(target, samples, **variant)
+    anchors = sample_anchors(batch, 8, K, torch.Generator().manual_seed(2))
+    clean_BA = torch.arange(anchors.index_BA.numel()).view(anchors.index_BA.shape) % K
+    clean_BA = clean_BA.minimum((anchors.valid_BAK.sum(-1) - 1).clamp_min(0))
+    features = target_features(target, batch, drafter.config)
+    hidden = drafter(batch, features, anchors, clean_BA)
+    factors = drafter.markov_factors(batch, anchors, hidden)
+    checked = []
+    for b, a in anchors.valid_BAK[..., 0].nonzero().tolist():
+        place, clean = int(anchors.index_BA[b, a]), int(clean_BA[b, a])
+        own = batch.document_BL[b] == batch.document_BL[b, place]
+        context = batch.tokens_BL[b][own & (torch.arange(64) < place)]
+        cache = target.new_cache(1, 64)
+        session = BlockSession(drafter, cache, 64)
+        output = target.forward(context[None], cache=cache, taps=session.taps)
+        session.observe(output.hidden_BLD, output.taps_BLFD, len(context))
+        shown = batch.tokens_BL[b, place : place + clean + 1]
+        block_K = torch.cat((shown, torch.full((K - len(shown),), drafter.config.mask_token_id)))
+        drafted = session.hidden_abreast(block_K[None])[0]
+        torch.testing.assert_close(drafted, hidden[b, a], atol=2e-4, rtol=1e-4)
+        inputs = session.bias_inputs(drafted)
+        if factors is not None and inputs is not None:
+            bias = session.bias(inputs[clean], shown[-1])  # the last clean token is the one before
+            expected = (factors[0][b, a, clean] @ factors[1]).detach()
+            torch.testing.assert_close(bias, expected, atol=1e-4, rtol=1e-3)
+        checked.append(clean)
+    assert len(checked) > 10 and set(checked) == set(range(K))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_block_shows_its_prefix_and_nothing_behind_it(
+    target: Target, samples: data.Samples, batch: Batch, variant: dict[str, Any]
+) -> None:
+    drafter = build(target, samples, **variant)
+    features = target_features(target, batch, drafter.config)
+    anchors = Anchors(
+        torch.tensor([[8]] * len(batch.tokens_BL)), torch.ones(len(batch.tokens_BL), 1, K).bool()
+    )
+    for clean in range(K):
+        clean_BA = torch.full_like(anchors.index_BA, clean)
+        seen = drafter(batch, features, anchors, clean_BA)
+        for k in range(1, K + 1):
+            changed = batch.tokens_BL.clone()
+            changed[:, 8 + k] = changed[:, 8 + k] % 50 + 60
+            other = drafter(replace(batch, tokens_BL=changed), features, anchors, clean_BA)
+            assert torch.equal(other, seen) == (k > clean), (clean, k)
+    assert torch.equal(drafter(batch, features, anchors, torch.zeros_like(anchors.index_BA)),
+                       drafter(batch, features, anchors))  # fmt: skip
+
+
+# ---- which positions count ----
+
+
+def random_statistics(shape: tuple[int, ...]) -> RowStatistics:
+    generator = torch.Generator().manual_seed(3)
+    made = {f.name: torch.rand(shape, generator=generator) for f in fields(RowStatistics)}
+    return RowStatistics(**{**made, "log_q_label": made["log_q_label"].log().requires_grad_()})
+
+
+@pytest.mark.parametrize("weighting", ["exponential", "d_pace", "uniform"])
+@pytest.mark.parametrize("term", LOSSES)
+def test_the_loss_after_a_prefix_is_that_of_a_shorter_block(term: str, weighting: str) -> None:
+    """Every weight and product begins at the first masked position; what stands before it changes no value and gets no
+    gradient."""
+    objective = Objective({term: 1.0}, weighting, decay=7.0)
+    s, clean = random_statistics((3, K, K)), torch.arange(K).expand(3, -1)
+    valid = torch.arange(K) < torch.tensor([K, K - 1, 0])[:, None, None].expand(-1, K, -1)
+    loss = objective.per_position(*after_prefix(s, valid, clean)).sum(-1)
+
+    def one(b: int, j: int) -> Tensor:
+        cut = {f.name: getattr(s, f.name)[b, j, j:] for f in fields(RowStatistics)}
+        return objective.per_position(RowStatistics(**cut), valid[b, j, j:]).sum()
+
+    expected = torch.stack([torch.stack([one(b, j) for j in range(K)]) for b in range(3)])
+    torch.testing.assert_close(loss, expected)
+    if term in ("cross_entropy", "streak"):
+        gradient = torch.autograd.grad(loss.sum(), s.log_q_label)[0]
+        counted = valid & (torch.arange(K) >= clean[..., None])
+        assert torch.equal(gradient != 0, counted)
+
+
+def test_weights_decay_from_the_first_masked_position() -> None:
+    """exp(−(k − j − 1)/7) at position k, from 1, after a prefix of j (DFlash's weights, D²SD's decay)."""
+    objective = Objective({"cross_entropy": 1.0}, "exponential", decay=7.0)
+    s, valid = random_statistics((1, K, K)), torch.ones(1, K, K).bool()
+    loss = objective.per_position(*after_prefix(s, valid, torch.arange(K)[None])).sum(-1)[0]
+    for j in range(K):
+        by_hand = sum(
+            -float(s.log_q_label[0, j, k - 1]) * math.exp(-(k - j - 1) / 7) for k in range(j + 1, K + 1)
+        )
+        assert float(loss[j]) == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_a_training_step_learns_nothing_at_shown_positions(
+    target: Target, samples: data.Samples, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the module itself: no gradient reaches the rows whose token the block shows, all others get one."""
+    drafter = build(target, samples, markov_rank=8)
+    module = module_of(drafter, "objective.prefix_decay=1")
+    anchors = sample_anchors(batch, 12, K, torch.Generator().manual_seed(2))
+    step = Step(batch, anchors, 1.0, places=tuple(range(len(batch.tokens_BL))))
+    kept: dict[str, Any] = {}
+    statistics = BlockDrafterModule.block_statistics
+
+    def watched(self: BlockDrafterModule, *args: Any) -> RowStatistics:
+        kept["s"] = statistics(self, *args)
+        assert kept["s"].forward_kl is not None
+        kept["s"].forward_kl.retain_grad()
+        return kept["s"]
+
+    monkeypatch.setattr(BlockDrafterModule, "block_statistics", watched)
+    drafter.register_forward_pre_hook(lambda network, given: kept.update(shown=given[3]))
+    monkeypatch.setattr(
+        BlockDrafterModule, "_count", lambda self, step, loss, *counts: kept.update(counts=counts)
+    )
+    module.training_step(step, 0).backward()
+    clean_BA = module.prefixes(step)
+    assert clean_BA is not None and torch.equal(kept["shown"], clean_BA)
+    counted = anchors.valid_BAK & (torch.arange(K) >= clean_BA[..., None])
+    assert torch.equal(kept["s"].forward_kl.grad != 0, counted)
+    assert int(kept["counts"][0]) == int(counted.sum()) < int(anchors.valid_BAK.sum())
+    whole = module.complete(step) & (clean_BA == 0)  # τ: of drafts that began with nothing
+    assert int(kept["counts"][2]) == int(whole.sum()) > 0
+
+
+# ---- runs ----
+
+
+def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["recipe=debug_variable_prefix", f"data.path={debug_data}", "trainer.checkpoint_every=4"]
+    recipes = [load_recipe([*words, f"output={tmp_path / name}"]) for name in ("whole", "parts")]
+    whole = train(recipes[0], quiet=True)
+    assert any(name.startswith("acceptance_") for name in whole.validation_numbers)
+    start = BlockDrafterModule.on_train_batch_start
+
+    def stop_at_6(self: BlockDrafterModule, step: Any, index: int) -> None:
+        if self.global_step == 6:
+            raise InterruptedError
+        start(self, step, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockDrafterModule, "on_train_batch_start", stop_at_6)
+        with pytest.raises(InterruptedError):
+            train(recipes[1], quiet=True)
+    parts = train(recipes[1], quiet=True)
+    first, second = (
+        load_file(str(tmp_path / name / "drafter" / "model.safetensors")) for name in ("whole", "parts")
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert whole.validation_numbers == parts.validation_numbers and whole.positions == parts.positions
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ("recipe=debug_block", "objective.prefix_decay=1.5"),
+            "objective.prefix_decay=1.5 must be at most 1",
+        ),
+        (("recipe=debug_mdlm", "objective.prefix_decay=0.9"), "needs drafter.kind=block"),
+    ],
+)
+def test_impossible_prefixes_are_refused(words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        load_recipe(words)

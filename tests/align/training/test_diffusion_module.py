@@ -1,0 +1,223 @@
+"""What the module of standalone drafters computes from a step: noise, losses, bound; each option where it acts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from align.common.batch import Corrupted
+from align.config.parser import load_recipe
+from align.data.packing import split_validation
+from align.data.shards import from_lists
+from align.diffusion.parameterization import time_weight
+from align.diffusion.schedules import Cosine, Geometric
+from align.losses.diffusion_losses import masked_nll, score_entropy
+from align.models.ddit import DDiT
+from align.models.standalone import DiffusionDrafter
+from align.models.standalone_checkpoint import make, save_standalone
+from align.target.loading import load_target
+from align.target.model import Target
+from align.training.datamodule import RowsModule, Step
+from align.training.diffusion_module import DiffusionDrafterModule
+from tests.align.models.test_standalone import ANCHORS, batch, drafter
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return load_target("debug", dtype="float32", device="cpu")
+
+
+def module(target: Target, tmp_path: Path, *words: str, recipe: str = "debug_sedd") -> DiffusionDrafterModule:
+    common = (f"recipe={recipe}", f"output={tmp_path}", "drafter.block_size=3", "drafter.dropout=0")
+    read = load_recipe([*common, *words])
+    made = make(target, read.drafter)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        for p in made.parameters():
+            p.add_(torch.randn(p.shape, generator=generator) * 0.05)
+    found = DiffusionDrafterModule(made, read)
+    found._count = lambda *_: None  # type: ignore[method-assign]
+    return found
+
+
+def step(target: Target, first: int = 0) -> Step:
+    return Step(batch(target), ANCHORS, 1.0, "", (0, 1), (first, first + 1))
+
+
+def test_the_importance_of_noise_multiplies_the_loss(target: Target, tmp_path: Path) -> None:
+    own = module(target, tmp_path, "stage=finetune", "objective.times=count")
+    noisy = own.noise(step(target))
+    at = own.counted(noisy)
+    f = torch.randn(int(at.sum()), own.drafter.vocab_size, generator=torch.Generator().manual_seed(0))
+    once = own.diffusion(f, noisy, at)
+    thrice = own.diffusion(f, replace(noisy, importance=3 * noisy.importance), at)
+    torch.testing.assert_close(thrice, 3 * once)
+    # and so a counted mask weighs length / masks, whatever the time
+    masks, length = at.sum(-1), noisy.valid.sum(-1)
+    plain = own.diffusion(f, replace(noisy, importance=torch.ones_like(noisy.importance)), at)
+    sigma = own.drafter.schedule.total(noisy.times.double())
+    weight = time_weight(sigma, own.drafter.schedule.rate(noisy.times.double()))
+    expected = (
+        plain / weight[..., None].expand(at.shape)[at] * (length / masks)[..., None].expand(at.shape)[at]
+    )
+    torch.testing.assert_close(once.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_bound_is_the_nelbo_whatever_is_trained_by(target: Target, tmp_path: Path) -> None:
+    own = module(target, tmp_path, "stage=finetune", "objective.diffusion=score_entropy")
+    noisy = own.noise(step(target), training=False)
+    at = own.counted(noisy)
+    assert bool((noisy.importance != 1).any())  # validation counts masks
+    with torch.no_grad():
+        loss, bound = own.losses(step(target), noisy)
+        hidden, sigma = own.drafter.block_rows(batch(target), ANCHORS, noisy)
+        f = own.drafter.logits(hidden[at], sigma[at])
+    times = noisy.times[..., None].expand(at.shape)[at].double()
+    said = (noisy.tokens_t[at], noisy.tokens_0[at], own.drafter.schedule.total(times))
+    rate, valid = own.drafter.schedule.rate(times), torch.ones_like(at[at])
+    weight = noisy.importance[..., None].expand(at.shape)[at]
+    nelbo = weight * masked_nll(f, *said, rate, own.drafter.mask_id, valid)
+    entropy = weight * score_entropy(f, *said, rate, own.drafter.graph, valid)
+    torch.testing.assert_close(bound[at].double(), nelbo, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loss[at].double(), entropy, rtol=1e-4, atol=1e-5)
+    assert float((loss - bound).abs().max()) > 1e-3
+
+
+def test_blocks_have_the_lengths_that_decoding_uses(target: Target, tmp_path: Path) -> None:
+    own = module(target, tmp_path, "stage=finetune", "objective.block_lengths=[1,0,0]")
+    assert bool((own.noise(step(target)).valid.sum(-1) == 1).all())
+    assert bool((own.noise(step(target), training=False).valid.sum(-1) == 3).all())
+
+
+def test_pretraining_draws_prefixes_of_all_lengths(target: Target, tmp_path: Path) -> None:
+    own = module(target, tmp_path, "stage=pretrain")
+    clean = {int((~own.noise(step(target, place)).valid[1]).sum()) for place in range(0, 60, 2)}
+    assert min(clean) <= 2 and max(clean) >= 15 and len(clean) > 8  # of 20 tokens; never none
+
+
+@pytest.mark.parametrize("times", ["low_discrepancy", "antithetic", "uniform"])
+def test_pretraining_spreads_the_times_of_the_rows(target: Target, tmp_path: Path, times: str) -> None:
+    """One time a row: neighbours in the stream cover 0..1, unless they are drawn each for itself."""
+    own = module(target, tmp_path, "stage=pretrain", f"objective.times={times}", "trainer.batch_size=8")
+    found = torch.cat([own.noise(step(target, place)).times for place in range(0, 64, 2)])
+    rows = found.view(8, 8).sort(1).values
+    apart = float(rows.diff(dim=1).max())
+    assert apart < 0.26 if times != "uniform" else apart > 0.3
+    again = own.noise(step(target, 6)).times
+    assert torch.equal(again, found[6:8])
+
+
+def test_annealing_hides_what_is_to_the_right(target: Target, tmp_path: Path) -> None:
+    losses = []
+    for words in ((), ("objective.annealing=1000000",)):
+        own = module(target, tmp_path, "stage=finetune", *words, recipe="debug_mdlm")
+        losses.append(float(own.training_step(step(target), 0)))
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_drafter_from_elsewhere_is_not_annealed(target: Target, tmp_path: Path) -> None:
+    """It was trained to see to the right: its next stage does not hide that again."""
+    words = ("stage=calibrate", "objective.annealing=1000000", f"drafter.init={tmp_path / 'first'}")
+    save_standalone(module(target, tmp_path, recipe="debug_mdlm").drafter, tmp_path / "first")
+    assert module(target, tmp_path, *words, recipe="debug_mdlm").annealed(step(target)) is None
+    assert module(target, tmp_path, *words[:2], recipe="debug_mdlm").annealed(step(target)) is not None
+
+
+def test_the_temperature_of_distillation(target: Target, tmp_path: Path) -> None:
+    found = []
+    for value in (1.0, 0.5):
+        own = module(target, tmp_path, "stage=calibrate", f"objective.temperature={value}")
+        found.append(float(own.training_step(step(target), 0)))
+    assert found[0] != pytest.approx(found[1], rel=1e-4)
+
+
+def test_a_log_score_that_holds_the_noise_itself_is_trained_as_such(target: Target, tmp_path: Path) -> None:
+    own = module(target, tmp_path, "stage=finetune")
+    made = own.drafter
+    assert isinstance(made.network, DDiT) and made.network.config.scale_by_sigma
+    raw = DDiT(replace(made.network.config, scale_by_sigma=False))
+    other = DiffusionDrafterModule(DiffusionDrafter(raw, made.config, target), own.recipe)
+    noisy = own.noise(step(target))
+    at = own.counted(noisy)
+    f = torch.randn(int(at.sum()), made.vocab_size, generator=torch.Generator().manual_seed(0)) * 0.1
+    times = noisy.times[..., None].expand(at.shape)[at].double()
+    sigma, rate = made.schedule.total(times), made.schedule.rate(times)
+    for trained, scaled in ((own, True), (other, False)):
+        expected = score_entropy(
+            f,
+            noisy.tokens_t[at],
+            noisy.tokens_0[at],
+            sigma,
+            rate,
+            made.graph,
+            torch.ones_like(at[at]),
+            scaled,
+        )
+        torch.testing.assert_close(trained.diffusion(f, noisy, at), expected.float(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", [Cosine(), Geometric()], ids=str)
+def test_losses_near_the_end_of_time_keep_their_digits(
+    target: Target, tmp_path: Path, schedule: Cosine | Geometric
+) -> None:
+    """fp32 from times in fp32, against the same times in fp64 throughout."""
+    own = module(target, tmp_path, "stage=finetune")
+    own.drafter.schedule = schedule
+    tokens = torch.randint(0, 200, (1, 8, 3), generator=torch.Generator().manual_seed(1))
+    times = torch.linspace(0.93, 1.0, 8)[None]
+    noisy = Corrupted(
+        torch.full_like(tokens, own.drafter.mask_id),
+        tokens,
+        times,
+        torch.ones_like(tokens).bool(),
+        torch.ones(1, 8),
+    )
+    f = torch.randn(24, own.drafter.vocab_size, generator=torch.Generator().manual_seed(0))
+    found = own.diffusion(f, noisy, noisy.valid)
+    t = times[..., None].expand(1, 8, 3).reshape(-1).double()
+    expected = score_entropy(
+        f.double(),
+        noisy.tokens_t.flatten(),
+        tokens.flatten(),
+        schedule.total(t),
+        schedule.rate(t),
+        own.drafter.graph,
+        torch.ones(24).bool(),
+    )
+    assert float((found.double() - expected).abs().max() / expected.abs().max()) < 1e-6
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0.0)
+
+
+def test_a_network_is_told_the_noise_that_it_sees(target: Target) -> None:
+    """Full attention: whole rows, blocks and decoding tell one σ for one input; other schedules their own."""
+    made, rows = drafter(target, "ddit, full"), batch(target)
+    tokens = rows.tokens_BL.clone()
+    tokens[1, 16:] = made.mask_id
+    valid = torch.zeros_like(tokens, dtype=torch.bool)
+    valid[1, 16:] = True
+    noisy = Corrupted(tokens, rows.tokens_BL, torch.tensor([0.5, 0.999]), valid, torch.ones(2))
+    with torch.no_grad():
+        _, sigma = made.suffix_rows(rows, noisy)
+    torch.testing.assert_close(sigma[1], torch.full((20,), -math.log(1 - 0.999 * 4 / 20)))
+    assert float(sigma[0].abs().max()) == 0.0  # nothing is masked there
+    for schedule in (Cosine(), Geometric()):
+        made.schedule = schedule
+        share = torch.tensor([0.25, 0.5, 1.0], dtype=torch.float64)
+        torch.testing.assert_close(
+            -torch.expm1(-made.sigma_for_mask_fraction(share)), share * float(schedule.masked(torch.ones(())))
+        )
+
+
+def test_every_seed_is_validated_on_the_same_rows(tmp_path: Path) -> None:
+    texts = [torch.randint(4, 200, (12,), generator=torch.Generator().manual_seed(i)) for i in range(40)]
+    samples = from_lists(texts, [4] * 40, [0.0, 1.0] * 20)
+    found = []
+    for seed in (0, 7):
+        recipe = load_recipe(["recipe=debug_sedd", f"output={tmp_path}", f"seed={seed}", "data.length=32"])
+        rows = RowsModule(recipe, *split_validation(samples, 0.3), 3, True)
+        found.append([row.tokens_L.tolist() for _, row in rows.held_out])
+    assert found[0] == found[1] and len(found[0]) > 1

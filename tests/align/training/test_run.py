@@ -1,0 +1,306 @@
+"""Training on the debug target: golden losses, bit-identical resume after a stop and after a SIGKILL, one-line errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from align.common.errors import UserError
+from align.config.parser import load_recipe
+from align.data.synthesis import synthesize
+from align.target.loading import load_target
+from align.train import main
+from align.training.block_module import BlockDrafterModule
+from align.training.checkpoints import newest
+from align.training.run import train
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "debug_block.json"
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run(output: Path, debug_data: Path, *words: str) -> BlockDrafterModule:
+    return train(
+        load_recipe(["recipe=debug_block", f"output={output}", f"data.path={debug_data}", *words]), quiet=True
+    )
+
+
+def losses(output: Path) -> list[float]:
+    with (output / "metrics.csv").open(newline="") as file:
+        return [float(r["train/loss"]) for r in csv.DictReader(file) if r.get("train/loss")]
+
+
+def weights(output: Path) -> dict[str, torch.Tensor]:
+    return load_file(str(output / "drafter" / "model.safetensors"))
+
+
+def test_golden_losses(tmp_path: Path, debug_data: Path) -> None:
+    """A refactor keeps every loss. The tolerance is for other processors' rounding; here they are equal to the bit."""
+    run(tmp_path, debug_data)
+    assert losses(tmp_path) == pytest.approx(json.loads(GOLDEN.read_text())["losses"], rel=2e-4)
+
+
+@pytest.mark.parametrize("kept", ["0", "1e-4", "1"])  # none, some (rows are 9 kB), all of the target's views
+def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    words = ("trainer.ema=0.9", "trainer.checkpoint_every=4", f"trainer.keep_features_gb={kept}")
+    one = run(whole, debug_data, *words)
+
+    class Stop(Exception):
+        pass
+
+    recipe = load_recipe(["recipe=debug_block", f"output={parts}", f"data.path={debug_data}", *words])
+    original = BlockDrafterModule.on_train_batch_start
+
+    def stop_at_7(self: BlockDrafterModule, batch: object, index: int) -> None:
+        if self.global_step == 7:  # three steps after the last checkpoint: they are lost and done again
+            raise Stop
+        original(self, batch, index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BlockDrafterModule, "on_train_batch_start", stop_at_7)
+        with pytest.raises(Stop):
+            train(recipe, quiet=True)
+    two = train(recipe, quiet=True)
+    first, second = weights(whole), weights(parts)
+    assert all(torch.equal(first[n], second[n]) for n in first)
+    assert all(torch.equal(one.ema.shadow[n], two.ema.shadow[n]) for n in one.ema.shadow)
+    assert one.validation_numbers == two.validation_numbers
+    assert (one.positions, one.tokens_seen) == (two.positions, two.tokens_seen)
+    assert losses(parts)[-8:] == losses(whole)[-8:]
+
+
+@pytest.mark.parametrize("recipe", ["debug_block", "debug_autoregressive"])
+def test_a_target_in_bf16(tmp_path: Path, recipe: str) -> None:
+    """What machines with fast bf16 do by themselves: before the first step, and whether views are kept or not."""
+    common = [f"recipe={recipe}", "target.dtype=bfloat16", f"data.path={tmp_path / 'data'}"]
+    synthesize(load_recipe(common), load_target("debug", dtype="bfloat16"), tmp_path / "data", quiet=True)
+    found = []
+    for kept in ("1e-4", "1"):
+        words = [*common, f"output={tmp_path / kept}", f"trainer.keep_features_gb={kept}"]
+        words += ["trainer.max_steps=4", "trainer.warmup_steps=1", "trainer.validate_first=true"]
+        train(load_recipe(words), quiet=True)
+        found.append(losses(tmp_path / kept))
+    assert len(found[0]) == 4 and found[0] == found[1]
+
+
+def test_checkpoint_loads_weights_only(tmp_path: Path, debug_data: Path) -> None:
+    run(tmp_path, debug_data)
+    state = torch.load(tmp_path / "checkpoints" / "step-12.ckpt", weights_only=True)
+    assert {"state_dict", "optimizer_states", "calibrate"} <= state.keys()
+    assert not any(
+        "embed" in name or "lm_head" in name for name in state["state_dict"]
+    )  # the target stays out
+    assert {"ema", "rng", "identity"} <= state["calibrate"].keys()
+
+
+def test_a_killed_process_ends_in_the_same_state(tmp_path: Path, debug_data: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    # as many threads everywhere: sums are split over them
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+    def start(output: Path) -> subprocess.Popen[bytes]:
+        words = ["trainer.max_steps=30", "trainer.checkpoint_every=3", "trainer.validate_every=30"]
+        command = [sys.executable, "-m", "align.train", "recipe=debug_block", f"output={output}"]
+        return subprocess.Popen(
+            [*command, f"data.path={debug_data}", *words],
+            env=env,
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    assert start(whole).wait(timeout=300) == 0
+    process = start(killed)
+    until = time.monotonic() + 120
+    while (
+        not list((killed / "checkpoints").glob("*.json"))
+        and process.poll() is None
+        and time.monotonic() < until
+    ):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL and not (killed / "drafter").exists()
+    assert start(killed).wait(timeout=300) == 0
+    first, second = weights(whole), weights(killed)
+    assert all(torch.equal(first[n], second[n]) for n in first)
+
+
+def test_torn_and_foreign_checkpoints(
+    tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, debug_data)
+    folder = tmp_path / "checkpoints"
+    sha = json.loads((folder / "step-12.json").read_text())["target_sha256"]
+    (folder / "step-12.ckpt").write_bytes(b"torn")
+    assert newest(folder, "auto", sha) == folder / "step-6.ckpt"
+    assert "step-12.ckpt is torn" in capsys.readouterr().err
+    assert newest(folder, "never", sha) is None
+    with pytest.raises(UserError, match="no complete checkpoint"):
+        newest(folder, str(folder / "step-12.ckpt"), sha)
+    with pytest.raises(UserError, match="another target"):
+        newest(folder, "auto", "0" * 64)
+    with pytest.raises(UserError, match="block_size"):
+        run(tmp_path, debug_data, "drafter.block_size=2")
+
+
+def test_non_finite_loss_stops_and_keeps_the_batch(
+    tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "recipe=debug_block",
+        f"output={tmp_path}",
+        f"data.path={debug_data}",
+        "trainer.learning_rate=1e30",
+    ]
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "trainer.gradient_clip=0", "trainer.warmup_steps=0"])
+    assert stop.value.code == 1
+    assert "is not finite; its batch is in" in capsys.readouterr().err
+    (saved,) = tmp_path.glob("nonfinite-step-*.safetensors")
+    assert {"tokens_BL", "index_BA"} <= load_file(str(saved)).keys()
+
+
+def test_card_and_record_come_from_the_run(tmp_path: Path, debug_data: Path) -> None:
+    module = run(tmp_path, debug_data)
+    card = (tmp_path / "drafter" / "README.md").read_text()
+    assert str(tmp_path) not in card and str(debug_data) not in card  # cards are published
+    assert f"{module.tokens_seen:,} text tokens seen" in card
+    assert f"{module.validation_numbers['tau_sampling']:.3f}" in card
+    versions = json.loads((tmp_path / "versions.json").read_text())
+    assert versions["torch"] == torch.__version__.split("+")[0] or versions["torch"] == torch.__version__
+    again = load_recipe([f"recipe={tmp_path / 'recipe.yaml'}"])
+    assert again.trainer == load_recipe(["recipe=debug_block"]).trainer
+
+
+def test_another_stage_is_another_run(tmp_path: Path) -> None:
+    """Not taken up in silence, and the refused command leaves the run's record as it was."""
+    words = ["recipe=debug_sedd", f"output={tmp_path}", "trainer.max_steps=2", "trainer.warmup_steps=1"]
+    train(load_recipe([*words, "stage=pretrain"]), quiet=True)
+    before = (tmp_path / "recipe.yaml").read_bytes()
+    with pytest.raises(
+        UserError, match="saved under stage=pretrain, not finetune; give stage=pretrain, or use"
+    ):
+        train(load_recipe([*words, "stage=finetune"]), quiet=True)
+    assert (tmp_path / "recipe.yaml").read_bytes() == before
+
+
+def test_the_data_are_said_and_compared_with_the_recipe(
+    tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["recipe=debug_block", f"data.path={debug_data}", "trainer.max_steps=1", "trainer.warmup_steps=0"]
+    train(load_recipe([*words, f"output={tmp_path / 'one'}"]))
+    said = capsys.readouterr().err
+    assert re.search(r"training on \d+ samples \(\d+ tokens\) of .*, \d+ held out", said)
+    assert "warning" not in said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("align.training.run.ensure", lambda recipe, target: debug_data)
+        train(load_recipe([*words, "data.samples=100000", f"output={tmp_path / 'two'}"]))
+    assert "warning: the recipe asks for 100000 samples" in capsys.readouterr().err
+
+
+def test_a_wide_markov_head_on_a_narrow_target_is_one_line(tmp_path: Path, debug_data: Path) -> None:
+    with pytest.raises(UserError, match="drafter.markov_rank=65: at most 64, the target's width"):
+        run(tmp_path, debug_data, "drafter.markov_rank=65")
+
+
+def test_target_layers_count_from_the_end_as_well(tmp_path: Path, debug_data: Path) -> None:
+    words = ["drafter.layers=1", "trainer.max_steps=1", "trainer.warmup_steps=0"]
+    run(tmp_path / "a", debug_data, "drafter.target_layers=[-1]", *words)
+    config = json.loads((tmp_path / "a" / "drafter" / "config.json").read_text())
+    assert config["target_layer_ids"] == [3]
+    says = r"drafter.target_layers=\[-5\]: target 'debug' has the layers 0 to 3"
+    with pytest.raises(UserError, match=says):
+        run(tmp_path / "b", debug_data, "drafter.target_layers=[-5]", *words)
+
+
+def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(
+    tmp_path: Path, debug_data: Path
+) -> None:
+    """It starts at 1/2 everywhere and comes to foretell; every other weight of the saved drafter is the same."""
+    run(tmp_path / "first", debug_data)
+    words = [
+        f"drafter.init={tmp_path / 'first' / 'drafter'}",
+        "drafter.train=confidence_head",
+        "objective.terms={confidence: 1.0}",
+    ]
+    words += ["trainer.learning_rate=0.05", "trainer.validate_first=true", "trainer.max_steps=24"]
+    run(tmp_path / "second", debug_data, "drafter.confidence_head=true", *words)
+    before, after = weights(tmp_path / "first"), weights(tmp_path / "second")
+    assert set(after) - set(before) == {"confidence.out.weight", "confidence.out.bias"}
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert bool(after["confidence.out.weight"].any())
+    with (tmp_path / "second" / "metrics.csv").open(newline="") as file:
+        validated = [float(r["validation/loss"]) for r in csv.DictReader(file) if r["validation/loss"]]
+    assert validated[-1] < 0.95 * validated[0]
+    further = [
+        f"drafter.init={tmp_path / 'second' / 'drafter'}",
+        "trainer.max_steps=2",
+        "trainer.warmup_steps=1",
+    ]
+    other = [word for word in words if "drafter.train" not in word]
+    with pytest.raises(UserError, match="saved under drafter.train=confidence_head, not all"):
+        run(tmp_path / "second", debug_data, "drafter.confidence_head=true", *other)
+    run(tmp_path / "third", debug_data, *further)  # q moves: a head that stays would foretell another one
+    assert not any(name.startswith("confidence") for name in weights(tmp_path / "third"))
+
+
+def test_confidence_and_its_loss_belong_together(tmp_path: Path, debug_data: Path) -> None:
+    for words, text in (
+        (["drafter.confidence_head=true"], "drafter.confidence_head=true needs objective.terms.confidence"),
+        (
+            ["objective.terms={confidence: 1.0}"],
+            "objective.terms.confidence needs drafter.confidence_head=true",
+        ),
+        (
+            [
+                "drafter.train=confidence_head",
+                "drafter.confidence_head=true",
+                "objective.terms={confidence: 1.0}",
+            ],
+            "needs drafter.init",
+        ),
+        (
+            ["drafter.train=confidence_head"],
+            "drafter.train=confidence_head needs drafter.confidence_head=true",
+        ),
+    ):
+        with pytest.raises(UserError, match=text):
+            run(tmp_path, debug_data, *words)
+
+
+def test_data_of_another_target_is_refused(tmp_path: Path, debug_data: Path) -> None:
+    manifest = json.loads((debug_data / "manifest.json").read_text())
+    other = tmp_path / "data"
+    other.mkdir()
+    for shard in debug_data.glob("*.safetensors"):
+        (other / shard.name).write_bytes(shard.read_bytes())
+    (other / "manifest.json").write_text(json.dumps({**manifest, "target_sha256": "0" * 64}))
+    with pytest.raises(UserError, match="target_sha256|another sha256"):
+        run(tmp_path / "o", other)
+
+
+def test_a_run_that_begins_with_a_drafter_of_other_weights_goes_on(tmp_path: Path, debug_data: Path) -> None:
+    """The shipped drafter's record names the target in fp32; where it is loaded in bf16 its hash is another."""
+    run(tmp_path / "a", debug_data)
+    made = tmp_path / "a" / "drafter" / "config.json"
+    config = json.loads(made.read_text())
+    made.write_text(json.dumps({**config, "target_sha256": "0" * 64}))
+    words = [f"drafter.init={tmp_path / 'a' / 'drafter'}", "trainer.max_steps=4", "trainer.warmup_steps=1"]
+    run(tmp_path / "b", debug_data, *words)
+    run(tmp_path / "b", debug_data, *words[:1], "trainer.max_steps=6", "trainer.warmup_steps=1")
+    assert (
+        json.loads((tmp_path / "b/drafter/config.json").read_text())["target_sha256"]
+        == config["target_sha256"]
+    )

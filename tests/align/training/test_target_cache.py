@@ -1,0 +1,78 @@
+"""Kept views of the target: the same numbers as looking anew, whatever the room, and far fewer forwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from align.config.recipe import DrafterConfig
+from align.data import packing
+from align.data import shards as data
+from align.models.block_checkpoint import from_target
+from align.models.block_config import BlockConfig
+from align.target.loading import load_target
+from align.training import target_cache as kept
+from align.training.datamodule import Step, make_batch
+
+
+def scene(context: str) -> tuple[BlockConfig, Step]:
+    torch.manual_seed(0)
+    target = load_target("debug")
+    options = DrafterConfig(context=context, block_size=3, taps=2, markov_rank=0)
+    config = from_target(target, options, None).config
+    texts = [torch.randint(3, target.vocab_size, (n,)) for n in (20, 31, 9, 14)]
+    rows = packing.pack(data.from_lists(texts, [4] * 4, [1.0] * 4), 32, 0)[:2]
+    return config, Step(*make_batch(rows, [0, 1], 12, 3, 0), keys=(5, 7))
+
+
+@pytest.mark.parametrize("context", ["shared_kv", "taps"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_same_numbers(context: str, temperature: float) -> None:
+    config, step = scene(context)
+    target = load_target("debug")
+    anew = kept.compute_target_outputs(target, step, config, temperature)
+    store = kept.TargetOutputCache(target, config, 1.0)
+    first, again = store.outputs(step, temperature), store.outputs(step, temperature)
+    none = kept.TargetOutputCache(target, config, 1e-9).outputs(step, temperature)
+    for other in (again, none):
+        assert all(torch.equal(a, b) for a, b in zip(vars_of(first), vars_of(other), strict=True))
+    assert torch.equal(first.used_P, anew.used_P)
+    for a, b in zip(vars_of(first), vars_of(anew), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
+
+
+def test_a_row_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, step = scene("shared_kv")
+    target, calls = load_target("debug"), []
+    monkeypatch.setattr(
+        kept, "target_features", lambda *a, f=kept.target_features: (calls.append(1), f(*a))[1]
+    )
+    store = kept.TargetOutputCache(target, config, 1.0)
+    for _ in range(3):
+        store.outputs(step, 1.0)
+    assert len(calls) == 2
+    small = kept.TargetOutputCache(target, config, 1e-9)
+    for _ in range(3):
+        small.outputs(step, 1.0)
+    assert len(calls) == 8
+
+
+def test_what_overflows_fp16_stays_fp32() -> None:
+    assert kept._half(torch.tensor([1e6])).dtype is torch.float32
+    assert kept._half(torch.tensor([1e3])).dtype is torch.float16
+
+
+def vars_of(view: kept.View) -> list[torch.Tensor]:
+    f, p = view.features, view.places
+    taps = [] if f.taps_BLFD is None else [f.taps_BLFD]
+    return [
+        f.hidden_BLD,
+        *f.keys,
+        *f.values,
+        *taps,
+        p.hidden_PD,
+        p.log_z_P,
+        p.best_P,
+        p.log_p_next_P,
+        p.next_P,
+    ]

@@ -1,0 +1,225 @@
+"""The block drafter inside the engine: same output, honest q, context in step. Random networks: wiring,
+nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import decode
+from align.common.errors import UserError
+from align.config.recipe import DrafterConfig
+from align.models.block import BlockDrafter, BlockSession
+from align.models.block_checkpoint import from_target, save_drafter
+from align.target.loading import load_target
+from align.target.model import Target
+from decode import Decoder, Sampling
+from decode.drafters.block import BlockDrafts, BlockProposer
+from decode.engine.engine import _NOTHING, Engine
+from decode.losslessness.exact_distribution import exact_law
+from decode.speculation.proposal import DenseQ, SparseQ
+from decode.speculation.sampling import ProcessorState, probs
+from tests.decode.engine.test_engine_law import frequencies, plausible
+
+PROMPT = [4, 90, 17, 203, 90, 17]
+VARIED = Sampling(repetition_penalty=1.4)
+IDS = torch.cat((torch.arange(2, 3), torch.arange(10, 250, 2)))
+VARIANTS: dict[str, dict[str, Any]] = {
+    "shared": {"context": "shared_kv"},
+    "taps": {"context": "taps"},
+    "shared markov": {"context": "shared_kv", "markov_rank": 8},
+    "taps whole vocabulary": {"context": "taps", "whole": True},
+    "confidence": {"context": "shared_kv", "confidence": True},
+    "markov confidence": {"context": "shared_kv", "markov_rank": 8, "confidence": True},
+    "markov whole vocabulary": {"context": "shared_kv", "markov_rank": 8, "whole": True},
+}
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    target = load_target("debug", dtype="float32", device="cpu")
+    target.eos_ids = ()
+    return target
+
+
+def network(
+    target: Target, context: str, markov_rank: int = 0, whole: bool = False, confidence: bool = False
+) -> BlockDrafter:
+    options = DrafterConfig(context=context, taps=2, markov_rank=markov_rank, confidence_head=confidence)
+    drafter = from_target(target, options, None if whole else IDS)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+        if drafter.confidence is not None:  # embeddings are small; so that it is sometimes sure
+            drafter.confidence.out.weight[:, drafter.config.hidden_size :].mul_(40)
+    return drafter
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_output_is_that_of_plain_decoding(target: Target, variant: str) -> None:
+    drafter = BlockProposer(network(target, **VARIANTS[variant]))
+    for sampling in (Sampling(), VARIED):
+        expected = Decoder(target).generate(PROMPT, max_new_tokens=40, sampling=sampling)
+        out = Decoder(target, drafter).generate(PROMPT, max_new_tokens=40, sampling=sampling)
+        assert out.tokens == expected.tokens
+        assert max(out.drafted) == 4 and drafter.law(sampling) == "point"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("nodes", [0, 9])
+def test_the_drafters_context_keeps_step_with_the_text(
+    target: Target, variant: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before every proposal the session equals one that has seen the committed text in a single forward."""
+    net = network(target, **VARIANTS[variant])
+    propose, seen = BlockDrafts.propose, []
+
+    def watched(self: BlockDrafts, k: int) -> Any:
+        seen.append((list(self.request.tokens), self.session.hidden(self.request.tokens[-1])))
+        return propose(self, k)
+
+    monkeypatch.setattr(BlockDrafts, "propose", watched)
+    accepted = 0
+    for seed in range(20):  # a random drafter's acceptance is small and differs from machine to machine
+        accepting = Sampling(1.0, top_k=40, seed=seed)
+        drafter, verifier = BlockProposer(net, tree_nodes=nodes), "point_mass" if nodes else "token"
+        accepted += sum(Engine(target, PROMPT, 24, accepting, drafter, verifier).run().accepted)
+        if accepted > 3:
+            break
+    assert accepted > 3 and len(seen) > 5
+    for tokens, hidden in seen:
+        cache = target.new_cache(1, len(tokens))
+        session = BlockSession(net, cache, len(tokens))
+        forward = target.forward(torch.tensor([tokens[:-1]]), cache=cache, taps=session.taps, logits=False)
+        session.observe(forward.hidden_BLD, forward.taps_BLFD, len(tokens) - 1)
+        torch.testing.assert_close(hidden, session.hidden(tokens[-1]), atol=1e-4, rtol=1e-3)
+
+
+def proposals(
+    target: Target, net: BlockDrafter, sampling: Sampling, count: int
+) -> tuple[BlockDrafts, list[Any]]:
+    """Many proposals from the same state."""
+    engine = Engine(target, PROMPT, 20, sampling, BlockProposer(net), "token")
+    with torch.no_grad():
+        engine._commit(engine._verify_draft(engine._prefill(), _NOTHING))
+        assert isinstance(engine.session, BlockDrafts)
+        return engine.session, [engine.session.propose(3) for _ in range(count)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_q_is_the_law_of_the_draw(target: Target, variant: str) -> None:
+    net = network(target, **VARIANTS[variant])
+    sampling = Sampling(0.9, top_k=3, repetition_penalty=1.2, seed=5)
+    drafts, found = proposals(target, net, sampling, 400)
+    ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
+    seen = torch.tensor([int(t) in drafts.request.tokens for t in ids])
+    hidden = drafts.session.hidden(drafts.request.tokens[-1])
+    groups: dict[tuple[int, int], Counter[tuple[int, ...]]] = {}
+    laws: dict[tuple[int, int], dict[tuple[int, ...], float]] = {}
+    for proposal in found:
+        assert proposal.law == ("causal" if net.markov else "independent") and len(proposal) == 3
+        assert isinstance(proposal.q, DenseQ if net.draft_vocab is None else SparseQ)
+        tokens = proposal.tokens_K.tolist()
+        for k, previous in enumerate([drafts.request.tokens[-1], *tokens[:-1]]):
+            key = (k, previous if net.markov else 0)
+            if key not in laws:  # from the definition, not from the proposal
+                logits = net.logits(hidden[k])
+                inputs = drafts.session.bias_inputs(hidden[k])
+                bias = 0 if inputs is None else drafts.session.bias(inputs, torch.tensor(previous))
+                q = probs(logits + bias, sampling, ProcessorState(seen))
+                laws[key] = {(int(t),): float(m) for t, m in zip(ids, q, strict=True) if m > 0}
+            dense = proposal.q.dense(target.vocab_size)[k]
+            expected = torch.zeros(target.vocab_size)
+            for (token,), mass in laws[key].items():
+                expected[token] = mass
+            torch.testing.assert_close(dense, expected, atol=1e-5, rtol=1e-4)
+            groups.setdefault(key, Counter())[(tokens[k],)] += 1
+    tested = [(key, counts) for key, counts in groups.items() if counts.total() > 60]
+    assert len(tested) >= 3
+    for key, counts in tested:
+        assert plausible(counts, laws[key], counts.total()), key
+
+
+@pytest.mark.parametrize("variant", ["confidence", "markov confidence"])
+def test_a_draft_stops_where_its_confidence_ends(target: Target, variant: str) -> None:
+    """Before the first position, the first one aside, whose path so far is too unlikely to be accepted, and nowhere else."""
+    net = network(target, **VARIANTS[variant])
+    drafts, whole = proposals(target, net, Sampling(1.0, seed=1), 60)
+    last, hidden = drafts.request.tokens[-1], drafts.session.hidden(drafts.request.tokens[-1])
+
+    def reach(tokens_K: torch.Tensor) -> torch.Tensor:
+        """How probably a draft gets as far as each position, from the definition."""
+        assert net.confidence is not None
+        before = torch.tensor([last, *tokens_K.tolist()])[: len(hidden)]
+        return net.confidence(hidden[: len(before)], target.embed(before)).sigmoid().cumprod(0)
+
+    least = float(torch.stack([reach(x.tokens_K)[2] for x in whole]).median())
+    drafts.proposer.confidence = least
+    stopped = [drafts.propose(4) for _ in range(60)]
+    for proposal in stopped:
+        reached, size = reach(proposal.tokens_K), len(proposal)
+        assert bool((reached[1:size] >= least).all()) and (size == 4 or float(reached[size]) < least)
+        assert proposal.q is not None and len(proposal.q.dense(target.vocab_size)) == size
+    assert len({len(x) for x in stopped}) > 1
+
+
+def test_confidence_where_there_is_none_is_refused(target: Target) -> None:
+    with pytest.raises(UserError, match=r"confidence=0.5 needs .* recipe=smollm2_confidence"):
+        BlockProposer(network(target, "shared_kv"), confidence=0.5)
+    with pytest.raises(UserError, match="confidence=1.5 must be within 0..1"):
+        BlockProposer(network(target, "shared_kv", confidence=True), confidence=1.5)
+    with pytest.raises(UserError, match="a tree of 5 nodes"):
+        BlockProposer(network(target, "shared_kv", confidence=True), tree_nodes=5, confidence=0.5)
+
+
+@pytest.mark.parametrize("variant", ["shared", "shared markov", "markov confidence"])
+def test_sampled_output_has_the_targets_joint_law(target: Target, variant: str) -> None:
+    sampling, runs = Sampling(1.0, top_k=2), 250
+    law = exact_law(target, PROMPT, 4, sampling)
+    confidence = 0.3 if "confidence" in variant else 0.0
+    drafter = BlockProposer(network(target, **VARIANTS[variant]), confidence=confidence)
+    found = frequencies(Decoder(target, drafter, "token"), sampling, runs, PROMPT, 4)
+    assert plausible(found, law, runs)
+
+
+def test_drafting_less_than_a_block(target: Target) -> None:
+    net = network(target, "shared_kv")
+    out = Decoder(target, BlockProposer(net, 2)).generate(PROMPT, max_new_tokens=20)
+    assert max(out.drafted) == 2
+    assert BlockProposer(net, 99).draft_tokens == 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_saved_drafter_is_loaded_by_its_folder(target: Target, tmp_path: Path, dtype: str) -> None:
+    net = network(target, "shared_kv", markov_rank=8)
+    save_drafter(net, tmp_path, dtype=torch.float32)
+    if dtype == "bfloat16":
+        target = load_target("debug", dtype=dtype, device="cpu")
+    decoder = decode.load(target, str(tmp_path))
+    assert decoder.name == "block"
+    for sampling in (Sampling(), Sampling(1.0)):
+        assert len(decoder.generate(PROMPT, max_new_tokens=20, sampling=sampling).tokens) > 0
+    if dtype == "float32":
+        own = Decoder(target, BlockProposer(net, tree_nodes=None)).generate(PROMPT, max_new_tokens=20)
+        assert own.accepted == decoder.generate(PROMPT, max_new_tokens=20).accepted
+
+
+def test_a_drafter_of_another_target_is_refused(target: Target, tmp_path: Path) -> None:
+    net = network(target, "taps")
+    net.config.hidden_size = 32
+    save_drafter(net, tmp_path)
+    with pytest.raises(UserError, match="hidden_size is 32"):
+        decode.load(target, tmp_path)
+
+
+def test_pairs_follow_the_law(target: Target) -> None:
+    decoder = Decoder(target, BlockProposer(network(target, "shared_kv", markov_rank=8)))
+    assert decoder.verifier_for(Sampling()) == "greedy"
+    assert decoder.verifier_for(Sampling(1.0)) == "traversal"
+    with pytest.raises(UserError, match="these fit: point_mass, self_selection, token"):
+        Decoder(target, decoder.drafter, "greedy").verifier_for(Sampling(1.0))

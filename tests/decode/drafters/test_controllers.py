@@ -1,0 +1,92 @@
+"""Controllers: the length of the most tokens a second, and that a drafter under one keeps the target's law."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from align.target.model import Target
+from decode import Decoder, Sampling
+from decode.drafters.controllers import CostAware, Fastest, Line
+from decode.drafters.diffusion import DiffusionProposer
+from decode.drafters.lookup import LookupDrafter
+from decode.losslessness.exact_distribution import exact_law
+from decode.wrappers.adaptive import AdaptiveDrafter
+from tests.align.models.test_standalone import drafter
+from tests.decode.drafters.test_block import PROMPT
+from tests.decode.engine.test_engine_law import frequencies, plausible
+
+
+def test_a_line_through_points() -> None:
+    line = Line(0.9)
+    assert line.at(3) == 0.0
+    for x in (1, 2, 5):
+        line.add(x, 2.0 + 0.5 * x)
+    assert line.at(9) == pytest.approx(6.5) and line.at(0) == pytest.approx(2.0)
+    flat = Line(0.9)
+    flat.add(4, 3.0)
+    flat.add(4, 5.0)
+    assert flat.at(1) == flat.at(9) == pytest.approx((0.9 * 3 + 5) / 1.9)
+    falling = Line(1.0)
+    falling.add(1, 3.0)
+    falling.add(2, 1.0)
+    assert falling.at(10) == falling.at(1) == pytest.approx(2.0)  # noise: more work is never less
+
+
+@pytest.mark.parametrize(
+    ("alpha", "draft", "verify"), [(0.9, 0.0, 0.01), (0.9, 0.01, 0.2), (0.2, 0.2, 0.02), (0.8, 0.1, 0.1)]
+)
+def test_the_cost_aware_length_is_the_best_one(alpha: float, draft: float, verify: float) -> None:
+    """A token accepted with α whatever its place; drafting takes 0.05 + n·draft, a call 1 + n·verify."""
+    most, rng, controller = 12, random.Random(0), CostAware(keep=0.999)
+
+    def rate(n: int) -> float:
+        tau = sum(alpha**m for m in range(n + 1))
+        return tau / (1.05 + n * (draft + verify))
+
+    best = max(range(1, most + 1), key=rate)
+    lengths = []
+    for _ in range(400):
+        n = controller.length(most)
+        accepted = next((m for m in range(n) if rng.random() > alpha), n)
+        controller.observe(n, accepted, 0.05 + n * draft, 1 + n * verify)
+        lengths.append(n)
+    assert lengths[:3] == [12, 6, 1] or lengths[:3] == [12, 7, 1]
+    settled = lengths[-100:]
+    assert all(rate(n) > 0.95 * rate(best) for n in settled), (best, Counter(settled))
+    assert abs(max(set(settled), key=settled.count) - best) <= 2
+
+
+@pytest.mark.parametrize("drift", [False, True])
+def test_the_fastest_of_several_ways_is_found_again_when_it_changes(drift: bool) -> None:
+    """Tokens a round and seconds with noise of their own; halfway the slowest way becomes the fastest."""
+    rng, controller, rates = random.Random(3), Fastest(4), [1.0, 1.3, 0.8, 1.1]
+    chosen = []
+    for i in range(1200):
+        if drift and i == 600:
+            rates[2] = 2.0
+        way = controller.choose()
+        tokens = 1 + int(rng.random() < 0.5) + int(rng.random() < 0.25)
+        controller.observe(way, tokens, 1.75 / rates[way] * (0.9 + 0.2 * rng.random()))
+        chosen.append(way)
+    assert sorted(chosen[:12]) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert chosen[300:600].count(1) > 150 and chosen[300:600].count(2) < 60
+    if drift:
+        assert chosen[-300:].count(2) > 200
+
+
+def test_greedy_output_is_plain_decodings(target: Target) -> None:
+    expected = Decoder(target).generate(PROMPT, max_new_tokens=40)
+    for inner in (LookupDrafter(6), DiffusionProposer(drafter(target, "ddit"), 6)):
+        out = Decoder(target, AdaptiveDrafter(inner)).generate(PROMPT, max_new_tokens=40)
+        assert out.tokens == expected.tokens
+        assert 6 in out.drafted and 1 in out.drafted  # it tried
+
+
+def test_sampled_output_has_the_targets_joint_law(target: Target) -> None:
+    runs, sampling = 300, Sampling(1.0, top_k=2)
+    decoder = Decoder(target, AdaptiveDrafter(DiffusionProposer(drafter(target, "ddit"), 3)), "block")
+    found = frequencies(decoder, sampling, runs, PROMPT, 5)
+    assert plausible(found, exact_law(target, PROMPT, 5, sampling), runs)

@@ -1,0 +1,436 @@
+"""D²SD: its boundaries are the likeliest first mistakes, its branches what the second network says behind them, one pass
+for all; the output is the target's. Random networks: wiring, nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from align.common.errors import UserError
+from align.config.recipe import DrafterConfig
+from align.models.block import BlockDrafter, BlockSession
+from align.models.block_checkpoint import from_target
+from align.target.loading import load_target
+from align.target.model import Target
+from decode import Decoder, Sampling
+from decode.drafters import d2sd
+from decode.drafters.d2sd import D2SDDrafter, D2SDDrafts, boundary_scores, likeliest
+from decode.engine.engine import _NOTHING, Engine
+from decode.losslessness.exact_distribution import exact_law
+from decode.speculation.proposal import Proposal
+from decode.speculation.sampling import position_noise, probs
+from decode.speculation.tree import chain
+from tests.contract.test_trees import prefixes
+from tests.decode.drafters.test_block import IDS, PROMPT, VARIED
+from tests.decode.engine.test_engine_law import plausible
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    target = load_target("debug", dtype="float32", device="cpu")
+    target.eos_ids = ()
+    return target
+
+
+def network(
+    target: Target, seed: int, context: str, taps: int = 2, size: int = 4, **more: Any
+) -> BlockDrafter:
+    ids, whole = more.pop("ids", IDS), more.pop("whole", False)
+    options = DrafterConfig(
+        **{"context": context, "taps": taps, "block_size": size, "markov_rank": 0, **more}
+    )
+    drafter = from_target(target, options, None if whole else ids)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+        drafter.norm.weight.mul_(6)  # confidences of all sizes
+    return drafter
+
+
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "one network": ({"context": "shared_kv", "markov_rank": 8}, None),
+    "shared, shared markov": ({"context": "shared_kv"}, {"context": "shared_kv", "markov_rank": 8}),
+    "taps, other taps": ({"context": "taps"}, {"context": "taps", "target_layers": [2, 0], "whole": True}),
+    "taps, shared longer": ({"context": "taps"}, {"context": "shared_kv", "size": 6, "whole": True}),
+}  # fmt: skip
+
+
+def pair(target: Target, name: str, ids: Tensor = IDS, **options: Any) -> D2SDDrafter:
+    one, two = PAIRS[name]
+    first = network(target, 1, ids=ids, **one)
+    return D2SDDrafter(first, first if two is None else network(target, 2, ids=ids, **two), **options)
+
+
+# ---- boundaries ----
+
+
+def test_boundary_scores_are_the_chance_of_the_first_mistake() -> None:
+    confidence = torch.tensor([0.9, 0.5, 1.0, 0.25])
+    expected = [0.1, 0.9 * 0.5, 0.9 * 0.5 * 0.0, 0.9 * 0.5 * 1.0 * 0.75]
+    torch.testing.assert_close(boundary_scores(confidence), torch.tensor(expected))
+    many = torch.rand(200, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for row in many:
+        scores = boundary_scores(row)
+        for i in range(7):
+            by_hand = 1.0
+            for c in row[:i].tolist():
+                by_hand *= c
+            assert float(scores[i]) == pytest.approx(by_hand * (1 - float(row[i])))
+        assert float(scores.sum() + row.prod()) == pytest.approx(1)  # one first mistake, or none
+
+
+def test_the_likeliest_boundaries_are_kept() -> None:
+    assert likeliest(torch.tensor([0.1, 0.4, 0.2, 0.3]), 2) == [1, 3]
+    assert likeliest(torch.tensor([0.2, 0.2, 0.0, 0.2]), 2) == [0, 1]
+    assert likeliest(torch.zeros(3), 9) == [0, 1, 2] and likeliest(torch.zeros(1), 4, 1) == []
+    assert likeliest(torch.tensor([0.9, 0.1, 0.2, 0.3]), 2, 1) == [2, 3]
+
+
+# ---- the one pass ----
+
+
+@pytest.mark.parametrize("count", [1, 3, 20])  # 20 blocks of 4: more rows than the grouped layout takes
+@pytest.mark.parametrize("variant", [{"context": "shared_kv"}, {"context": "taps"}])
+def test_blocks_abreast_equal_one_after_another(target: Target, variant: dict[str, Any], count: int) -> None:
+    net = network(target, 1, **variant)
+    cache = target.new_cache(1, 40)
+    session = BlockSession(net, cache, 40)
+    output = target.forward(torch.tensor([PROMPT]), cache=cache, taps=session.taps)
+    session.observe(output.hidden_BLD, output.taps_BLFD, len(PROMPT))
+    tokens_NK = torch.randint(4, 250, (count, 4), generator=torch.Generator().manual_seed(4))
+    tokens_NK = net.masked(tokens_NK, torch.arange(count) % 4)
+    together = session.hidden_abreast(tokens_NK)
+    assert together.shape == (count, 4, target.hidden_size) and len(together.unique(dim=0)) == count
+    for tokens_K, hidden_KD in zip(tokens_NK, together, strict=True):
+        torch.testing.assert_close(hidden_KD, session.hidden_abreast(tokens_K[None])[0], atol=1e-5, rtol=1e-4)
+    assert cache.length == len(PROMPT)
+
+
+# ---- what is proposed ----
+
+
+def likely(target: Target) -> Tensor:
+    """Tokens that the target says soon after the prompt: a draft of them is accepted now and then."""
+    law = exact_law(target, PROMPT, 4, Sampling(1.0, top_k=2))
+    return torch.tensor(sorted({token for x in law for token in x}))
+
+
+def begun(
+    target: Target, drafter: D2SDDrafter, sampling: Sampling, verifier: str = "point_mass"
+) -> D2SDDrafts:
+    """A request after its prompt and first token."""
+    engine = Engine(target, PROMPT, 20, sampling, drafter, "greedy" if sampling.greedy else verifier)
+    with torch.no_grad():
+        engine._commit(engine._verify_draft(engine._prefill(), _NOTHING))
+    assert isinstance(engine.session, D2SDDrafts)
+    return engine.session
+
+
+def by_definition(drafts: D2SDDrafts, k: int) -> tuple[set[tuple[int, ...]], list[int]]:
+    """Every beginning of every draft, one block and one position at a time; and the boundaries."""
+    request, drafter = drafts.request, drafts.proposer
+    target, sampling, heat = request.target, request.sampling, request.sampling.temperature or 1.0
+
+    def write(net: BlockDrafter, draft: list[int]) -> list[float]:
+        cache, text = target.new_cache(1, 40), request.tokens
+        session = BlockSession(net, cache, 40)
+        output = target.forward(torch.tensor([text[:-1]]), cache=cache, taps=session.taps)
+        session.observe(output.hidden_BLD, output.taps_BLFD, len(text) - 1)
+        ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
+        size = net.config.block_size
+        block = ([text[-1], *draft] + [net.config.mask_token_id] * size)[:size]
+        hidden_KD = session.hidden_abreast(torch.tensor([block]))[0]
+        confidences = []
+        for j in range(len(draft), k):
+            logits = net.logits(hidden_KD[j])
+            inputs = session.bias_inputs(hidden_KD[j])
+            if inputs is not None:
+                logits = logits + session.bias(inputs, torch.tensor([text[-1], *draft][-1]))
+            if sampling.repetition_penalty != 1:
+                seen = torch.isin(ids, torch.tensor(text))
+                penalty = sampling.repetition_penalty
+                logits = torch.where(
+                    seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits
+                )
+            q = (logits / heat).softmax(-1)
+            confidences.append(float(q.max()))
+            score = logits
+            if request.noise is not None:
+                score = q.double().log() + request.noise(len(text) + j)[ids]
+            draft.append(int(ids[score.argmax()]))
+        return confidences
+
+    main: list[int] = []
+    scores = boundary_scores(torch.tensor(write(drafter.first, main)))
+    allowed = [i for i in range(k) if i or drafter.first is not drafter.second]
+    kept = sorted(sorted(allowed, key=lambda i: -float(scores[i]))[: drafter.boundaries])
+    branches = [main[:i] for i in kept]
+    for branch in branches:
+        write(drafter.second, branch)
+    return {tuple(x[:n]) for x in [main, *branches] for n in range(1, k + 1)}, kept
+
+
+def paths(tree: Proposal) -> list[tuple[int, ...]]:
+    parents = chain(len(tree)) if tree.parents is None else tree.parents
+    return prefixes(tuple(tree.tokens_K.tolist()), parents)[1:]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("k", [1, 3, 4])
+def test_the_tree_is_the_first_draft_and_the_seconds_branches(target: Target, name: str, k: int) -> None:
+    boundaries, wider = [], 0
+    for sampling in (Sampling(), VARIED, Sampling(0.8, seed=3)):
+        drafter = pair(target, name, boundaries=2, keep_q=False)
+        drafts = begun(target, drafter, sampling)
+        tree = drafts.propose(k)
+        expected, kept = by_definition(drafts, k)
+        found = paths(tree)
+        assert len(found) == len(set(found)) and set(found) == expected
+        assert tree.law == "point" and tree.q is None and tree.depth == k
+        assert len(tree) <= drafter.draft_nodes
+        boundaries.append(kept)
+        wider += len(tree) > k
+    assert wider or (name, k) == ("one network", 1), "no branch ever said anything else"
+    if k == 4:
+        assert any(kept[1] > 2 for kept in boundaries) and (name == "one network") == all(
+            kept[0] > 0 for kept in boundaries
+        )
+
+
+def rows_by_definition(drafts: D2SDDrafts, net: BlockDrafter, shown: list[int], draft: list[int]) -> Tensor:
+    """What each token of a draft is drawn from, (K, V), the network seeing the `shown` ones in its block."""
+    request, target = drafts.request, drafts.request.target
+    cache, text, size = target.new_cache(1, 40), request.tokens, net.config.block_size
+    session = BlockSession(net, cache, 40)
+    output = target.forward(torch.tensor([text[:-1]]), cache=cache, taps=session.taps)
+    session.observe(output.hidden_BLD, output.taps_BLFD, len(text) - 1)
+    ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
+    block = ([text[-1], *shown] + [net.config.mask_token_id] * size)[:size]
+    hidden_KD = session.hidden_abreast(torch.tensor([block]))[0]
+    rows = []
+    for j in range(len(draft)):
+        logits = net.logits(hidden_KD[j])
+        inputs = session.bias_inputs(hidden_KD[j])
+        if inputs is not None:
+            logits = logits + session.bias(inputs, torch.tensor([text[-1], *draft][j]))
+        row = torch.zeros(target.vocab_size)
+        before = request.history.ahead(j, 1).columns(ids)
+        row[ids] = probs(logits[None], request.sampling, before)[0]
+        rows.append(row)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("k", [1, 3, 4])
+def test_drawn_tokens_come_with_their_q(target: Target, name: str, k: int) -> None:
+    for sampling in (Sampling(1.0, seed=3), replace(VARIED, temperature=0.9)):
+        drafter = pair(target, name, boundaries=2, keep_q=True)
+        drafts = begun(target, drafter, sampling, "recursive")
+        tree = drafts.propose(k)
+        assert tree.law == "causal" and tree.q is not None and tree.depth == k
+        q_NV = tree.q.dense(target.vocab_size)
+        torch.testing.assert_close(q_NV.sum(1), torch.ones(len(tree)))
+        tokens, parents = tree.tokens_K.tolist(), tree.parents or chain(len(tree))
+        assert parents[:k] == chain(k)
+        torch.testing.assert_close(
+            q_NV[:k], rows_by_definition(drafts, drafter.first, [], tokens[:k]), atol=1e-5, rtol=1e-3
+        )
+        starts = [n for n in range(k, len(tree)) if parents[n] != n - 1 or parents[n] < k - 1]
+        kept = [parents[n] + 1 for n in starts]
+        assert len(set(kept)) == len(kept) == min(2, k - drafter.lowest) and kept == sorted(kept)
+        for n, i in zip(starts, kept, strict=True):
+            draft = [*tokens[:i], *tokens[n : n + k - i]]
+            assert parents[n : n + k - i] == (i - 1, *range(n, n + k - i - 1))
+            expected = rows_by_definition(drafts, drafter.second, draft[:i], draft)[i:]
+            torch.testing.assert_close(q_NV[n : n + k - i], expected, atol=1e-5, rtol=1e-3)
+        assert (tree.siblings == "independent") == bool(kept)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_shape_is_settled_before_a_token_is_drawn(
+    target: Target, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whether a sibling is there would say something of the tokens drawn."""
+    seen, confidences = {}, []
+
+    def watched(confidence_K: Tensor) -> Tensor:
+        confidences.append(confidence_K)
+        return boundary_scores(confidence_K)
+
+    monkeypatch.setattr(d2sd, "boundary_scores", watched)
+    for seed in range(12):
+        drafts = begun(target, pair(target, name, boundaries=2), Sampling(1.0, seed=4))
+        drafts.request.generator.manual_seed(seed)
+        tree = drafts.propose(4)
+        seen[tuple(tree.tokens_K.tolist())] = tree.parents
+    assert len(seen) > 3 and len(set(seen.values())) == 1
+    assert all(torch.equal(x, confidences[0]) for x in confidences)
+
+
+def test_what_is_drawn_and_when(target: Target) -> None:
+    for keep_q, temperature, law in (
+        (True, 1.0, "causal"), (True, 0.3, "causal"), (True, 0.0, "point"), (False, 1.0, "point"),
+    ):  # fmt: skip
+        drafter = pair(target, "one network", keep_q=keep_q)
+        assert drafter.law(Sampling(temperature)) == law
+        tree = begun(target, drafter, Sampling(temperature)).propose(4)
+        assert tree.law == law and (tree.q is None) == (law == "point")
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, name: str) -> None:
+    sampling = Sampling(1.0, seed=5)
+    drafts = begun(target, pair(target, name), sampling, "gumbel")
+    assert drafts.request.noise is not None
+    noise = position_noise(5, 8, target.vocab_size, target.device)
+    assert torch.equal(drafts.request.noise(8), noise)
+    assert set(paths(drafts.propose(4))) == by_definition(drafts, 4)[0]
+
+
+def test_what_may_not_come_is_not_drafted(target: Target) -> None:
+    drafter = pair(target, "shared, shared markov")
+    told = set(begun(target, drafter, Sampling()).propose(4).tokens_K.tolist())
+    other = begun(target, drafter, Sampling(banned=tuple(told))).propose(4)
+    assert not told & set(other.tokens_K.tolist()) and len(other) > 4
+
+
+def test_nodes_are_as_many_as_may_be_at_most(target: Target) -> None:
+    drafter = pair(target, "one network", boundaries=2)
+    assert (drafter.draft_tokens, drafter.draft_nodes) == (4, 4 + 3 + 2)
+    assert pair(target, "one network", boundaries=99).draft_nodes == 4 + 3 + 2 + 1
+    assert pair(target, "shared, shared markov", boundaries=2).draft_nodes == 4 + 4 + 3
+    assert pair(target, "taps, shared longer", draft_tokens=2).draft_nodes == 2 + 2 + 1
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_both_contexts_keep_step_with_the_text(
+    target: Target, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before every proposal both sessions equal new ones that see the committed text in a single forward."""
+    drafter, propose, seen = pair(target, name, likely(target)), D2SDDrafts.propose, []
+
+    def watched(self: D2SDDrafts, k: int) -> Proposal:
+        last = self.request.tokens[-1]
+        seen.append((list(self.request.tokens), self.first.hidden(last), self.second.hidden(last)))
+        return propose(self, k)
+
+    monkeypatch.setattr(D2SDDrafts, "propose", watched)
+    accepted = 0
+    for seed in range(40):  # a random drafter's acceptance is small and differs from machine to machine
+        sampling = Sampling(1.0, top_k=2, seed=seed)
+        # drawn as well as chosen: both keep step
+        drafter.keep_q = bool(seed % 2)
+        accepted += sum(Engine(target, PROMPT, 8, sampling, drafter, "point_mass").run().accepted)
+        if accepted > 3:
+            break
+    assert accepted > 3 and len(seen) > 5
+    for tokens, *states in seen:
+        for net, hidden in zip((drafter.first, drafter.second), states, strict=True):
+            cache = target.new_cache(1, len(tokens))
+            session = BlockSession(net, cache, len(tokens))
+            output = target.forward(torch.tensor([tokens[:-1]]), cache=cache, taps=session.taps, logits=False)
+            session.observe(output.hidden_BLD, output.taps_BLFD, len(tokens) - 1)
+            torch.testing.assert_close(hidden, session.hidden(tokens[-1]), atol=1e-4, rtol=1e-3)
+
+
+def test_one_network_has_one_session_and_two_share_the_cache(target: Target) -> None:
+    drafts = begun(target, pair(target, "one network"), Sampling())
+    assert drafts.second is drafts.first and drafts.taps == () and drafts.first.cache is drafts.request.cache
+    drafts = begun(target, pair(target, "shared, shared markov"), Sampling())
+    assert drafts.second is not drafts.first and drafts.second.own is drafts.first.own is None
+    assert drafts.second.cache is drafts.first.cache
+    drafts = begun(target, pair(target, "taps, other taps"), Sampling())
+    assert drafts.taps == tuple(sorted({0, 2, *drafts.first.taps})) and drafts.second.taps == (2, 0)
+
+
+# ---- the output ----
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_greedy_output_is_that_of_plain_decoding(target: Target, name: str) -> None:
+    drafter = pair(target, name)
+    for prompt, sampling in (
+        (PROMPT, Sampling()),
+        ([5], VARIED),
+        ([200, 3, 9, 9, 9, 60, 61, 62, 60], Sampling()),
+    ):
+        expected = Decoder(target).generate(prompt, max_new_tokens=16, sampling=sampling)
+        out = Decoder(target, drafter).generate(prompt, max_new_tokens=16, sampling=sampling)
+        assert out.tokens == expected.tokens and max(out.drafted) == drafter.draft_tokens
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_greedy_output_ends_where_plain_decoding_does(
+    target: Target, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = pair(target, name)
+    whole = Decoder(target).generate(PROMPT, max_new_tokens=8).tokens
+    for length in range(1, 8):
+        for eos in ((), (whole[length - 1],)):
+            monkeypatch.setattr(target, "eos_ids", eos)
+            new = length + 4 * len(eos)
+            expected = Decoder(target).generate(PROMPT, max_new_tokens=new)
+            out = Decoder(target, drafter).generate(PROMPT, max_new_tokens=new)
+            assert (out.tokens, out.finish) == (expected.tokens, expected.finish)
+            assert out.finish == ("eos" if eos else "length")
+
+
+@pytest.mark.parametrize("verifier", ["point_mass", "recursive", "traversal"])
+def test_sampled_output_has_the_targets_joint_law(target: Target, verifier: str) -> None:
+    runs, sampling = 120, Sampling(1.0, top_k=2)
+    law, ids = exact_law(target, PROMPT, 4, sampling), likely(target)
+    first = network(target, 1, "shared_kv", size=3, markov_rank=8, ids=ids)
+    second = network(target, 2, "taps", size=3, ids=ids)
+    chosen = verifier == "point_mass"
+    decoder = Decoder(
+        target,
+        D2SDDrafter(first, second, keep_q=not chosen),
+        verifier if verifier == "recursive" else "auto",
+    )
+    assert decoder.verifier_for(sampling) == verifier
+    found: Counter[tuple[int, ...]] = Counter()
+    accepted, branches = 0, 0
+    for seed in range(runs):
+        out = decoder.generate(PROMPT, max_new_tokens=4, sampling=replace(sampling, seed=seed))
+        found[tuple(out.tokens)] += 1
+        accepted += sum(out.accepted)
+        branches += sum(tree is not None and len(set(tree.parents)) < len(tree.parents) for tree in out.trees)
+    assert plausible(found, law, runs) and accepted > 12 and branches > runs
+
+
+def test_coupled_output_is_the_same_with_and_without_drafts(target: Target) -> None:
+    for seed in range(2):
+        sampling = Sampling(0.9, seed=seed)
+        expected = Decoder(target, None, "gumbel").generate(PROMPT, max_new_tokens=20, sampling=sampling)
+        out = Decoder(target, pair(target, "taps, other taps"), "gumbel").generate(
+            PROMPT, max_new_tokens=20, sampling=sampling
+        )
+        assert out.tokens == expected.tokens
+
+
+# ---- options ----
+
+
+def test_options_are_checked(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network(target, 1, "shared_kv")
+    for options, says in (
+        ({"boundaries": 0}, "boundaries=0: must be at least 1"),
+        ({"draft_tokens": 0}, "draft_tokens=0: must be at least 1"),
+    ):
+        with pytest.raises(UserError, match=says):
+            D2SDDrafter(net, net, **options)
+    other = load_target("debug", dtype="float32", device="cpu")
+    with pytest.raises(UserError, match="both must be loaded for one"):
+        D2SDDrafter(net, network(other, 1, "shared_kv"))
+    monkeypatch.setattr(d2sd, "MOST_NODES", 10)
+    with pytest.raises(UserError, match="boundaries=2 behind 4 tokens: a tree of 11 nodes, at most 10"):
+        D2SDDrafter(net, network(target, 2, "shared_kv"), 2)
+    assert D2SDDrafter(net, net, 2).draft_nodes == 9
+    with pytest.raises(UserError, match="these fit: point_mass"):
+        Decoder(target, D2SDDrafter(net, net, 1, keep_q=False), "token").verifier_for(Sampling(1.0))

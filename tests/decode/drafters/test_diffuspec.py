@@ -1,0 +1,271 @@
+"""DiffuSpec in the engine: the length by hand, the path against its parts, and that the output stays the target's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from align.common.errors import UserError
+from align.models.standalone import DiffusionContext
+from align.target.loading import load_target
+from align.target.model import Target
+from decode import Decoder, Sampling
+from decode.drafters.controllers import AdaptiveLength
+from decode.drafters.diffusion import DiffusionProposer
+from decode.drafters.diffuspec import DiffuSpecDrafter, DiffuSpecSession
+from decode.drafters.diffuspec_search import NgramModel, best_path, columns
+from decode.engine.engine import _NOTHING, Engine
+from decode.losslessness.exact_distribution import exact_law
+from decode.speculation.sampling import probs
+from decode.wrappers.copying import CopyingDrafter
+from tests.align.models.test_standalone import drafter
+from tests.decode.drafters.test_block import PROMPT, VARIED
+from tests.decode.engine.test_engine_law import frequencies, plausible
+
+ABLATION = [(False, False), (True, False), (False, True), (True, True)]
+
+
+def made(target: Target, kind: str = "ddit", draft_tokens: int = 6, **options: Any) -> DiffuSpecDrafter:
+    return DiffuSpecDrafter(drafter(target, kind), draft_tokens, **{"shortest": 2, "longest": 6, **options})
+
+
+def informed(target: Target, prompt: list[int], length: int, **options: Any) -> DiffuSpecDrafter:
+    """Its n-gram model has read the target's next tokens and leads: drafts that are accepted."""
+    written = Decoder(target).generate(prompt, max_new_tokens=length).tokens
+    corpus = [[*prompt, *written]] * 50
+    return made(target, weight=0.01, corpus=corpus, mass=1.0, candidates=target.vocab_size, **options)
+
+
+def begun(target: Target, proposer: DiffuSpecDrafter, sampling: Sampling) -> DiffuSpecSession:
+    """A request after its first token."""
+    engine = Engine(
+        target, PROMPT, 40, sampling, proposer, "point_mass" if sampling.temperature else "greedy"
+    )
+    with torch.no_grad():
+        engine._commit(engine._verify_draft(engine._prefill(), _NOTHING))
+    assert isinstance(engine.session, DiffuSpecSession)
+    return engine.session
+
+
+def test_the_length_by_hand() -> None:
+    length = AdaptiveLength(20, 30, 10, 0.5)
+    assert length.tokens == 30
+    for generated, accepted, means, tokens in (
+        (30, 30, (15, 15), 25),  # 15 + 10
+        (25, 5, (20, 10), 20),
+        (20, 20, (20, 15), 20),
+        (28, 4, (24, 9.5), 24),
+        (24, 24, (24, 16.75), 24),
+        (0, 0, (12, 8.375), 20),  # 12 is below
+    ):
+        length.update(generated, accepted)
+        assert (length.generated, length.accepted) == means and length.tokens == tokens
+    length = AdaptiveLength(2, 9, 3, 0.25)
+    for generated, accepted, means, tokens in (
+        (9, 9, (2.25, 2.25), 5),  # 5.25
+        (5, 5, (2.9375, 2.9375), 6),  # 5.9375
+        (6, 1, (3.703125, 2.453125), 4),
+        (1, 1, (3.02734375, 2.08984375), 3),
+    ):
+        length.update(generated, accepted)
+        assert (length.generated, length.accepted) == means and length.tokens == tokens
+
+
+def test_published_numbers_are_cut_to_the_networks_block(target: Target) -> None:
+    network = drafter(target, "ddit")
+    as_published = DiffuSpecDrafter(network, 64)
+    assert (as_published.shortest, as_published.longest, as_published.draft_tokens) == (20, 30, 30)
+    assert (as_published.growth, as_published.smoothing, as_published.weight) == (10, 0.5, 0.5)
+    assert (as_published.mass, as_published.candidates, as_published.beam) == (0.8, 15, 3)
+    own = DiffuSpecDrafter(network)  # of blocks of 3
+    assert (own.shortest, own.longest, own.draft_tokens) == (2, 3, 3)
+
+
+@pytest.mark.parametrize(("path_search", "adaptive_length"), ABLATION)
+def test_greedy_output_is_plain_decodings(target: Target, path_search: bool, adaptive_length: bool) -> None:
+    options = {"path_search": path_search, "adaptive_length": adaptive_length}
+    for kind, prompt, sampling, length in (
+        ("ddit", PROMPT, Sampling(), 24),
+        ("ddit", PROMPT, Sampling(), 1),
+        ("ddit", [7], Sampling(), 3),
+        ("masked_lm", PROMPT, VARIED, 24),
+        ("masked_lm, full", [20, 21, 22] * 4, Sampling(banned=(5, 9), min_new_tokens=8), 16),
+    ):
+        proposer = made(target, kind, **options)
+        expected = Decoder(target).generate(prompt, max_new_tokens=length, sampling=sampling)
+        out = Decoder(target, proposer).generate(prompt, max_new_tokens=length, sampling=sampling)
+        assert out.tokens == expected.tokens and out.finish == expected.finish
+        assert length < 9 or max(out.drafted) == 6
+    if path_search:
+        expected = Decoder(target).generate(PROMPT, max_new_tokens=30)
+        out = Decoder(target, informed(target, PROMPT, 20, **options)).generate(PROMPT, max_new_tokens=30)
+        assert out.tokens == expected.tokens and 5 in out.accepted and 0 in out.accepted
+
+
+@pytest.mark.parametrize(("path_search", "adaptive_length"), ABLATION)
+def test_greedy_output_up_to_the_end_of_sequence(
+    target: Target, path_search: bool, adaptive_length: bool
+) -> None:
+    written = Decoder(target).generate(PROMPT, max_new_tokens=30).tokens
+    other = load_target("debug", dtype="float32", device="cpu")
+    make = made if not path_search else partial(informed, prompt=PROMPT, length=30)
+    for place in (0, 3, 6, 9):  # first of the output; within a draft, its last, within the second draft
+        other.eos_ids = ()
+        proposer = make(other, path_search=path_search, adaptive_length=adaptive_length)
+        other.eos_ids = (written[place], 250)
+        out = Decoder(other, proposer).generate(PROMPT, max_new_tokens=30)
+        assert out.finish == "eos" and out.tokens == written[: place + 1]
+        if path_search and place:
+            assert sum(out.accepted) == place - (place > 6) and out.drafted[-1] == out.accepted[-1]
+
+
+def test_sampled_output_has_the_targets_joint_law(target: Target) -> None:
+    runs, sampling = 100, Sampling(1.0, top_k=2)
+    decoder = Decoder(target, made(target, draft_tokens=3, corpus=[[4, 90, 17, 203]]))
+    assert decoder.verifier_for(sampling) == "point_mass"
+    found = frequencies(decoder, sampling, runs, PROMPT, 3)
+    assert plausible(found, exact_law(target, PROMPT, 3, sampling), runs)
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(0.8, top_k=9), replace(VARIED, temperature=0.7, banned=(3, 40))]
+)
+def test_the_path_is_the_searched_one_of_processed_marginals(target: Target, sampling: Sampling) -> None:
+    """Against the parts put together again; without the search each position's most probable token."""
+    corpus = [[4, 90, 17, 55, 56] * 3]
+    session = begun(target, made(target, corpus=corpus, beam=4, weight=0.3), sampling)
+    tokens, network = session.request.tokens, session.drafter
+    context = DiffusionContext(network, 60)
+    with torch.no_grad():
+        context.extend(tokens)
+        logits_KV = context.denoise(torch.full((6,), network.mask_id))
+        proposal = session.propose(6)
+    before = session.request.history.ahead(0, 6)
+    q = probs(logits_KV, replace(sampling, temperature=sampling.temperature or 1.0), before)
+    reader = NgramModel(target.vocab_size)
+    reader.read([*corpus, tokens])
+    lattice = columns(q, 0.8, 15, target.eos_ids)
+    path = best_path(
+        lattice, lambda path, found: reader.log_probs([*tokens, *path], found), 0.3, 4, target.eos_ids
+    )
+    assert proposal is not None and proposal.law == "point" and proposal.q is None
+    assert proposal.tokens_K.tolist() == path and len(set(path) & set(sampling.banned)) == 0
+    plain = begun(target, made(target, path_search=False), sampling)
+    with torch.no_grad():
+        argmax = plain.propose(6)
+    assert argmax is not None
+    expected = q.argmax(-1).tolist()
+    ends = [i for i, token in enumerate(expected) if token in target.eos_ids]
+    assert argmax.tokens_K.tolist() == expected[: ends[0] + 1 if ends else 6]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_what_the_target_may_not_say_is_not_drafted(target: Target, temperature: float) -> None:
+    def path(sampling: Sampling, **options: Any) -> tuple[list[int], int | None]:
+        session = begun(target, made(target, candidates=target.vocab_size, **options), sampling)
+        with torch.no_grad():
+            proposal = session.propose(6)
+        assert proposal is not None
+        return proposal.tokens_K.tolist(), session.generated
+
+    free, generated = path(Sampling(temperature))
+    assert generated == 6
+    held_back, _ = path(Sampling(temperature, banned=tuple(free)))
+    assert len(held_back) == 6 and not set(held_back) & set(free)
+    # where the n-gram model says so, it ends at once
+    end = target.eos_ids[0]
+    ending = {"weight": 0.01, "mass": 1.0, "corpus": [[end] * 500]}
+    assert path(Sampling(temperature), **ending) == ([end], 0)
+    # unless it may not: the first token is there already, the next two have to be others
+    young = Sampling(temperature, min_new_tokens=3)
+    with torch.no_grad():
+        q_KV = begun(target, made(target), young)._q(6)
+    assert (q_KV[:, end] == 0).tolist() == [True, True, False, False, False, False]
+    assert end not in path(young, **ending)[0][:2]
+
+
+def test_n_grams_decide_where_q_does_not(target: Target) -> None:
+    """What the corpus and the text itself say moves the path, and only with a weight below 1."""
+    proposals = []
+    for weight, corpus in ((0.0, [[7] * 500]), (1.0, [[7] * 500]), (1.0, []), (0.0, [])):
+        session = begun(
+            target, made(target, weight=weight, corpus=corpus, mass=1.0, candidates=256), Sampling()
+        )
+        with torch.no_grad():
+            proposal = session.propose(6)
+        assert proposal is not None
+        proposals.append(proposal.tokens_K.tolist())
+    assert proposals[0] == [7] * 6 and proposals[1] == proposals[2] != proposals[0]
+    assert set(proposals[3]) <= set(session.request.tokens)  # alone with the text, n-grams repeat it
+
+
+def test_without_either_part_it_is_the_one_pass_draft(target: Target) -> None:
+    network = drafter(target, "ddit")
+    bare = DiffuSpecDrafter(network, 5, path_search=False, adaptive_length=False)
+    outs = [
+        Decoder(target, d).generate(PROMPT, max_new_tokens=24) for d in (bare, DiffusionProposer(network, 5))
+    ]
+    assert outs[0].accepted == outs[1].accepted
+    assert [min(n, 5) for n in outs[0].drafted] == outs[0].drafted
+
+
+@pytest.mark.parametrize("path_search", [False, True])
+@pytest.mark.parametrize("copying", [False, True])
+def test_the_length_follows_what_was_drafted_and_accepted(
+    target: Target, path_search: bool, copying: bool
+) -> None:
+    """Rounds against the recursion run over how the text grew; copies between them do not count."""
+    prompt, ends = [1, 2, 3] * 3 + [1], target.eos_ids
+    proposer = informed(target, prompt, 12, growth=3) if path_search else made(target, path_search=False)
+    expected, rounds = AdaptiveLength(2, 6, proposer.growth, 0.5), 0
+    start = proposer.start
+
+    def watched(request):  # type: ignore[no-untyped-def]
+        session = start(request)
+        inner, observe = session.propose, session.observe
+        pending: list[tuple[int, int]] = []
+
+        def propose(k: int):  # type: ignore[no-untyped-def]
+            nonlocal rounds
+            assert session.length == expected
+            found = inner(k)
+            before_end = sum(token not in ends for token in found.tokens_K.tolist())
+            assert len(found) == min(k, expected.tokens) or before_end < len(found)
+            pending[:] = [(before_end, len(request.tokens))]
+            rounds += 1
+            return found
+
+        def observed(output, kept: int) -> None:  # type: ignore[no-untyped-def]
+            for before_end, length in pending:
+                expected.update(before_end, len(request.tokens) - length - 1)
+            pending.clear()
+            observe(output, kept)
+
+        session.propose, session.observe = propose, observed
+        return session
+
+    proposer.start = watched  # type: ignore[method-assign]
+    whole = CopyingDrafter(proposer) if copying else proposer
+    out = Decoder(target, whole).generate(prompt, max_new_tokens=40)
+    assert rounds > 3 and (not copying or rounds < len(out.drafted))
+
+
+def test_wrong_numbers(target: Target) -> None:
+    network = drafter(target, "ddit")
+    for options, says in (
+        ({"draft_tokens": 0}, "draft_tokens=0"),
+        ({"beam": 0}, "beam=0"),
+        ({"candidates": 0}, "candidates=0"),
+        ({"shortest": 0}, "shortest=0"),
+        ({"shortest": 9, "longest": 8}, "longest=8: must be at least shortest=9"),
+        ({"mass": 0.0}, "mass=0.0"),
+        ({"smoothing": 1.5}, "smoothing=1.5"),
+        ({"weight": -0.1}, "weight=-0.1"),
+        ({"growth": -1}, "growth=-1"),
+    ):
+        with pytest.raises(UserError, match=says):
+            DiffuSpecDrafter(network, **options)  # type: ignore[arg-type]

@@ -1,0 +1,107 @@
+"""Several drafts from one step's marginals, and drafts that are looked at again: laws, shapes, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from align.common.errors import UserError
+from align.target.model import Target
+from decode import Decoder, Sampling
+from decode.drafters.base import Drafter
+from decode.drafters.specdiff2 import CandidatesDrafter
+from decode.drafters.tolerator import ToleratorDrafter
+from decode.losslessness.exact_distribution import exact_law
+from decode.speculation.tree import depths
+from tests.align.models.test_standalone import drafter
+from tests.decode.drafters.test_block import PROMPT, VARIED
+from tests.decode.drafters.test_diffusion import sessions
+from tests.decode.engine.test_engine_law import frequencies, plausible
+
+
+def made(target: Target, name: str) -> Drafter:
+    own = drafter(target, "ddit")
+    match name:
+        case "merged":
+            return CandidatesDrafter(own, 4, 3)
+        case "hot":
+            return CandidatesDrafter(own, 4, 3, draft_temperature=1.5)
+        case "apart":
+            return CandidatesDrafter(own, 3, 2, keep_q=True)
+        case "refined":
+            return ToleratorDrafter(own, 4, 2, 2)
+    return ToleratorDrafter(own, 5, 1, 3)
+
+
+@pytest.mark.parametrize("name", ["merged", "hot", "apart", "refined", "thrice"])
+@pytest.mark.parametrize("verifier", ["auto", "self_selection"])
+def test_greedy_output_is_plain_decodings(target: Target, name: str, verifier: str) -> None:
+    for sampling in (Sampling(), VARIED):
+        expected = Decoder(target).generate(PROMPT, max_new_tokens=25, sampling=sampling)
+        out = Decoder(target, made(target, name), verifier).generate(
+            PROMPT, max_new_tokens=25, sampling=sampling
+        )
+        assert out.tokens == expected.tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "verifier"),
+    [
+        ("merged", "self_selection"),
+        ("hot", "point_mass"),
+        ("apart", "recursive"),
+        ("apart", "traversal"),
+        ("apart", "self_selection"),
+        ("refined", "point_mass"),
+    ],
+)
+def test_sampled_output_has_the_targets_joint_law(target: Target, name: str, verifier: str) -> None:
+    runs, sampling = 300, Sampling(1.0, top_k=2)
+    decoder = Decoder(target, made(target, name), verifier)
+    found = frequencies(decoder, sampling, runs, PROMPT, 4)
+    assert plausible(found, exact_law(target, PROMPT, 4, sampling), runs)
+
+
+def test_candidates_are_draws_from_one_steps_marginals_at_the_draft_temperature(target: Target) -> None:
+    own = drafter(target, "ddit")
+    drafts = CandidatesDrafter(own, 4, 5, draft_temperature=1.5, keep_q=True)
+    _, session = sessions(target, drafts, Sampling(0.7, seed=1))  # type: ignore[arg-type]
+    with torch.no_grad():
+        proposal = session.propose(4)
+        q_KV = (session.context.denoise(session.masks(4)) / 1.5).softmax(-1)
+    assert proposal.law == "independent" and proposal.siblings == "iid" and len(proposal) == 20
+    q_NV = proposal.q.dense(target.vocab_size)
+    torch.testing.assert_close(q_NV, q_KV[torch.tensor(depths(proposal.parents)) - 1], atol=1e-5, rtol=1e-4)
+
+
+def test_merged_candidates_stand_once(target: Target) -> None:
+    _, session = sessions(target, made(target, "merged"), Sampling())  # type: ignore[arg-type]
+    tree = session.propose(4)
+    nodes = list(zip(tree.parents, tree.tokens_K.tolist(), strict=True))
+    assert tree.law == "point" and len(set(nodes)) == len(nodes) <= 12 and max(depths(tree.parents)) == 4
+
+
+def test_refining_masks_the_least_sure_and_leaves_none(target: Target) -> None:
+    own = drafter(target, "ddit")
+    _, session = sessions(target, ToleratorDrafter(own, 6, 1, 3), Sampling())  # type: ignore[arg-type]
+    masks: list[int] = []
+    denoise = session.context.denoise
+
+    def counted(block_K):  # type: ignore[no-untyped-def]
+        masks.append(int((block_K == own.mask_id).sum()))
+        return denoise(block_K)
+
+    session.context.denoise = counted
+    proposal = session.propose(6)
+    assert masks == [6, 5, 3, 1]  # 6·cos(π/6), 6·cos(π/3), and never fewer than one
+    assert not bool((proposal.tokens_K == own.mask_id).any())
+
+
+def test_numbers_out_of_range(target: Target) -> None:
+    own = drafter(target, "ddit")
+    with pytest.raises(UserError, match="candidates=0: must be 1 to 128"):
+        CandidatesDrafter(own, 4, 0)
+    with pytest.raises(UserError, match="draft_temperature=0"):
+        CandidatesDrafter(own, 4, 2, draft_temperature=0)
+    with pytest.raises(UserError, match="rounds=-1"):
+        ToleratorDrafter(own, rounds=-1)

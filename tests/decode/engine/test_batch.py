@@ -1,0 +1,101 @@
+"""Many requests in one target call: each output is the one that the request has alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from align.common.errors import UserError
+from align.target.model import Target
+from decode import Decoder, Sampling
+from decode.drafters.block import BlockProposer
+from decode.drafters.lookup import LookupDrafter
+from decode.speculation.tree import ancestors
+from decode.wrappers.copying import CopyingDrafter
+from tests.decode.drafters.test_block import network
+from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget
+
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6][: 2 + i % 7] + [i] for i in range(12)]
+LIMITS = [1, 2, 3, 30, 7, 24, 5, 1, 40, 12, 9, 18]
+
+
+def test_a_shared_forward_is_each_request_alone(target: Target) -> None:
+    trees = [None, (-1, -1, 0, 2), None, (-1, 0, 0)]
+    widths = [1, 5, 3, 4]
+    see = [None if t is None else ancestors(t) for t in trees]
+    generator = torch.Generator().manual_seed(0)
+    tokens = [torch.randint(60, (1, w), generator=generator) for w in widths]
+    caches = [[target.new_cache(1, 40) for _ in widths] for _ in range(2)]
+    for b, past in enumerate((9, 4, 1, 17)):
+        for side in caches:
+            target.forward(
+                torch.randint(60, (1, past), generator=torch.Generator().manual_seed(b)), cache=side[b]
+            )
+    together = target.forward_together(tokens, caches[0], see, taps=(1, 3))
+    for b, output in enumerate(together):
+        alone = target.forward(tokens[b], cache=caches[1][b], see_LL=see[b], taps=(1, 3))
+        for found, expected in zip(
+            (output.logits_BLV, output.hidden_BLD, output.taps_BLFD),
+            (alone.logits_BLV, alone.hidden_BLD, alone.taps_BLFD),
+            strict=True,
+        ):
+            assert found is not None and expected is not None
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        assert caches[0][b].length == caches[1][b].length
+        for layer in range(target.num_layers):
+            torch.testing.assert_close(caches[0][b].k(layer), caches[1][b].k(layer), atol=1e-4, rtol=1e-4)
+
+
+DECODERS = {
+    "plain": lambda target: Decoder(target),
+    "lookup": lambda target: Decoder(target, LookupDrafter()),
+    "shared_kv": lambda target: Decoder(target, BlockProposer(network(target, "shared_kv"), tree_nodes=None)),
+    "taps": lambda target: Decoder(target, BlockProposer(network(target, "taps"), tree_nodes=None)),
+    "copies": lambda target: Decoder(
+        target, CopyingDrafter(BlockProposer(network(target, "shared_kv", markov_rank=8), tree_nodes=None))
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 32])
+@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_output_is_the_one_alone(target: Target, size: int, kind: str, temperature: float) -> None:
+    """Prompts and limits of many lengths, some over before the first round."""
+    decoder = DECODERS[kind](target)
+    sampling = [Sampling(temperature, top_k=40, seed=i) for i in range(len(PROMPTS))]
+    together = decoder.generate_batch(PROMPTS, batch_size=size, max_new_tokens=LIMITS, sampling=sampling)
+    for prompt, limit, own, out in zip(PROMPTS, LIMITS, sampling, together, strict=True):
+        alone = decoder.generate(prompt, max_new_tokens=limit, sampling=own)
+        assert out.tokens == alone.tokens and out.finish == alone.finish and out.text == alone.text
+        assert (out.drafted, out.accepted, out.calls) == (alone.drafted, alone.accepted, alone.calls)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_ends_of_sequence_and_stop_strings_in_a_batch(kind: str) -> None:
+    table = TableTarget(4, seed=1)
+    table.eos_ids = (3,)
+    law, propose = DRAFTERS[kind]
+    decoder = Decoder(table, ScriptedDrafter(law, propose))  # type: ignore[arg-type]
+    if kind == "right to left":
+        decoder.verifier = "hybrid"
+    if kind in ("i.i.d. siblings", "without replacement"):
+        decoder.verifier = "traversal"
+    prompts = [[i % 3, (i + 1) % 3] for i in range(9)]
+    settings = Sampling(1.0, seed=4)
+    together = decoder.generate_batch(prompts, batch_size=4, max_new_tokens=20, sampling=settings, stop="bb")  # type: ignore[arg-type]
+    for i, (prompt, out) in enumerate(zip(prompts, together, strict=True)):
+        own = Sampling(1.0, seed=4 + i)
+        assert out.tokens == decoder.generate(prompt, max_new_tokens=20, sampling=own, stop="bb").tokens
+    assert {out.finish for out in together} >= {"eos", "stop"}
+
+
+def test_bad_batches_are_refused(target: Target) -> None:
+    decoder = Decoder(target)
+    with pytest.raises(UserError, match="batch_size=0"):
+        decoder.generate_batch([[1]], batch_size=0)
+    with pytest.raises(UserError, match="max_new_tokens: 1 for 2 prompts"):
+        decoder.generate_batch([[1], [2]], max_new_tokens=[3])
+    with pytest.raises(UserError, match="the prompt must be text"):
+        decoder.generate_batch([[1], []])
+    assert decoder.generate_batch([]) == []

@@ -1,0 +1,52 @@
+"""A compiled target says what the target says, and is compiled once."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from align.common.errors import UserError
+from align.target.loading import load_target
+from decode.engine.compiled import compiled
+
+
+@pytest.mark.parametrize("spec", ["debug", "debug-gpt2", "debug-gptneo", "debug-qwen2"])
+def test_compiled_layers_are_one_program(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say what the model says, and no prompt or length after the first ones is compiled anew. Traced, with torch's own
+    operators in place of C++."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    plain = load_target(spec, dtype="float32", device="cpu")
+    twin = compiled(plain)
+    programs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert 1 <= programs <= 5  # for lengths, not for each of the four layers
+    generator = torch.Generator().manual_seed(0)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for lengths in ((3, 1, 1, 1), (80, 90, 1, 1), (17, 4, 1), (2, 1), (70, 7, 65, 1)):
+            caches = [one.new_cache(1, sum(lengths) + 3) for one in (plain, twin)]
+            for length in lengths:
+                tokens = torch.randint(4, 200, (1, length), generator=generator)
+                expected, found = (
+                    one.forward(tokens, cache=cache).logits_BLV
+                    for one, cache in zip((plain, twin), caches, strict=True)
+                )
+                torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_compiled() -> None:
+    plain = load_target("debug", dtype="float32", device="cpu")
+    try:
+        twin = compiled(plain)
+    except UserError as error:
+        pytest.skip(str(error))
+    tokens = torch.randint(4, 200, (1, 30), generator=torch.Generator().manual_seed(0))
+    outputs = []
+    for one in (plain, twin):
+        cache = one.new_cache(1, 40)
+        outputs.append(
+            [one.forward(part, cache=cache).logits_BLV for part in tokens.split([28, 1, 1], dim=1)]
+        )
+    torch.testing.assert_close(*outputs, atol=1e-4, rtol=1e-4)

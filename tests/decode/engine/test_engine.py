@@ -1,0 +1,360 @@
+"""Wiring of the loop on the tiny random target: ends, limits, stops, seeds, cache, errors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import decode
+from align.common.errors import UserError
+from align.target.loading import load_target
+from align.target.model import Target
+from decode import Decoder, Sampling
+from decode.drafters.base import Drafter
+from decode.drafters.lookup import LookupDrafter
+from decode.engine.engine import Engine
+from decode.engine.output import Generation
+from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget, oracle
+
+K = 3
+PROMPT = [4, 90, 17, 203, 90, 17]
+VARIED = Sampling(repetition_penalty=1.4)  # the random target repeats itself otherwise
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Target:
+    return load_target("debug", dtype="float32", device="cpu")
+
+
+@pytest.fixture
+def target(tiny: Target, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
+    """No end of sequence and a long context unless a test sets them."""
+    monkeypatch.setattr(tiny, "eos_ids", ())
+    monkeypatch.setattr(tiny, "context_limit", 400)
+    yield tiny
+
+
+def plain(target: Target, n: int, sampling: Sampling = VARIED, **options: Any) -> Generation:
+    return Decoder(target).generate(PROMPT, max_new_tokens=n, sampling=sampling, **options)
+
+
+def drafters(script: list[int]) -> dict[str, Drafter]:
+    known = PROMPT + script
+    return {
+        "oracle": ScriptedDrafter("point", oracle(known), K),
+        "wrong third": ScriptedDrafter("point", oracle(known, 3), K),
+        "wrong second": ScriptedDrafter("point", oracle(known, 2), K),
+        "lookup": LookupDrafter(K),
+        **{kind: ScriptedDrafter(*DRAFTERS[kind], K) for kind in DRAFTERS},
+    }
+
+
+def check_counts(out: Generation) -> None:
+    """Every call commits its accepted drafts and at most one token more; what was cut is not counted."""
+    assert len(out.drafted) == len(out.accepted) == out.calls
+    assert all(0 <= a <= d <= K for a, d in zip(out.accepted, out.drafted, strict=True))
+    assert len(out.tokens) - 1 - sum(out.accepted) in (out.calls, out.calls - 1)
+    assert out.tau == pytest.approx((len(out.tokens) - 1) / out.calls if out.calls else 0)
+
+
+def test_plain_greedy_is_what_transformers_generates(target: Target) -> None:
+    for penalty in (1.0, 1.4):
+        theirs = target.model.generate(
+            torch.tensor([PROMPT]),
+            max_new_tokens=40,
+            do_sample=False,
+            repetition_penalty=penalty,
+            eos_token_id=None,
+        )
+        ours = plain(target, 40, Sampling(repetition_penalty=penalty))
+        assert ours.tokens == theirs[0, len(PROMPT) :].tolist()
+        assert (ours.calls, ours.tau, ours.finish) == (39, 1.0, "length")
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.4])
+def test_greedy_output_does_not_depend_on_the_drafter(target: Target, penalty: float) -> None:
+    sampling = Sampling(repetition_penalty=penalty)
+    expected = plain(target, 40, sampling).tokens
+    for name, drafter in drafters(expected).items():
+        out = Decoder(target, drafter).generate(PROMPT, max_new_tokens=40, sampling=sampling)
+        assert out.tokens == expected, name
+        check_counts(out)
+        if name == "oracle":
+            assert out.tau > K  # everything accepted
+            assert sum(out.accepted) == sum(out.drafted)
+
+
+def test_every_verifier_gives_the_greedy_output_at_temperature_zero(target: Target) -> None:
+    expected = plain(target, 20).tokens
+    for verifier, kind in (
+        ("token", "independent"),
+        ("token", "pruned"),
+        ("point_mass", "causal"),
+        ("greedy", "causal"),
+    ):
+        decoder = Decoder(target, ScriptedDrafter(*DRAFTERS[kind], K), verifier)
+        assert decoder.generate(PROMPT, max_new_tokens=20, sampling=VARIED).tokens == expected
+
+
+def test_end_of_sequence_at_every_index_of_a_block(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = plain(target, 14).tokens
+    ends = [i for i, token in enumerate(script) if token not in script[:i]]
+    assert len(ends) >= 12
+    for end in ends:
+        monkeypatch.setattr(target, "eos_ids", (script[end], 259))
+        for name, drafter in drafters(script).items():
+            out = Decoder(target, drafter).generate(PROMPT, max_new_tokens=30, sampling=VARIED)
+            assert out.tokens == script[: end + 1], (name, end)
+            assert out.finish == "eos"
+            check_counts(out)
+
+
+@pytest.mark.parametrize("limit", range(1, 2 * K + 3))
+def test_length_limit(target: Target, limit: int) -> None:
+    script = plain(target, 20).tokens
+    for name, drafter in drafters(script).items():
+        out = Decoder(target, drafter).generate(PROMPT, max_new_tokens=limit, sampling=VARIED)
+        assert out.tokens == script[:limit], name
+        assert out.finish == "length" and out.prompt_tokens == len(PROMPT)
+        check_counts(out)
+        assert all(d <= max(0, limit - 2) for d in out.drafted)
+
+
+@pytest.mark.parametrize("room", range(1, 2 * K + 3))
+def test_context_limit_inside_a_draft(target: Target, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    script = plain(target, 20).tokens
+    monkeypatch.setattr(target, "context_limit", len(PROMPT) + room)
+    written: list[int] = []
+    forward = target.forward
+
+    def watched(tokens: torch.Tensor, **options: Any) -> Any:
+        see_LL = options.get("see_LL")  # the nodes of a tree share positions
+        levels = tokens.shape[1] if see_LL is None else int(see_LL.sum(1).max())
+        written.append(options["cache"].length + levels)
+        return forward(tokens, **options)
+
+    monkeypatch.setattr(target, "forward", watched)
+    for name, drafter in drafters(script).items():
+        out = Decoder(target, drafter).generate(PROMPT, max_new_tokens=20, sampling=VARIED)
+        assert (out.tokens, out.finish) == (script[:room], "context"), name
+        check_counts(out)
+    assert max(written) <= target.context_limit
+    both = Decoder(target).generate(PROMPT, max_new_tokens=room, sampling=VARIED)
+    assert both.finish == "length"
+
+
+def test_stop_strings_across_blocks(target: Target) -> None:
+    out = plain(target, 24)
+    full, script = out.text, out.tokens
+    stops = {
+        full[i : i + n]
+        for i, n in itertools.product(range(len(full)), (1, 2, 4))
+        if "\ufffd" not in full[i : i + n]
+    }
+    assert len(stops) > 10
+    for stop in sorted(stops):
+        expected = plain(target, 24, stop=stop)
+        assert expected.text == full[: full.index(stop)] and expected.finish == "stop"
+        assert stop in target.decode(expected.tokens)
+        assert stop not in target.decode(expected.tokens[:-1])
+        for name in ("oracle", "wrong third", "guessed"):
+            pieces: list[str] = []
+            decoder = Decoder(target, drafters(script)[name])
+            found = decoder.generate(
+                PROMPT, max_new_tokens=24, sampling=VARIED, stop=[stop, "never"], stream=pieces.append
+            )
+            assert (found.tokens, found.text) == (expected.tokens, expected.text), (name, stop)
+            assert "".join(pieces) == found.text
+            check_counts(found)
+
+
+def test_a_stop_string_counts_tokens_up_to_the_one_that_completes_it() -> None:
+    target = TableTarget(4, seed=1)
+    full = Decoder(target).generate([0, 1], max_new_tokens=30)  # type: ignore[arg-type]
+    stop = full.text[9:13]
+    at = full.text.index(stop)
+    drafter = ScriptedDrafter("point", oracle([0, 1, *full.tokens]), K)
+    for decoder in (Decoder(target), Decoder(target, drafter)):  # type: ignore[arg-type]
+        out = decoder.generate([0, 1], max_new_tokens=30, stop=stop)
+        assert (out.text, out.finish) == (full.text[:at], "stop")
+        assert out.tokens == full.tokens[: at + len(stop)]
+
+
+def test_streamed_pieces_make_up_the_text(target: Target) -> None:
+    for sampling in (VARIED, Sampling(1.0, seed=4)):
+        pieces: list[str] = []
+        out = plain(target, 60, sampling, stream=pieces.append)
+        assert "".join(pieces) == out.text == target.decode(out.tokens)
+        assert len(pieces) > 5
+
+
+def test_seeds(target: Target) -> None:
+    for name, drafter in {"none": None, **drafters([])}.items():
+        if name.startswith(("oracle", "wrong")):
+            continue
+        decoder = Decoder(target, drafter)
+        for kind in (Sampling(1.0, seed=1), Sampling(0.8, 0.9, 20, 1.2, seed=1)):
+            first = decoder.generate(PROMPT, max_new_tokens=20, sampling=kind)
+            torch.rand(3)  # the global generator has no say
+            again = decoder.generate(PROMPT, max_new_tokens=20, sampling=kind)
+            assert first.tokens == again.tokens and first.accepted == again.accepted, name
+            other = Sampling(kind.temperature, kind.top_p, kind.top_k, kind.repetition_penalty, seed=2)
+            assert decoder.generate(PROMPT, max_new_tokens=20, sampling=other).tokens != first.tokens
+
+
+def test_the_cache_after_rollbacks_is_that_of_a_fresh_forward(target: Target) -> None:
+    script = plain(target, 25).tokens
+    for name, drafter in drafters(script).items():
+        verifier = "greedy"
+        engine = Engine(target, PROMPT, 25, VARIED, drafter, verifier)
+        out = engine.run()
+        used, cache = engine.request.tokens, engine.request.cache
+        assert used == PROMPT + out.tokens
+        fresh = target.new_cache(1, len(used))
+        target.forward(torch.tensor([used[:-1]]), cache=fresh, logits=False)
+        assert cache.length == len(used) - 1, name
+        for layer in range(target.num_layers):
+            torch.testing.assert_close(cache.k(layer), fresh.k(layer), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(cache.v(layer), fresh.v(layer), atol=1e-4, rtol=1e-4)
+
+
+def test_a_drafter_is_shown_every_committed_position_once(target: Target) -> None:
+    script = plain(target, 20).tokens
+    drafter = ScriptedDrafter("point", oracle(PROMPT + script, 3), K)
+    out = Decoder(target, drafter).generate(PROMPT, max_new_tokens=20, sampling=VARIED)
+    assert drafter.observed[0] == len(PROMPT)
+    assert drafter.observed[1:] == [a + 1 for a in out.accepted[:-1]]  # the last call ends the request
+
+
+def test_a_long_prompt_goes_through_in_chunks(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = [5 + i * 7 % 200 for i in range(50)]
+    expected = Decoder(target).generate(prompt, max_new_tokens=10).tokens
+    monkeypatch.setattr("decode.engine.engine.PREFILL_CHUNK", 16)
+    drafter = ScriptedDrafter("point", oracle(prompt + expected), K)
+    assert Decoder(target, drafter).generate(prompt, max_new_tokens=10).tokens == expected
+    assert drafter.observed[:4] == [16, 16, 16, 2]
+
+
+def test_a_drafter_that_drafts_too_much_is_cut(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = plain(target, 20).tokens
+    eager = ScriptedDrafter("point", lambda request, k: oracle(PROMPT + script)(request, 9), K)
+    for limit in (2, 3, 5, 7):
+        out = Decoder(target, eager).generate(PROMPT, max_new_tokens=limit, sampling=VARIED)
+        assert out.tokens == script[:limit]
+        check_counts(out)
+
+
+def test_gaps_belong_to_the_tokens(target: Target) -> None:
+    expected = plain(target, 20, record_gaps=True)
+    assert expected.top2_gaps is not None and len(expected.top2_gaps) == 20
+    assert expected.tokens == plain(target, 20).tokens
+    for drafter in drafters(expected.tokens).values():
+        decoder = Decoder(target, drafter)
+        out = decoder.generate(PROMPT, max_new_tokens=20, sampling=VARIED, record_gaps=True)
+        assert out.top2_gaps == pytest.approx(expected.top2_gaps, abs=1e-3)
+    logits = target.forward(torch.tensor([PROMPT])).logits_BLV
+    assert logits is not None
+    row = logits[0, -1]
+    row[PROMPT] = torch.where(row[PROMPT] > 0, row[PROMPT] / 1.4, row[PROMPT] * 1.4)
+    top = row.topk(2).values
+    assert expected.top2_gaps[0] == pytest.approx(float(top[0] - top[1]), abs=1e-4)
+
+
+def test_an_interrupted_generation_leaves_nothing_behind(target: Target) -> None:
+    decoder = Decoder(target, drafters(plain(target, 30).tokens)["wrong third"])
+    expected = decoder.generate(PROMPT, max_new_tokens=30, sampling=VARIED)
+    pieces: list[str] = []
+
+    def stop_soon(piece: str) -> None:
+        pieces.append(piece)
+        if len(pieces) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        decoder.generate(PROMPT, max_new_tokens=30, sampling=VARIED, stream=stop_soon)
+    assert decoder.generate(PROMPT, max_new_tokens=30, sampling=VARIED).tokens == expected.tokens
+
+
+def test_times_add_up(target: Target) -> None:
+    out = Decoder(target, LookupDrafter(K)).generate(PROMPT, max_new_tokens=30)
+    assert out.prefill_seconds > 0 and out.draft_seconds > 0 and out.verify_seconds > 0
+    assert out.draft_seconds + out.verify_seconds <= out.seconds
+    assert out.tokens_per_second == pytest.approx(29 / out.seconds)
+
+
+def test_prompts_of_every_kind(target: Target) -> None:
+    decoder = Decoder(target)
+    text = decoder.generate("hello", max_new_tokens=5)
+    messages = decoder.generate([{"role": "user", "content": "hello"}], max_new_tokens=5)
+    tokens = decoder.generate(target.chat_tokens("hello"), max_new_tokens=5)
+    raw = decoder.generate("hello", max_new_tokens=5, raw=True)
+    assert text.tokens == messages.tokens == tokens.tokens
+    assert raw.prompt_tokens == len(target.text_tokens("hello")) < text.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "line"),
+    [
+        ("", "the prompt is empty"),
+        (" \n", "the prompt is empty"),
+        ([], "must be text, messages or tokens"),
+        (None, "must be text, messages or tokens"),
+        (7, "must be text, messages or tokens"),
+        ([1, -1], "token -1 is not a whole number within 0..259"),
+        ([1, 260], "token 260 is not"),
+        ([1, 1.5], "token 1.5 is not"),
+        (["a", "b"], "token 'a' is not"),
+        ([{"role": "user"}], "a message needs the strings 'role' and 'content'"),
+        ([{"role": "user", "content": 3}], "a message needs"),
+        ("a\ud800b", "not valid Unicode at character 1"),
+        ([5] * 400, "400 tokens: the target's context of 400 leaves no room"),
+        ("x" * 1000, "leaves no room"),
+    ],
+)
+def test_malformed_prompts(target: Target, prompt: Any, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        Decoder(target).generate(prompt)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"max_new_tokens": -3}, "max_new_tokens=-3"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens=2.5"),
+        ({"stop": ""}, "non-empty strings"),
+        ({"stop": ["a", ""]}, "non-empty strings"),
+        ({"stop": [3]}, "non-empty strings"),
+    ],
+)
+def test_malformed_options(target: Target, options: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        Decoder(target).generate(PROMPT, **options)
+
+
+def test_load(target: Target, tmp_path: Any) -> None:
+    assert decode.load(target).drafter is None and decode.load(target, "none").name == "plain"
+    assert decode.load(target, "lookup", draft_tokens=5).drafter.draft_tokens == 5  # type: ignore[union-attr]
+    for drafter, line in (
+        ("lokup", "did you mean 'lookup'"),
+        (str(tmp_path), "no config.json"),
+        (str(tmp_path / "missing"), "neither a folder"),
+    ):
+        with pytest.raises(UserError, match=line):
+            decode.load("never/loaded", drafter)
+    with pytest.raises(UserError, match="did you mean 'token'"):
+        decode.load("never/loaded", "lookup", "tokens")
+    with pytest.raises(UserError, match="draft_tokens=0"):
+        decode.load(target, "lookup", draft_tokens=0)
+
+
+def test_a_pair_that_would_change_the_output_is_refused(target: Target) -> None:
+    with pytest.raises(UserError, match="these fit: point_mass"):
+        Decoder(target, LookupDrafter(), "token").generate(PROMPT, sampling=Sampling(1.0))
+    with pytest.raises(UserError, match="these fit: point_mass, self_selection, token"):
+        decoder = Decoder(target, ScriptedDrafter(*DRAFTERS["independent"]), "greedy")
+        decoder.generate(PROMPT, sampling=Sampling(1.0))

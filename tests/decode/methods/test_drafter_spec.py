@@ -1,0 +1,92 @@
+"""Drafters as they are given: there or not, and of what kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import decode
+from align.common.errors import UserError
+from decode.benchmark.plan import used_drafters
+from decode.methods.build import build, open_parts
+from decode.methods.drafter_spec import drafters_by_role, given_drafters, read_drafters, role_of
+from decode.methods.registry import Parts
+from decode.methods.spec import read_method
+
+
+def test_drafters_by_kind() -> None:
+    assert read_drafters("a/b,diffusion=c") == [(None, "a/b"), ("diffusion", "c")]
+    assert read_drafters(None, "shipped") == [(None, "shipped")]
+    with pytest.raises(UserError, match="unknown kind 'difusion'.*'diffusion'"):
+        read_drafters("difusion=c")
+
+
+def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
+    from align.config.recipe import DrafterConfig
+    from align.models.causal import make, save_causal
+    from align.models.standalone_checkpoint import save_standalone
+    from decode.methods.drafter_spec import DEFAULT_DRAFTER
+
+    save_standalone(parts.diffusion, tmp_path / "sedd")
+    save_causal(make(parts.target, DrafterConfig(kind="autoregressive", layers=2)), tmp_path / "small")
+    assert role_of(str(tmp_path / "sedd")) == "diffusion" and role_of(str(DEFAULT_DRAFTER)) == "block"
+    assert role_of(str(tmp_path / "small")) == "autoregressive"
+    assert (
+        role_of("HuggingFaceTB/SmolLM2-135M-Instruct") == "autoregressive"
+    )  # a package's model, where there is no hub
+    opened = open_parts(
+        [read_method("autoregressive")], {"autoregressive": str(tmp_path / "small")}, parts.target
+    )
+    assert build(read_method("autoregressive"), opened).drafter is not None
+    decoder = decode.load(parts.target, tmp_path / "small", draft_tokens=3)
+    assert decoder.name == "autoregressive" and decoder.drafter.draft_tokens == 3  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="block=.*no drafter of the kind block"):
+        open_parts([read_method("block")], {"block": str(tmp_path / "sedd")}, parts.target)
+
+
+def test_a_second_drafter_says_so_itself(parts: Parts, tmp_path: Path) -> None:
+    from align.models.block_checkpoint import save_drafter
+
+    first = parts.block
+    save_drafter(first, tmp_path / "first")
+    first.config.extra["prefix_decay"] = 4.0
+    save_drafter(first, tmp_path / "second")
+    del first.config.extra["prefix_decay"]
+    both = drafters_by_role(f"{tmp_path / 'first'},{tmp_path / 'second'}")
+    assert both == {"block": str(tmp_path / "first"), "variable_prefix": str(tmp_path / "second")}
+    with pytest.raises(UserError, match="did you mean .*first"):
+        drafters_by_role(str(tmp_path / "firts"))
+
+
+def test_an_autoregressive_drafter_is_named_as_a_target_is() -> None:
+    """`debug`, a registry package or a GGUF file are no folders."""
+    for spec in ("debug", "wheel:nobody", "some/where/model.gguf"):
+        assert given_drafters(f"autoregressive={spec}") == [("autoregressive", spec)]
+    with pytest.raises(UserError, match="neither a folder nor a known name"):
+        given_drafters("debug")
+
+
+def test_the_drafters_that_a_figure_depends_on() -> None:
+    given = {"block": "a", "variable_prefix": "b", "diffusion": "c"}
+    named = {"plain": None, "d2sd": read_method("d2sd"), "lookup": read_method("lookup")}
+    assert used_drafters(named, given) == {"block": "a", "variable_prefix": "b"}
+    assert used_drafters({"plain": None, "drafter": None}, given) == {"block": "a"}
+    assert used_drafters({"plain": None, "specdiff": read_method("specdiff")}, given) == {"diffusion": "c"}
+
+
+def test_a_method_by_name_from_python(parts: Parts, tmp_path: Path) -> None:
+    from align.models.standalone_checkpoint import save_standalone
+
+    save_standalone(parts.diffusion, tmp_path / "sedd")
+    decoder = decode.load("debug", tmp_path / "sedd", method="specdiff:gamma=5:steps=2", dtype="float32")
+    assert decoder.name == "diffusion" and decoder.drafter.draft_tokens == 5  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="takes its options behind colons"):
+        decode.load("debug", tmp_path / "sedd", method="specdiff", steps=2)
+    with pytest.raises(UserError, match="unknown method 'specdif'"):
+        decode.load("debug", method="specdif")
+    with pytest.raises(UserError, match="both of the kind diffusion"):
+        drafters_by_role(f"{tmp_path / 'sedd'},{tmp_path / 'sedd'}")
+    for role in ("block", "variable_prefix"):
+        with pytest.raises(UserError, match=f"--drafter {role}=.*that is a drafter of the kind diffusion"):
+            drafters_by_role(f"{role}={tmp_path / 'sedd'}")

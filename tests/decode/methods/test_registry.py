@@ -1,0 +1,252 @@
+"""Systems by name: how they are written, swept and built; each in one table with plain decoding, and each lossless."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from align.common.errors import UserError
+from align.target.model import Target
+from decode import Decoder, Sampling, eval
+from decode.drafters.diffusion import DiffusionDrafts
+from decode.losslessness.exact_distribution import exact_law
+from decode.methods.build import build
+from decode.methods.registry import ROLES, SYSTEMS, Parts
+from decode.methods.spec import read_method, swept
+from decode.reporting.records import read_records
+from decode.speculation.verifiers import find
+from decode.wrappers.adaptive import SwitchingDrafter, SwitchingSession
+from decode.wrappers.overlapped import settle
+from tests.decode.drafters.test_block import PROMPT, VARIED
+from tests.decode.engine.test_engine_law import frequencies, plausible
+
+METHODS = [
+    *(name for name in SYSTEMS if name != "compiled"),
+    "specdiff:gamma=5:steps=3:hot_start=true",
+    "specdiff:gamma=4:nodes=6",
+    "specdiff2:candidates=3:keep_q=true:verifier=traversal",
+    "diffuspec:path_search=false",
+    "tolerator:rounds=3:controller=cost",
+    "specdiff:gamma=6:controller=adl",
+    "hierarchical:inner=diffusion",
+    "retrieval:nodes=6",
+    "retrieval:gamma=2/5:nodes=0/4",
+    "specdiff:gamma=3/5:steps=1/2/3",
+    "specdiff2:candidates=2/5",
+    "block_tree:nodes=3/7",
+    "d2sd:boundaries=1/3",
+    "specdiff:gamma=1/4:steps=1/2:order=random",
+    "duo:controller=fixed",
+]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_greedy_output_is_plain_decodings(parts: Parts, name: str) -> None:
+    decoder = build(read_method(name), parts)
+    if decoder.verifier in ("traversal", "lossy_top_beta"):  # the drafts are looked at here
+        decoder.verifier = "auto"
+    for sampling in (Sampling(), VARIED):
+        expected = Decoder(parts.target).generate(PROMPT, max_new_tokens=25, sampling=sampling)
+        assert decoder.generate(PROMPT, max_new_tokens=25, sampling=sampling).tokens == expected.tokens
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "double",
+        "duo",
+        "hierarchical:gamma=2",
+        "autoregressive:gamma=2",
+        "specdiff:gamma=2/3:steps=1/3",
+        "specdiff:gamma=2/3:steps=1/2:order=random",
+        "specdiff2:candidates=1/3",
+        "block_tree:nodes=2/4",
+    ],
+)
+def test_sampled_output_has_the_targets_joint_law(parts: Parts, name: str) -> None:
+    runs, sampling = 300, Sampling(1.0, top_k=2)
+    decoder = build(read_method(name), parts, 2)
+    found = frequencies(decoder, sampling, runs, PROMPT, 4)
+    assert plausible(found, exact_law(parts.target, PROMPT, 4, sampling), runs)
+
+
+def test_ways_take_turns_and_draft_as_each_would_alone(parts: Parts) -> None:
+    method = read_method("specdiff:gamma=2/4:steps=1/3:order=confidence")
+    assert [way.name for way in method.ways][:2] == [
+        "specdiff:gamma=2:steps=1:order=confidence",
+        "specdiff:gamma=2:steps=3:order=confidence",
+    ]
+    decoder = build(method, parts)
+    assert isinstance(decoder.drafter, SwitchingDrafter) and decoder.drafter.draft_tokens == 4
+    seen: dict[tuple[int, int], set[int]] = {}
+    propose = DiffusionDrafts.propose
+
+    def watched(self: DiffusionDrafts, k: int) -> Any:
+        proposal = propose(self, k)
+        alone = propose(self.proposer.start(self.request), k)  # argmax drafts: nothing is drawn
+        assert alone.tokens_K.tolist() == proposal.tokens_K.tolist()
+        seen.setdefault((self.proposer.draft_tokens, self.proposer.steps), set()).add(len(proposal))
+        return proposal
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiffusionDrafts, "propose", watched)
+        decoder.generate(PROMPT, max_new_tokens=60)
+    assert {ways: max(sizes) for ways, sizes in seen.items()} == {
+        (2, 1): 2, (2, 3): 2, (4, 1): 4, (4, 3): 4,
+    }  # fmt: skip
+    assert sum(decoder.drafter.fastest.tried) > 12
+
+
+@pytest.mark.parametrize("name", ["specdiff:gamma=2/3:steps=1/2:order=random", "block:gamma=1/3"])
+def test_every_way_says_the_law_that_all_keep(parts: Parts, name: str) -> None:
+    """A verifier is chosen once a request, for the widest law of the ways; none may say a narrower one."""
+    decoder, said, sampling = build(read_method(name), parts), [], Sampling(1.0, seed=1)
+    assert isinstance(decoder.drafter, SwitchingDrafter)
+    propose = SwitchingSession.propose
+
+    def watched(self: SwitchingSession, k: int) -> Any:
+        proposal = propose(self, k)
+        said.append(proposal and (proposal.law, len(proposal)))
+        return proposal
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SwitchingSession, "propose", watched)
+        decoder.generate(PROMPT, max_new_tokens=40, sampling=sampling)
+    laws = {law for law, _ in filter(None, said)}
+    assert laws == {decoder.drafter.law(sampling)} and len({size for _, size in filter(None, said)}) > 1
+
+
+def test_ways_that_cannot_take_turns_are_refused(parts: Parts) -> None:
+    for text, says in (
+        (
+            "lookup:gamma=2/4",
+            "one way at a time, with controller=cost as long as pays; these switch: retrieval, block,",
+        ),
+        ("specdiff:steps=1/2:controller=cost", "either several ways or a controller"),
+        ("specdiff:steps=1/zwei", "steps='zwei' must be a whole number"),
+    ):
+        with pytest.raises(UserError, match=says):
+            build(read_method(text), parts)
+    for text in ("block_tree:nodes=-1/5", "specdiff:steps=0/2", "specdiff:gamma=-2/3", "tolerator:gamma=0", "block:gamma=0", "specdiff2:gamma=-1", "block_tree:nodes=5000"):  # fmt: skip
+        with pytest.raises(UserError, match=r"=-?\d+: must be \d to \d+"):
+            build(read_method(text), parts)
+    assert [m.name for m in swept([read_method("specdiff:steps=1/2")], ["gamma=3"])] == [
+        "specdiff:steps=1/2:gamma=3"
+    ]
+    mixed = build(read_method("specdiff:nodes=0/4"), parts)
+    assert mixed.generate(PROMPT, max_new_tokens=6).tokens  # argmax drafts either way
+    with pytest.raises(UserError, match=r"draft by different laws \(independent, point\)"):
+        mixed.generate(PROMPT, max_new_tokens=6, sampling=Sampling(1.0))
+    assert read_method(f"retrieval:corpus={__file__}").options == {"corpus": __file__}
+
+
+def test_drafting_ahead_is_used_and_is_what_would_have_been_drafted(parts: Parts) -> None:
+    """The drafter is the target itself: every guess holds, and each call commits all of it."""
+    decoder = build(read_method("duo:gamma=3"), parts)
+    found: Any = decoder.drafter
+    sessions: list[Any] = []
+    start = found.inner.start
+
+    def watched(request: Any) -> Any:
+        sessions.append(start(request))
+        return sessions[-1]
+
+    found.inner.start = watched
+    out = decoder.generate(PROMPT, max_new_tokens=30)
+    assert out.accepted[:-1] == out.drafted[:-1]
+    assert sessions[0].hits >= sessions[0].rounds - 4 > 0
+
+
+def test_a_compiler_that_is_not_there_is_one_line(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(body: Any, dynamic: bool) -> Any:
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError("No working C++ compiler found\nlong story")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with pytest.raises(
+        UserError, match="method 'compiled': torch.compile does not work here: No working C.. compiler found$"
+    ):
+        build(read_method("compiled"), Parts(target))
+
+
+def test_every_system_has_its_parts_and_says_what_it_is() -> None:
+    assert all(set(s.needs) <= set(ROLES) and s.says for s in SYSTEMS.values())
+    assert all(s.verifier == "auto" or find(s.verifier) for s in SYSTEMS.values())
+    assert all(("lossy" in s.name) == s.verifier.startswith("lossy") for s in SYSTEMS.values())
+
+
+@pytest.mark.parametrize("name", ["duo:gamma=2", "double"])
+def test_no_thread_outlives_its_draft(parts: Parts, name: str) -> None:
+    """One that did would halve the speed of everything decoded after it, plain decoding's too."""
+    before = set(threading.enumerate())
+    build(read_method(name), parts).generate(PROMPT, max_new_tokens=20)
+    settle()
+    assert set(threading.enumerate()) <= before
+
+
+def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every system whose drafter is there, and a line for the others."""
+    from align.models.standalone_checkpoint import save_standalone
+
+    save_standalone(parts.diffusion, tmp_path / "sedd")
+    (tmp_path / "mine.txt").write_text("Say one one one one.\n")
+    words = ["--target", "debug", "--prompts", tmp_path / "mine.txt", "--drafter", tmp_path / "sedd"]
+    monkeypatch.setattr(
+        "decode.engine.compiled.compiled", lambda target: target
+    )  # half a minute of C++ elsewhere
+    words += ["--methods", "all", "--max-new-tokens", 12, "--no-hf-check", "--threads", 1]
+    options = eval.parser().parse_args(
+        list(map(str, [*words, "--dtype", "float32", "--out", tmp_path / "o"]))
+    )
+    summary, folder = eval.evaluate(options, Console(quiet=True), "command")
+    records = read_records(folder)
+    here = [n for n, s in SYSTEMS.items() if set(s.needs) <= {"diffusion"}]
+    assert {r.method for r in records} == {"plain", *here}
+    assert all(r.identical for r in records if not r.lossy) and summary["bugs"] == 0
+    assert {r.method for r in records if r.lossy} == {"specdec_lossy"}
+    assert {r.verifier for r in records if not r.lossy} == {"", "greedy"}  # what ran, not what runs above 0
+    assert any("d2sd: no drafter of the kind block" in line for line in summary["skipped"])
+    torch.set_num_threads(1)
+
+
+def test_what_all_and_sweeps_cannot_build_is_left_out(
+    parts: Parts, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from align.models.standalone_checkpoint import save_standalone
+
+    save_standalone(parts.diffusion, tmp_path / "sedd")
+    (tmp_path / "mine.txt").write_text("Say one one one one.\n")
+
+    def measured(*words: Any) -> dict[str, Any]:
+        base = ["--target", "debug", "--prompts", tmp_path / "mine.txt", "--drafter", tmp_path / "sedd"]
+        base += ["--max-new-tokens", 6, "--no-hf-check", "--threads", 1, "--dtype", "float32", "--no-resume"]
+        options = eval.parser().parse_args(list(map(str, [*base, "--out", tmp_path / "o", *words])))
+        return eval.evaluate(options, Console(quiet=True), "command")[0]
+
+    drawn = ["--methods", "specdiff2:gamma=2:candidates=2:keep_q=true", "--temperature", 1]
+    made = measured(*drawn, "--sweep", "verifier=token,traversal")
+    assert [name.rpartition("=")[2] for name in made["overall"]] == ["plain", "traversal"]
+    assert [line.partition(": ")[0].rpartition("=")[2] for line in made["skipped"]] == ["token'"]
+    made = measured("--methods", "autoregressive", "--drafter", "autoregressive=debug")
+    assert list(made["overall"]) == ["plain", "autoregressive"]
+    made = measured("--methods", "specdiff:gamma=2:steps=8,specdiff:gamma=2:steps=2")
+    assert len(made["overall"]) == 3  # the same program, asked for by two names
+    made = measured("--methods", "specdiff:gamma=4", "--sweep", "steps=1,2", "hot_start=false,true")
+    assert len(made["overall"]) == 1 + 3  # plain; a hot start takes the place of one of several steps
+    assert any("steps=1 must be at least 2" in line for line in made["skipped"])
+    for words, says in (
+        (["--methods", "specdiff:steps=1:hot_start=true"], "steps=1 must be at least 2"),
+        (["--methods", "specdiff", "--steps", 4], "--steps is read by the methods drafter and combined"),
+        (["--methods", "lookup", "--verifier", "point_mass"], "--verifier is read by the methods drafter"),
+        (["--methods", "drafter:gamma=2"], "drafter takes its options from --draft-tokens"),
+    ):
+        with pytest.raises(UserError, match=says):
+            measured(*words)
+    torch.set_num_threads(1)

@@ -1,0 +1,235 @@
+import itertools
+import math
+
+import pytest
+import torch
+
+from align.common.errors import UserError
+from decode.speculation.processors import History
+from decode.speculation.sampling import ProcessorState, Sampling, best, draw, draw_at, probs, uniform
+
+
+def logits(rows: int, V: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def reference(
+    row: list[float], sampling: Sampling, seen: set[int], written: set[int], barred: set[int]
+) -> list[float]:
+    """The processors one token at a time, in plain Python."""
+    penalty = sampling.repetition_penalty
+    row = [(x / penalty if x > 0 else x * penalty) if i in seen else x for i, x in enumerate(row)]
+    row = [x - sampling.presence_penalty * (i in written) for i, x in enumerate(row)]
+    row = [-math.inf if i in barred else x for i, x in enumerate(row)]
+    order = sorted(range(len(row)), key=lambda i: (-row[i], i))
+    if sampling.temperature == 0:
+        return [float(i == order[0]) for i in range(len(row))]
+    row = [x / sampling.temperature for x in row]
+    kept = order[: sampling.top_k] if sampling.top_k else order
+    weights = {i: math.exp(row[i] - row[order[0]]) for i in kept}
+    if sampling.top_p < 1:
+        total, mass, few = sum(weights.values()), 0.0, []
+        for i in kept:
+            few.append(i)
+            mass += weights[i] / total
+            if mass >= sampling.top_p:
+                break
+        kept = few
+    kept = [i for i in kept if weights[i] >= sampling.min_p]
+    total = sum(weights[i] for i in kept)
+    return [weights[i] / total if i in kept else 0.0 for i in range(len(row))]
+
+
+SEEN, WRITTEN, BARRED = (
+    [{0, 5, 7}, {39}, {1}],
+    [{5}, set(), {1, 2, 3}],
+    [set(), {4, 6, 11}, {0, *range(8, 20)}],
+)
+
+
+def marks(sets: list[set[int]]) -> torch.Tensor:
+    return torch.tensor([[i in s for i in range(40)] for s in sets])
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "penalty"),
+    list(itertools.product([0.0, 0.3, 1.0, 2.0], [0, 1, 5, 40, 1000], [1.0, 0.9, 0.3], [1.0, 1.3])),
+)
+@pytest.mark.parametrize(
+    ("min_p", "presence", "bar"), [(0.0, 0.0, False), (0.2, 0.7, True), (0.02, 0.0, True)]
+)
+def test_probs_follow_the_definition(
+    temperature: float, top_k: int, top_p: float, penalty: float, min_p: float, presence: float, bar: bool
+) -> None:
+    sampling = Sampling(temperature, top_p, top_k, penalty, min_p=min_p, presence_penalty=presence)
+    rows_RV, barred = logits(3, 40), BARRED if bar else [set[int]()] * 3
+    before = ProcessorState(marks(SEEN), marks(WRITTEN), marks(barred) if bar else None)
+    found = probs(rows_RV, sampling, before)
+    assert found.dtype == torch.float32
+    for i, got in enumerate(found):
+        expected = reference(rows_RV[i].tolist(), sampling, SEEN[i], WRITTEN[i], barred[i])
+        torch.testing.assert_close(got, torch.tensor(expected), atol=2e-6, rtol=1e-4)
+    for i in range(3):
+        torch.testing.assert_close(
+            found[i : i + 1], probs(rows_RV[i : i + 1], sampling, before.rows(slice(i, i + 1)))
+        )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.7, "top_k": 12, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.3},
+        {"min_p": 0.3}, {"top_p": 0.6, "min_p": 0.05}, {"repetition_penalty": 0.8, "top_k": 3},
+    ],
+)  # fmt: skip
+def test_the_order_is_that_of_transformers(settings: dict[str, float]) -> None:
+    """Its own processors, chained as its `generate` chains them."""
+    from transformers import generation as g
+
+    text = torch.tensor([[3, 8, 3, 17, 30]])
+    chain = g.LogitsProcessorList()
+    made = {
+        "repetition_penalty": g.RepetitionPenaltyLogitsProcessor, "temperature": g.TemperatureLogitsWarper,
+        "top_k": g.TopKLogitsWarper, "top_p": g.TopPLogitsWarper, "min_p": g.MinPLogitsWarper,
+    }  # fmt: skip
+    for name, kind in made.items():
+        if name in settings:
+            chain.append(kind(settings[name]))
+    sampling = Sampling(**{"temperature": 1.0, **settings})  # type: ignore[arg-type]
+    for row in logits(20, 40):
+        expected = chain(text, row[None].clone())[0].softmax(-1)
+        seen = torch.zeros(40, dtype=torch.bool).index_fill(0, text[0], True)
+        torch.testing.assert_close(probs(row, sampling, ProcessorState(seen)), expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_processed_in_fp32(dtype: torch.dtype) -> None:
+    half = logits(2, 50).to(dtype)
+    for sampling in (Sampling(1.0), Sampling(0.7, top_p=0.8, top_k=20), Sampling(0.0)):
+        found = probs(half, sampling)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, probs(half.float(), sampling))
+
+
+def test_ties_go_to_the_lowest_id() -> None:
+    row = torch.tensor([0.0, 2.0, 2.0, 2.0, 1.0])
+    assert best(row, Sampling()) == 1
+    assert probs(row, Sampling()).tolist() == [0, 1, 0, 0, 0]
+    assert probs(row, Sampling(1.0, top_k=2)).tolist() == [0, 0.5, 0.5, 0, 0]
+    assert probs(row, Sampling(1.0, top_k=1)).tolist() == [0, 1, 0, 0, 0]
+    assert probs(row, Sampling(1.0, top_p=0.4)).tolist() == [0, 0.5, 0.5, 0, 0]
+    assert probs(torch.zeros(9), Sampling(1.0, top_p=0.2)).tolist() == [0.5, 0.5] + [0.0] * 7
+
+
+def test_top_p_ranks_as_many_candidates_as_it_needs() -> None:
+    """Flat rows over a large vocabulary: the first few hundred candidates do not hold the mass."""
+    V = 9000
+    for scale in (0.0, 0.01, 1.0, 5.0):
+        row = logits(1, V) * scale
+        found = probs(row, Sampling(1.0, top_p=0.90003))[0]
+        full = row.double().softmax(-1)[0]
+        order = full.argsort(descending=True, stable=True)
+        count = int((full[order].cumsum(0) < 0.90003).sum()) + 1
+        assert set(found.nonzero()[:, 0].tolist()) == set(order[:count].tolist())
+
+
+def test_rows_of_one_call_may_need_different_widths() -> None:
+    rows_RV = logits(4, 9000) * torch.tensor([[0.01], [5.0], [1.0], [0.3]])
+    found = probs(rows_RV, Sampling(1.0, top_p=0.9))
+    assert torch.equal(found, torch.cat([probs(row[None], Sampling(1.0, top_p=0.9)) for row in rows_RV]))
+    counts = (found > 0).sum(1)
+    assert counts[1] < 256 and counts[0] > 4096
+    torch.testing.assert_close(found.sum(1), torch.ones(4))
+    rows_RV[1, 100:200] = rows_RV[1].max()  # ties in one row alone
+    assert (probs(rows_RV, Sampling(1.0, top_k=30))[1] > 0).nonzero()[:, 0].max() < 130
+
+
+def test_temperature_one_row_at_a_time_equals_all_rows() -> None:
+    rows_RV = logits(5, 3000)
+    for sampling in (Sampling(0.8), Sampling(0.8, top_p=0.7), Sampling(0.8, top_k=50, top_p=0.9)):
+        assert torch.equal(
+            probs(rows_RV, sampling), torch.cat([probs(row[None], sampling) for row in rows_RV])
+        )
+
+
+def test_the_input_is_left_alone() -> None:
+    rows_RV = logits(2, 40)
+    given = rows_RV.clone()
+    before = ProcessorState(marks([{1, 4}, {2}]), marks([{4}, {2, 3}]), marks([{9}, {0}]))
+    for sampling in (
+        Sampling(),
+        Sampling(repetition_penalty=2.0, presence_penalty=0.5),
+        Sampling(0.5, 0.5, 5, 2.0),
+        Sampling(0.5),
+        Sampling(1.0),
+        Sampling(0.8, min_p=0.1),
+    ):
+        expected = probs(rows_RV, sampling, before)
+        assert torch.equal(given, rows_RV)
+        assert torch.equal(probs(given.clone(), sampling, before, overwrite=True), expected)
+
+
+def test_history_holds_each_nodes_own_prefix() -> None:
+    """Repetition: prompt and output; presence: output alone; minimum length: by how deep a node lies."""
+    settings = Sampling(1.0, repetition_penalty=2.0, presence_penalty=1.0, banned=(7,), min_new_tokens=4)
+    history = History(settings, [2, 3], 9, (8,), torch.device("cpu"))
+    history.extend([5, 2])
+
+    def sets(rows: torch.Tensor | None) -> list[set[int]]:
+        assert rows is not None
+        return [set(row.nonzero()[:, 0].tolist()) for row in rows.reshape(-1, 9)]
+
+    tree = history.rows(torch.tensor([4, 6, 2, 0]), (-1, -1, 0, 2))
+    assert sets(tree.seen) == [{2, 3, 5}, {2, 3, 4, 5}, {2, 3, 5, 6}, {2, 3, 4, 5}, {0, 2, 3, 4, 5}]
+    assert sets(tree.written) == [{2, 5}, {2, 4, 5}, {2, 5, 6}, {2, 4, 5}, {0, 2, 4, 5}]
+    assert sets(tree.barred) == [{7, 8}, {7, 8}, {7, 8}, {7}, {7}]
+    chain = history.rows(torch.tensor([4, 6]), (-1, 0))
+    assert sets(chain.seen) == [{2, 3, 5}, {2, 3, 4, 5}, {2, 3, 4, 5, 6}]
+    ahead = history.ahead(1, 3)
+    assert sets(ahead.seen) == [{2, 3, 5}] and sets(ahead.barred) == [{7, 8}, {7}, {7}]
+    assert sets(ahead.columns(torch.tensor([8, 7, 0])).barred.repeat(1, 3)) == [
+        {0, 1, 3, 4, 6, 7},
+        {1, 4, 7},
+        {1, 4, 7},
+    ]  # type: ignore[union-attr]
+    history.extend([1, 1])
+    assert sets(history.rows(torch.tensor([], dtype=torch.int64), ()).barred) == [{7}]
+    plain = History(Sampling(1.0), [2], 9, (8,), torch.device("cpu"))
+    assert plain.rows(torch.tensor([1]), (-1,)) == ProcessorState() == plain.ahead(0, 3)
+
+
+def test_draws_are_the_inverse_of_the_running_sum() -> None:
+    weights = torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0])
+    u = torch.tensor([0.0, 0.2499, 0.25, 0.9, 1 - 2**-53], dtype=torch.float64)
+    assert draw_at(weights.expand(5, 5), u).tolist() == [1, 1, 3, 3, 3]
+    grid = (torch.arange(8000, dtype=torch.float64) + 0.5) / 8000
+    row = torch.rand(6, generator=torch.Generator().manual_seed(1))
+    counts = torch.bincount(draw_at(row.expand(8000, 6), grid), minlength=6)
+    torch.testing.assert_close(counts / 8000, row / row.sum(), atol=3e-4, rtol=0)
+
+
+def test_draws_need_no_normalisation_and_repeat_with_the_seed() -> None:
+    weights = torch.rand(4, 100) * 1e-20
+    first = draw(weights, torch.Generator().manual_seed(5))
+    assert torch.equal(first, draw(weights * 1e10, torch.Generator().manual_seed(5)))
+    assert first.shape == (4,) and first.dtype == torch.int64
+    assert draw(weights[0], torch.Generator().manual_seed(5)).shape == ()
+    u = uniform(1000, torch.Generator().manual_seed(0))
+    assert u.dtype == torch.float64 and u.min() >= 0 and u.max() < 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1), ("temperature", float("nan")), ("temperature", float("inf")),
+        ("temperature", 1e-6), ("temperature", "1"), ("temperature", True),
+        ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("top_k", 2.5),
+        ("repetition_penalty", 0), ("repetition_penalty", -2.0),
+        ("seed", -1), ("seed", 1.5), ("seed", 2**70),
+        ("min_p", 1.1), ("min_p", -0.1), ("presence_penalty", float("nan")), ("min_new_tokens", -1),
+        ("banned", (1, -2)), ("banned", "ab"), ("banned", (1.5,)),
+    ],
+)  # fmt: skip
+def test_impossible_settings_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"^{field}="):
+        Sampling(**{field: value})  # type: ignore[arg-type]

@@ -1,0 +1,172 @@
+"""Wrong inputs to eval and report: one line that names them, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from align.common import hub
+from decode import eval, report
+from decode.suites import sources
+
+QUIET = [
+    "--target",
+    "debug",
+    "--device",
+    "cpu",
+    "--dtype",
+    "float32",
+    "--no-hf-check",
+    "--max-new-tokens",
+    "4",
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of broken inputs, the working directory of the command; the hub and the registry don't
+    answer.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "hub_reachable", lambda: False)
+    monkeypatch.setattr(hub, "hub_reachable", lambda: False)
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    files = {
+        "empty.jsonl": "", "blank.txt": "\n \n", "bad.json": "[1,\n2",
+        "bad.jsonl": '{"prompt": "a"}\n{"prompt": \n', "object.json": '{"a": 1}',
+        "column.jsonl": '{"promt": "a"}\n', "null.jsonl": '{"prompt": null}\n',
+        "number.jsonl": "17\n", "messages.jsonl": '{"messages": [{"role": "user"}]}\n',
+        "bad.parquet": "PAR1 no",
+        "deep.jsonl": "[" * 100_000, "digits.jsonl": '{"prompt": ' + "9" * 5000 + "}", "deep.json": "[" * 100_000,
+        "quote.csv": 'prompt\n"x\n', "wide.csv": "prompt\n" + "x" * 140_000 + "\n",
+        "p.md": "# hi", "ok.txt": "Hello there.\n", "bad.jsonl.gz": "not gzip", "long.txt": "x" * 900 + "\n",
+        "data/gsm8k.jsonl": '{"answer": "1"}\n', "hub/openai/gsm8k/readme.md": "no data", "file": "",
+        "empty_run/notes.txt": "", "old/run.json": "{", "bare/run.json": '{"settings": {}, "suites": []}',
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1"))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/run.json").write_text('{"settings": {"methods": ["plain"]}, "suites": []}')
+    (tmp_path / "broken/records.jsonl").write_text('{"suite": "s"}\n')
+    return tmp_path
+
+
+EVAL = [
+    (["--suite", "mtbnch"], "unknown suite 'mtbnch' (did you mean 'mtbench'?)"),
+    (["--suite", ","], "names no suite"),
+    (["--suite", "gsm8k", "--data-dir", "nowhere"], "--data-dir='nowhere': no such folder"),
+    (["--suite", "mtbench", "--data-dir", "data"], "expected data/HuggingFaceH4/mt_bench_prompts"),
+    (["--suite", "gsm8k", "--data-dir", "data"], "row 1 has no 'question'; it has answer"),
+    (["--suite", "gsm8k", "--data-dir", "hub"], "holds no .parquet, .jsonl, .json or .csv"),
+    (["--suite", "math500"], "suite 'math500' can't be had from the hub's HuggingFaceH4/MATH-500"),
+    (["--suite", "math500"], "--data-dir DIR"),
+    (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+    (["--prompts", "data"], "data is a folder"),
+    (["--prompts", "p.md"], "unknown kind of file"),
+    (["--prompts", "empty.jsonl"], "empty.jsonl holds no rows"),
+    (["--prompts", "blank.txt"], "blank.txt holds no rows"),
+    (["--prompts", "bad.jsonl"], "bad.jsonl, line 2: not JSON"),
+    (["--prompts", "bad.json"], "bad.json, line 2: not JSON"),
+    (["--prompts", "object.json"], "expected a list of rows"),
+    (["--prompts", "column.jsonl"], "row 1: no prompt among its columns (promt) (did you mean 'prompt'?)"),
+    (["--prompts", "null.jsonl"], "row 1: 'prompt' holds no text"),
+    (["--prompts", "number.jsonl"], "row 1: expected text or an object with a prompt, not int"),
+    (["--prompts", "messages.jsonl"], "row 1: 'messages' holds no text"),
+    (["--prompts", "deep.jsonl"], "deep.jsonl, line 1: not JSON that can be read"),
+    (["--prompts", "digits.jsonl"], "digits.jsonl, line 1: not JSON that can be read"),
+    (["--prompts", "deep.json"], "deep.json: not JSON that can be read"),
+    (["--prompts", "quote.csv"], "quote.csv: not CSV that can be read"),
+    (["--prompts", "wide.csv"], "wide.csv: not CSV that can be read"),
+    (["--prompts", "ok.txt", "--data-dir", "data"], "two places for prompts"),
+    (["--prompts", "ok.txt", "--threads", "100000"], "--threads=100000: at most"),
+    (["--prompts", "bad.parquet"], "not readable Parquet"),
+    (["--prompts", "bad.jsonl.gz"], "bad.jsonl.gz can't be read"),
+    (["--prompts", "latin.txt"], "latin.txt is not UTF-8 text (byte 2)"),
+    (["--prompts", "long.txt"], "no prompt can be answered"),
+    (["--prompts", "ok.txt", "--suite", "a,b"], "--prompts takes the place of one suite"),
+    (["--methods", "plain,lokup"], "unknown method 'lokup' (did you mean 'lookup'?)"),
+    (["--methods", ","], "names no method"),
+    (["--methods", "drafter"], "--methods=drafter needs --drafter FOLDER"),
+    (["--drafter", "lookup"], "name a drafter's folder"),
+    (["--drafter", "nowhere"], "drafter 'nowhere'"),
+    (["--drafter", "runs/nowhere", "--methods", "block"], "drafter 'runs/nowhere': no such folder"),
+    (["--drafter", "diffusion=./nowhere", "--methods", "specdiff"], "drafter './nowhere': neither a folder"),
+    (["--drafter", "data", "--methods", "specdiff"], "drafter 'data': no config.json in that folder"),
+    (["--methods", "specdiff:gama=4"], "unknown option 'gama' (did you mean 'gamma'?)"),
+    (["--limit", "0"], "argument --limit: '0' is not a whole number, at least 1"),
+    (["--max-new-tokens", "many"], "'many' is not a whole number"),
+    (["--repeats", "-1"], "--repeats"),
+    (["--temperature", "nan"], "'nan' is not a number"),
+    (["--temperature", "-1"], "temperature"),
+    (["--top-p", "2"], "top_p"),
+    (["--limt", "3"], "unrecognized argument '--limt' (did you mean '--limit'?)"),
+    (["--dtype", "bf61"], "dtype 'bf61' is unknown"),
+    (["--target", "debgu"], "target 'debgu'"),
+    (["--out", "file"], "--out='file' is a file"),
+    (["--out", "file/inside"], "can't be written"),
+    (["--out", "old"], "run.json can't be read"),
+    (["--out", "bare"], "holds a measurement under other settings"),
+]
+REPORT = [
+    (["nowhere"], "nowhere: no such folder"),
+    (["file"], "file: no such folder"),
+    (["empty_run"], "empty_run holds no run.json"),
+    (["old"], "run.json can't be read"),
+    (["bare"], "bare holds no records yet"),
+    (["broken"], "records.jsonl, line 1: not a record"),
+    ([], "DIR"),
+    (["bare", "--otu"], "unrecognized argument '--otu'"),
+]
+
+
+def check(
+    main: Callable[..., None], arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert error.startswith("error: ") and error.count("\n") == 1 and "Traceback" not in error
+    assert expected in error, error
+
+
+@pytest.mark.parametrize(("arguments", "expected"), EVAL, ids=[" ".join(a) for a, _ in EVAL])
+def test_eval_names_what_is_wrong(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    check(eval.main, [*QUIET, *arguments], expected, capsys)
+
+
+@pytest.mark.parametrize(("arguments", "expected"), REPORT, ids=[" ".join(a) or "nothing" for a, _ in REPORT])
+def test_report_names_what_is_wrong(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    check(report.main, arguments, expected, capsys)
+
+
+def test_another_measurement_is_not_continued(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--prompts", "ok.txt", "--out", "o", "--methods", "plain"]
+    eval.main([*QUIET, *common])
+    capsys.readouterr()
+    check(eval.main, [*QUIET, *common, "--seed", "7"], "(seed: 0 there, 7 now)", capsys)
+    (place / "ok.txt").write_text("Another prompt.\n")
+    check(eval.main, [*QUIET, *common], "prompts_hash", capsys)
+    lines = (place / "o/records.jsonl").read_text().splitlines()
+    assert len(lines) == 1 and json.loads(lines[0])["method"] == "plain"
+
+
+@pytest.mark.parametrize(
+    "words", [["--methods", "specdif"], ["--suite", "mtbnch"], ["--methods", "lookup:gama=4"]]
+)
+def test_what_is_misspelt_is_said_at_once(words: list[str]) -> None:
+    code = f"import sys; from decode import eval\ntry: eval.main({words!r})\nfinally: assert 'torch' not in sys.modules"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 2 and "did you mean" in run.stderr and "Traceback" not in run.stderr

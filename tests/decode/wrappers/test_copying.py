@@ -1,0 +1,87 @@
+"""Lookup in front of a drafter: when it copies, what law the copies travel under, and that the output keeps its law."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from decode.engine.decoder import Decoder
+from decode.speculation.processors import History
+from decode.speculation.sampling import Sampling
+from decode.wrappers.copying import CopyingDrafter
+from tests.decode.engine.test_engine_law import LENGTH, PROMPT, RUNS, SETTINGS, frequencies, plausible
+from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget
+
+
+def drafter(kind: str, **options: int) -> CopyingDrafter:
+    return CopyingDrafter(ScriptedDrafter(*DRAFTERS[kind]), **options)  # type: ignore[arg-type]
+
+
+def session(tokens: list[int], temperature: float, kind: str = "independent"):
+    request = SimpleNamespace(
+        tokens=tokens,
+        target=SimpleNamespace(device=torch.device("cpu"), vocab_size=20),
+        sampling=Sampling(temperature),
+        generator=torch.Generator().manual_seed(0),
+        history=History(Sampling(temperature), tokens, 20, (), torch.device("cpu")),
+    )
+    return drafter(kind).start(request)  # type: ignore[arg-type]
+
+
+def test_copies_after_a_repeated_ending_and_drafts_otherwise() -> None:
+    copy = session([1, 2, 3, 7, 8, 9, 6, 1, 2, 3], 1.0).propose(8)
+    assert copy.tokens_K.tolist() == [7, 8, 9, 6, 1] and copy.law == "independent"
+    assert torch.equal(copy.q.dense(20), torch.eye(20)[copy.tokens_K])
+    drafted = session([1, 2, 3, 7, 8, 9, 6, 1, 2, 4], 1.0).propose(8)
+    assert len(drafted) == 3 and bool((drafted.q.dense(20).amax(1) < 1).any())
+
+
+@pytest.mark.parametrize(("temperature", "ending"), [(0.0, 2), (1.0, 3)])
+def test_how_long_an_ending_has_to_be(temperature: float, ending: int) -> None:
+    kind = "guessed" if temperature == 0 else "independent"
+    for n in (1, 2, 3):
+        text = [11, 12, 13][-n:] + [14, 15, 16, 17, 18] + [11, 12, 13][-n:]
+        proposal = session(text, temperature, kind).propose(2)
+        copied = proposal is not None and proposal.tokens_K.tolist() == [14, 15]
+        assert copied == (n >= ending)
+
+
+def test_at_temperature_0_a_copy_is_a_point() -> None:
+    copy = session([1, 2, 3, 1, 2], 0.0, "guessed").propose(4)
+    assert copy.law == "point" and copy.q is None and copy.tokens_K.tolist() == [3, 1, 2, 3]
+
+
+def test_copies_grow_while_they_are_accepted_whole() -> None:
+    text = [1, 2, 3] * 3
+    drafts = session(text, 0.0, "guessed")
+    for length in (5, 11, 15, 15):
+        copy = drafts.propose(99)
+        assert len(copy) == length
+        text += [1 + (len(text) + i) % 3 for i in range(length + 1)]
+    drafts.propose(99)
+    text += [1 + (len(text) + i) % 3 for i in range(2)]  # fewer than were copied
+    assert len(drafts.propose(99)) == 5
+    assert len(drafts.propose(2)) == 2  # room for no more
+
+
+@pytest.mark.parametrize("setting", ["plain", "sharp top-k", "penalty"])
+@pytest.mark.parametrize("kind", ["independent", "pruned", "causal", "guessed", "branching"])
+def test_joint_frequencies(kind: str, setting: str) -> None:
+    target = TableTarget(3)
+    if kind == "causal" and setting == "sharp top-k":
+        pytest.skip("the scripted causal drafter ignores top-k")
+    decoder = Decoder(target, drafter(kind, copy_tokens=2, most_tokens=4, shortest_sampled=1))  # type: ignore[arg-type]
+    law = target.law(PROMPT, LENGTH, SETTINGS[setting])
+    assert plausible(frequencies(decoder, SETTINGS[setting]), law, RUNS)
+
+
+def test_greedy_output_is_plain_decodings() -> None:
+    for seed in range(20):
+        target = TableTarget(3, seed=seed)
+        outputs = [
+            Decoder(target, d).generate(PROMPT, max_new_tokens=30).tokens  # type: ignore[arg-type]
+            for d in (None, drafter("guessed"))
+        ]
+        assert outputs[0] == outputs[1]
