@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,8 @@ from torch import Tensor
 
 from align.target.model import TargetOutput
 from decode.drafters.base import Request
+from decode.engine.decoder import Decoder
+from decode.losslessness.exact_distribution import chi_square, chi_square_tail
 from decode.speculation.proposal import DenseQ, Law, Proposal, Siblings, SparseQ
 from decode.speculation.sampling import Sampling, best, draw, probs
 from decode.speculation.tree import depths
@@ -256,3 +260,36 @@ DRAFTERS: dict[str, tuple[Law, Callable[[Request, int], Proposal | None]]] = {
     "without replacement": ("causal", sprouting("without_replacement")),
     "right to left": ("unmasked", right_to_left),
 }
+
+
+LETTERS = [0, 1, 2, 0, 1, 2, 0]
+LENGTH, RUNS = 5, 800
+SETTINGS = {
+    "plain": Sampling(1.0),
+    "sharp top-k": Sampling(0.7, top_k=2),
+    "penalty": Sampling(1.3, repetition_penalty=2.5),
+    "everything": Sampling(
+        1.1, repetition_penalty=1.6, min_p=0.1, presence_penalty=0.9, banned=(1,), min_new_tokens=3
+    ),
+}
+
+
+def plausible(found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float], runs: int) -> bool:
+    """Whether a correct engine would come so far from the law once in ten thousand times."""
+    assert set(found) <= {x for x, mass in law.items() if mass > 0}, "an outcome that the target never gives"
+    return chi_square_tail(*chi_square(found, law, runs)) > 1e-4
+
+
+def frequencies(
+    decoder: Decoder,
+    sampling: Sampling,
+    runs: int = RUNS,
+    prompt: list[int] = LETTERS,
+    length: int = LENGTH,
+) -> Counter[tuple[int, ...]]:
+    """How often each output of at most `length` tokens came, of one run a seed."""
+    found: Counter[tuple[int, ...]] = Counter()
+    for seed in range(runs):
+        settings = replace(sampling, seed=seed)
+        found[tuple(decoder.generate(prompt, max_new_tokens=length, sampling=settings).tokens)] += 1
+    return found

@@ -229,3 +229,11 @@ def test_a_planted_fault_is_found(modules: dict[str, str], says: str) -> None:
 def test_type_checking_imports_do_not_count() -> None:
     lazy = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import align.losses.objective"
     assert faults({"decode.engine.x": lazy}) == []
+
+
+def test_no_test_file_imports_another() -> None:
+    """What two of them share stands in tests/builders.py, fakes.py or tokenizers.py."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        for module in imports(path.read_text(encoding="utf-8")):
+            parts = module.split(".")
+            assert parts[0] != "tests" or not any(p.startswith("test_") for p in parts[:-1]), (path, module)

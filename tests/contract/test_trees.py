@@ -16,6 +16,7 @@ from torch import Tensor
 
 from decode.speculation import tree
 from decode.speculation.tree import ancestors, chain, depths, path_to, visits, walk, within
+from tests.builders import tree_prefixes as prefixes
 from tests.contract.enumeration import EXACT, WRONG, Toy
 
 Follow = Callable[[Tensor, tuple[int, ...], Tensor], tuple[Tensor, Tensor]]
@@ -33,14 +34,6 @@ def shapes(most: int) -> Iterator[tuple[int, ...]]:
     """Every parents tuple of 1 to `most` nodes."""
     for count in range(1, most + 1):
         yield from itertools.product(*(range(-1, i) for i in range(count)))
-
-
-def prefixes(tokens: tuple[int, ...], parents: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """What stands after the root and after each node."""
-    found: list[tuple[int, ...]] = [()]
-    for token, parent in zip(tokens, parents, strict=True):
-        found.append((*found[parent + 1], token))
-    return found
 
 
 def distance(toy: Toy, tokens: tuple[int, ...], parents: tuple[int, ...], rule: Follow = follow) -> float:

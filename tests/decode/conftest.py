@@ -10,8 +10,8 @@ from align.target.loading import load_target
 from align.target.model import Target
 from decode.methods.registry import Parts
 from decode.reporting import figures
-from tests.align.models.test_standalone import drafter
-from tests.decode.drafters.test_d2sd import network
+from tests.builders import diffusion_drafter as drafter
+from tests.builders import sharp_block_network as network
 
 
 @pytest.fixture(scope="module")

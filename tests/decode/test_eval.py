@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 import decode
 from align.common.errors import UserError
@@ -24,19 +23,10 @@ from decode.reporting.records import Divergence, read_records, read_run
 from decode.speculation.sampling import Sampling
 from decode.suites import registry as chosen
 from decode.suites.prompt import Prompt, Suite
+from tests.builders import QUIET
+from tests.builders import run_eval as run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
-QUIET = [
-    "--target",
-    "debug",
-    "--device",
-    "cpu",
-    "--dtype",
-    "float32",
-    "--no-hf-check",
-    "--max-new-tokens",
-    "12",
-]
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +35,6 @@ def drafter(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drafter")
     save_drafter(from_target(target, options, None), folder, dtype=torch.float32)
     return folder
-
-
-def run(*arguments: Any) -> tuple[dict[str, Any], Path]:
-    options = eval.parser().parse_args([*QUIET, *map(str, arguments)])
-    return eval.evaluate(options, Console(quiet=True), "command")
 
 
 def test_the_methods_side_by_side(prompts: Path, drafter: Path, tmp_path: Path) -> None:

@@ -12,35 +12,15 @@ from safetensors.torch import load_file, save_file
 
 from align.common.batch import Anchors
 from align.common.errors import UserError
-from align.config.recipe import DrafterConfig
 from align.data import packing
 from align.data import shards as data
-from align.data.draft_vocab import frequent_tokens
 from align.diffusion.noise import sample_anchors
 from align.models.block import BlockDrafter, BlockSession, target_features
 from align.models.block_checkpoint import from_target, load_drafter, mask_token, save_drafter, tap_layers
 from align.target.model import Target
-
-
-def options(**changes: Any) -> DrafterConfig:
-    return DrafterConfig(**{"taps": 2, "markov_rank": 0, **changes})
-
-
-VARIANTS = [
-    {"context": "shared_kv"},
-    {"context": "taps"},
-    {"context": "shared_kv", "markov_rank": 8},
-    {"context": "taps", "init_from_target": False},
-]
-
-
-def build(target: Target, samples: data.Samples, **changes: Any) -> BlockDrafter:
-    drafter = from_target(target, options(**changes), frequent_tokens(samples, target, 64))
-    with torch.no_grad():  # away from the symmetric start, so that a slip can't hide
-        generator = torch.Generator().manual_seed(1)
-        for parameter in drafter.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-    return drafter
+from tests.builders import TRAINED_BLOCKS as VARIANTS
+from tests.builders import block_options as options
+from tests.builders import trained_block as build
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -21,7 +21,8 @@ from align.training.block_module import BlockDrafterModule
 from align.training.causal_module import CausalDrafterModule
 from align.training.datamodule import Step
 from align.training.run import train
-from tests.align.models.test_standalone import ANCHORS, batch
+from tests.builders import ANCHORS
+from tests.builders import packed_batch as batch
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "debug_autoregressive.json"
 OPTIONS = DrafterConfig(kind="autoregressive", block_size=3, layers=2)

@@ -15,26 +15,9 @@ from align.common.errors import UserError
 from align.models.ddit import DDiT, DDiTConfig
 from align.target import attention
 from align.target.attention import attend
-
-
-def config(**changes: Any) -> DDiTConfig:
-    small = {"vocab_size": 11, "hidden_size": 16, "n_blocks": 2, "n_heads": 2, "cond_dim": 6, "dropout": 0.0}
-    return DDiTConfig(**{**small, **changes})
-
-
-def network(seed: int = 0, **changes: Any) -> DDiT:
-    """A small network whose zero-initialised parts are filled, so that they are seen."""
-    generator = torch.Generator().manual_seed(seed)
-    net = DDiT(config(**changes)).eval()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
-    return net
-
-
-def tokens(*shape: int, seed: int = 1, vocab: int = 11) -> Tensor:
-    return torch.randint(0, vocab, shape, generator=torch.Generator().manual_seed(seed))
-
+from tests.builders import ddit as network
+from tests.builders import ddit_config as config
+from tests.builders import random_tokens as tokens
 
 # ---- published names, shapes, order ----
 

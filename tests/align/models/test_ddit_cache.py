@@ -7,7 +7,8 @@ import torch
 
 from align.models.ddit import DDiT, prefix_block_mask, prefix_block_positions
 from align.target.cache import KVCache
-from tests.align.models.test_ddit import network, tokens
+from tests.builders import ddit as network
+from tests.builders import random_tokens as tokens
 
 
 def none(rows: int) -> torch.Tensor:

@@ -19,7 +19,9 @@ from align.models.masked_checkpoint import adapt, load_masked_lm, save_masked_lm
 from align.models.masked_lm import annealed_see, merge_lora, with_lora
 from align.target.attention import register
 from align.target.model import Target
-from tests.align.models.test_masked_lm import QWEN, block_session, tokens
+from tests.builders import QWEN
+from tests.builders import masked_block_logits as block_session
+from tests.builders import partly_masked as tokens
 
 
 def other_target(kind: str, target: Target) -> Target:

@@ -20,6 +20,10 @@ from align.models.families import FAMILIES, family_of
 from align.models.masked_checkpoint import adapt, from_config, load_masked_lm, save_masked_lm
 from align.models.masked_lm import MaskedLM
 from align.target.model import Target
+from tests.builders import NO_TOKENS as NONE
+from tests.builders import QWEN
+from tests.builders import masked_block_logits as block_session
+from tests.builders import partly_masked as tokens
 
 LLADA = {
     "model_type": "llada", "architectures": ["LLaDAModelLM"], "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2,
@@ -27,11 +31,6 @@ LLADA = {
     "rope_theta": 500000.0, "weight_tying": False, "mask_token_id": 36, "activation_type": "silu", "block_type": "llama",
     "layer_norm_type": "rms", "rope": True, "alibi": False, "include_bias": False, "include_qkv_bias": False,
     "auto_map": {"AutoModel": "modeling_llada.LLaDAModelLM"}, "init_std": 0.2, "precision": "amp_bf16",
-}  # fmt: skip
-QWEN = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "vocab_size": 40, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
-    "tie_word_embeddings": False, "use_sliding_window": False, "rope_scaling": None, "initializer_range": 0.2,
 }  # fmt: skip
 DREAM = {
     **QWEN,
@@ -94,12 +93,6 @@ def small(name: str, **changes: Any) -> MaskedLM:
             for parameter in network.parameters():
                 parameter.add_(torch.randn(parameter.shape) * 0.05)
     return network
-
-
-def tokens(rows: int = 2, length: int = 9, seed: int = 0) -> Tensor:
-    drawn = torch.randint(1, 36, (rows, length), generator=torch.Generator().manual_seed(seed))
-    drawn[:, 4:7] = 36
-    return drawn
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -338,25 +331,6 @@ def test_broken_folders_say_why_in_one_line(tmp_path: Path) -> None:
     fails("no table of tensors")
     with pytest.raises(UserError, match="block_size=0"):
         small("sdar", block_size=0)
-
-
-NONE = torch.empty(1, 0, dtype=torch.int64)
-
-
-def block_session(network: MaskedLM, prefix: Tensor, block: Tensor, parts: list[int]) -> Tensor:
-    """The block's logits through the cache, the prefix taken in by parts, each with a draft that is thrown away."""
-    cache, before = network.new_cache(prefix.shape[1] + block.shape[1] + 3), None
-    for part in prefix.split(parts, dim=1):
-        _, before = network.denoise(part, torch.full((1, 2), 5), cache, before)
-    assert cache.length == prefix.shape[1]
-    alone = network.denoise(NONE, block, cache, before)[0]
-    cache.length -= parts[-1]
-    if network.family.shift:
-        _, before = network.denoise(prefix[:, : -parts[-1]], NONE, again := network.new_cache(12))
-        assert again.length == cache.length
-    together = network.denoise(prefix[:, -parts[-1] :], block, cache, before)[0]
-    torch.testing.assert_close(alone, together, atol=2e-5, rtol=1e-4)
-    return alone
 
 
 @pytest.mark.parametrize("name", ["sdar", "adapted"])

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from align.common.batch import Anchors, Batch
 from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import DrafterConfig
@@ -27,69 +26,17 @@ from align.target.loading import load_target
 from align.target.model import Target
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
+from tests.builders import ANCHORS
+from tests.builders import DIFFUSION_KINDS as KINDS
+from tests.builders import diffusion_drafter as drafter
+from tests.builders import packed_batch as batch
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-KINDS = {
-    "ddit": {"kind": "ddit", "hidden_size": 32, "layers": 2, "heads": 2, "cond_dim": 16},
-    "ddit, full": {
-        "kind": "ddit",
-        "hidden_size": 32,
-        "layers": 2,
-        "heads": 2,
-        "attention": "full",
-        "window": 6,
-    },
-    "radd": {
-        "kind": "ddit",
-        "hidden_size": 32,
-        "layers": 2,
-        "heads": 2,
-        "time_input": "none",
-        "prediction": "logits",
-    },
-    "ddit, blocks": {
-        "kind": "ddit",
-        "hidden_size": 32,
-        "layers": 2,
-        "heads": 2,
-        "window": 24,
-        "time_input": "zero",
-    },
-    "ddit, blocks told σ": {"kind": "ddit", "hidden_size": 32, "layers": 2, "heads": 2, "window": 9},
-    "masked_lm": {"kind": "masked_lm", "layers": 2},
-    "masked_lm, full": {"kind": "masked_lm", "layers": 2, "attention": "full", "window": 6},
-    "masked_lm, own head": {"kind": "masked_lm", "layers": 2, "share_embedding": False},
-}
 
 
 @pytest.fixture(scope="module")
 def target() -> Target:
     return load_target("debug", dtype="float32", device="cpu")
-
-
-def drafter(target: Target, kind: str, seed: int = 0) -> DiffusionDrafter:
-    """With weights that are nowhere zero, so that every path counts."""
-    made = make(target, DrafterConfig(block_size=3, **KINDS[kind]), seed)  # type: ignore[arg-type]
-    if kind.startswith("ddit, blocks"):  # BD3-LM's attention
-        assert isinstance(made.network, DDiT)
-        config = replace(made.network.config, attention="block_causal", block_size=4, scale_by_sigma=False)
-        made = DiffusionDrafter(DDiT(config), replace(made.config, prediction="logits"), target)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in made.parameters():
-            p.add_(torch.randn(p.shape, generator=generator) * 0.08)
-    return made.eval()
-
-
-def batch(target: Target, seed: int = 0) -> Batch:
-    """Two rows: two documents and padding; one document."""
-    tokens = torch.randint(4, 200, (2, 20), generator=torch.Generator().manual_seed(seed))
-    document = torch.tensor([[0] * 9 + [1] * 8 + [-1] * 3, [0] * 20])
-    positions = torch.tensor([[*range(9), *range(8), *range(3)], [*range(20)]])
-    return Batch(tokens, positions, document, document >= 0)
-
-
-ANCHORS = Anchors(torch.tensor([[3, 5, 11], [1, 9, 16]]), torch.ones(2, 3, 3, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,7 +19,8 @@ from align.models.standalone_checkpoint import load_standalone, make, save_stand
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.run import train
-from tests.align.models.test_standalone import KINDS, drafter
+from tests.builders import DIFFUSION_KINDS as KINDS
+from tests.builders import diffusion_drafter as drafter
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,8 @@ from align.target.model import Target
 from align.training.block_module import BlockDrafterModule
 from align.training.datamodule import Step
 from align.training.run import train
-from tests.align.models.test_block import VARIANTS, build
+from tests.builders import TRAINED_BLOCKS as VARIANTS
+from tests.builders import trained_block as build
 
 K = 4
 

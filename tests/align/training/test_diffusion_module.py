@@ -23,7 +23,9 @@ from align.target.loading import load_target
 from align.target.model import Target
 from align.training.datamodule import RowsModule, Step
 from align.training.diffusion_module import DiffusionDrafterModule
-from tests.align.models.test_standalone import ANCHORS, batch, drafter
+from tests.builders import ANCHORS
+from tests.builders import diffusion_drafter as drafter
+from tests.builders import packed_batch as batch
 
 
 @pytest.fixture(scope="module")

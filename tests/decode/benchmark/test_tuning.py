@@ -21,9 +21,9 @@ from decode.methods.spec import keys_of, read_method, swept
 from decode.reporting.records import Divergence, Record, read_records, read_run
 from decode.suites.prompt import Prompt
 from decode.wrappers.adaptive import SwitchingDrafter
-from tests.align.models.test_standalone import drafter as standalone
-from tests.decode.reporting.test_statistics import record
-from tests.decode.test_eval import run as measured
+from tests.builders import diffusion_drafter as standalone
+from tests.builders import record
+from tests.builders import run_eval as measured
 
 GROUPS = {"a": ["a1", "a2", "a3"], "b": ["b1", "b2"]}
 SECONDS = {"plain": 9.0, "a1": 1.0, "a2": 1.02, "a3": 2.0, "b1": 8.0, "b2": 5.0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,6 @@ from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.autoregressive import (
     AutoregressiveDrafter,
-    AutoregressiveDrafts,
     AutoregressiveWriter,
     CausalContext,
 )
@@ -25,27 +23,10 @@ from decode.speculation.tree import depths
 from decode.wrappers.copying import CopyingDrafter
 from decode.wrappers.translated import TranslatedDrafter
 from decode.wrappers.vocabularies import VocabularyMap
-from tests.decode.engine.test_engine_law import LENGTH, SETTINGS, frequencies, plausible
-from tests.decode.engine.test_engine_law import PROMPT as LETTERS
-from tests.fakes import TableTarget
-
-PROMPTS = [[4, 90, 17, 203, 90, 17], [5], [1, 90, 17, 2, 3, 1, 40, 0, 90]]
-VARIED = Sampling(repetition_penalty=1.4, presence_penalty=0.3, banned=(7,))
-
-
-def smaller(target: Target, layers: int = 3, noise: float = 0.02, vocab_size: int | None = None) -> Target:
-    """A model with the target's first layers, changed a little."""
-    config = copy.deepcopy(target.model.config)
-    config.num_hidden_layers = layers
-    model = type(target.model)(config)
-    model.load_state_dict(target.model.state_dict(), strict=False)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn(weight.shape, generator=generator) * noise)
-    if vocab_size is not None:
-        model.resize_token_embeddings(vocab_size)
-    return Target(model, target.tokenizer, "smaller", fast=False)
+from tests.builders import ALL_VARIED as VARIED
+from tests.builders import PROMPTS, watched
+from tests.builders import smaller_model as smaller
+from tests.fakes import LENGTH, LETTERS, SETTINGS, TableTarget, frequencies, plausible
 
 
 @pytest.fixture(scope="module")
@@ -74,27 +55,6 @@ def test_an_end_of_sequence_ends_it(target: Target, model: Target) -> None:
         expected = Decoder(other).generate(PROMPTS[0], max_new_tokens=20)
         out = Decoder(other, AutoregressiveDrafter(model)).generate(PROMPTS[0], max_new_tokens=20)
         assert out.tokens == expected.tokens and out.finish == "eos"
-
-
-def watched(drafter: AutoregressiveDrafter, seen: list[tuple[list[int], Proposal]]) -> AutoregressiveDrafter:
-    """Notes every proposal with the text that it was made for."""
-    start: Callable[..., AutoregressiveDrafts] = drafter.start
-
-    def begin(request):  # type: ignore[no-untyped-def]
-        session = start(request)
-        propose = session.propose
-
-        def note(k: int) -> Proposal | None:
-            proposal = propose(k)
-            assert proposal is not None
-            seen.append((list(request.tokens), proposal))
-            return proposal
-
-        session.propose = note  # type: ignore[method-assign]
-        return session
-
-    drafter.start = begin  # type: ignore[method-assign]
-    return drafter
 
 
 @pytest.mark.parametrize(

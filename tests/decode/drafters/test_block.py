@@ -12,9 +12,8 @@ import torch
 
 import decode
 from align.common.errors import UserError
-from align.config.recipe import DrafterConfig
 from align.models.block import BlockDrafter, BlockSession
-from align.models.block_checkpoint import from_target, save_drafter
+from align.models.block_checkpoint import save_drafter
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
@@ -23,20 +22,10 @@ from decode.engine.engine import _NOTHING, Engine
 from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.proposal import DenseQ, SparseQ
 from decode.speculation.sampling import ProcessorState, probs
-from tests.decode.engine.test_engine_law import frequencies, plausible
-
-PROMPT = [4, 90, 17, 203, 90, 17]
-VARIED = Sampling(repetition_penalty=1.4)
-IDS = torch.cat((torch.arange(2, 3), torch.arange(10, 250, 2)))
-VARIANTS: dict[str, dict[str, Any]] = {
-    "shared": {"context": "shared_kv"},
-    "taps": {"context": "taps"},
-    "shared markov": {"context": "shared_kv", "markov_rank": 8},
-    "taps whole vocabulary": {"context": "taps", "whole": True},
-    "confidence": {"context": "shared_kv", "confidence": True},
-    "markov confidence": {"context": "shared_kv", "markov_rank": 8, "confidence": True},
-    "markov whole vocabulary": {"context": "shared_kv", "markov_rank": 8, "whole": True},
-}
+from tests.builders import BLOCK_VARIANTS as VARIANTS
+from tests.builders import PROMPT, VARIED
+from tests.builders import block_network as network
+from tests.fakes import frequencies, plausible
 
 
 @pytest.fixture(scope="module")
@@ -44,20 +33,6 @@ def target() -> Target:
     target = load_target("debug", dtype="float32", device="cpu")
     target.eos_ids = ()
     return target
-
-
-def network(
-    target: Target, context: str, markov_rank: int = 0, whole: bool = False, confidence: bool = False
-) -> BlockDrafter:
-    options = DrafterConfig(context=context, taps=2, markov_rank=markov_rank, confidence_head=confidence)
-    drafter = from_target(target, options, None if whole else IDS)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-        if drafter.confidence is not None:  # embeddings are small; so that it is sometimes sure
-            drafter.confidence.out.weight[:, drafter.config.hidden_size :].mul_(40)
-    return drafter
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -14,9 +14,9 @@ from decode.drafters.diffusion import DiffusionProposer
 from decode.drafters.lookup import LookupDrafter
 from decode.losslessness.exact_distribution import exact_law
 from decode.wrappers.adaptive import AdaptiveDrafter
-from tests.align.models.test_standalone import drafter
-from tests.decode.drafters.test_block import PROMPT
-from tests.decode.engine.test_engine_law import frequencies, plausible
+from tests.builders import PROMPT
+from tests.builders import diffusion_drafter as drafter
+from tests.fakes import frequencies, plausible
 
 
 def test_a_line_through_points() -> None:

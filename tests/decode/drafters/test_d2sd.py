@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.config.recipe import DrafterConfig
 from align.models.block import BlockDrafter, BlockSession
-from align.models.block_checkpoint import from_target
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
@@ -25,9 +23,11 @@ from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import position_noise, probs
 from decode.speculation.tree import chain
-from tests.contract.test_trees import prefixes
-from tests.decode.drafters.test_block import IDS, PROMPT, VARIED
-from tests.decode.engine.test_engine_law import plausible
+from tests.builders import DRAFT_IDS as IDS
+from tests.builders import PROMPT, VARIED
+from tests.builders import sharp_block_network as network
+from tests.builders import tree_prefixes as prefixes
+from tests.fakes import plausible
 
 
 @pytest.fixture(scope="module")
@@ -35,22 +35,6 @@ def target() -> Target:
     target = load_target("debug", dtype="float32", device="cpu")
     target.eos_ids = ()
     return target
-
-
-def network(
-    target: Target, seed: int, context: str, taps: int = 2, size: int = 4, **more: Any
-) -> BlockDrafter:
-    ids, whole = more.pop("ids", IDS), more.pop("whole", False)
-    options = DrafterConfig(
-        **{"context": context, "taps": taps, "block_size": size, "markov_rank": 0, **more}
-    )
-    drafter = from_target(target, options, None if whole else ids)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-        drafter.norm.weight.mul_(6)  # confidences of all sizes
-    return drafter
 
 
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {

@@ -21,9 +21,11 @@ from decode.drafters.diffusion import ORDERS, DiffusionProposer
 from decode.losslessness.exact_distribution import exact_law
 from decode.methods.drafter_loading import open_part
 from decode.wrappers.copying import CopyingDrafter
-from tests.align.models.test_standalone import KINDS, drafter
-from tests.decode.drafters.test_block import PROMPT, VARIED
-from tests.decode.engine.test_engine_law import frequencies, plausible
+from tests.builders import DIFFUSION_KINDS as KINDS
+from tests.builders import PROMPT, VARIED
+from tests.builders import diffusion_drafter as drafter
+from tests.builders import session_after_prefill as sessions
+from tests.fakes import frequencies, plausible
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,17 +139,6 @@ def test_a_hot_start_keeps_the_targets_joint_law(target: Target, order: str, ver
     decoder = Decoder(target, proposer, verifier)
     found = frequencies(decoder, sampling, runs, PROMPT, 5)
     assert plausible(found, exact_law(target, PROMPT, 5, sampling), runs)
-
-
-def sessions(target: Target, proposer: DiffusionProposer, sampling: Sampling):  # type: ignore[no-untyped-def]
-    """An engine's session after the prompt's first token, and the engine."""
-    from decode.engine.engine import _NOTHING, Engine
-
-    engine = Engine(target, PROMPT, 40, sampling, proposer, "point_mass")
-    with torch.no_grad():
-        engine._commit(engine._verify_draft(engine._prefill(), _NOTHING))
-    assert engine.session is not None
-    return engine, engine.session
 
 
 def test_a_hot_start_draws_from_the_last_drafts_distributions_in_their_new_places(target: Target) -> None:

@@ -22,9 +22,9 @@ from decode.engine.engine import _NOTHING, Engine
 from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.sampling import probs
 from decode.wrappers.copying import CopyingDrafter
-from tests.align.models.test_standalone import drafter
-from tests.decode.drafters.test_block import PROMPT, VARIED
-from tests.decode.engine.test_engine_law import frequencies, plausible
+from tests.builders import PROMPT, VARIED
+from tests.builders import diffusion_drafter as drafter
+from tests.fakes import frequencies, plausible
 
 ABLATION = [(False, False), (True, False), (False, True), (True, True)]
 

@@ -22,11 +22,20 @@ from decode.speculation.processors import History
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import probs
 from decode.wrappers.copying import CopyingDrafter
-from tests.decode.drafters.test_autoregressive import PROMPTS, VARIED, smaller, watched
-from tests.decode.drafters.test_block import network
-from tests.decode.engine.test_engine_law import LENGTH, SETTINGS, frequencies, plausible
-from tests.decode.engine.test_engine_law import PROMPT as LETTERS
-from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget
+from tests.builders import ALL_VARIED as VARIED
+from tests.builders import PROMPTS, watched
+from tests.builders import block_network as network
+from tests.builders import smaller_model as smaller
+from tests.fakes import (
+    DRAFTERS,
+    LENGTH,
+    LETTERS,
+    SETTINGS,
+    ScriptedDrafter,
+    TableTarget,
+    frequencies,
+    plausible,
+)
 
 INNER: dict[str, Any] = {
     "lookup": lambda: LookupDrafter(3),

@@ -17,8 +17,8 @@ from decode.drafters.retrieval import RetrievalDrafter, RetrievalSession
 from decode.drafters.suffix_automaton import Datastore
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import path_to
-from tests.decode.engine.test_engine_law import LENGTH, PROMPT, SETTINGS, frequencies, plausible
-from tests.fakes import TableTarget
+from tests.fakes import LENGTH, SETTINGS, TableTarget, frequencies, plausible
+from tests.fakes import LETTERS as PROMPT
 
 
 def session(tokens: list[int], eos_ids: tuple[int, ...] = (), **options: object) -> RetrievalSession:

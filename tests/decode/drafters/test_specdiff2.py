@@ -13,10 +13,10 @@ from decode.drafters.specdiff2 import CandidatesDrafter
 from decode.drafters.tolerator import ToleratorDrafter
 from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.tree import depths
-from tests.align.models.test_standalone import drafter
-from tests.decode.drafters.test_block import PROMPT, VARIED
-from tests.decode.drafters.test_diffusion import sessions
-from tests.decode.engine.test_engine_law import frequencies, plausible
+from tests.builders import PROMPT, VARIED
+from tests.builders import diffusion_drafter as drafter
+from tests.builders import session_after_prefill as sessions
+from tests.fakes import frequencies, plausible
 
 
 def made(target: Target, name: str) -> Drafter:

@@ -12,7 +12,7 @@ from decode.drafters.block import BlockProposer
 from decode.drafters.lookup import LookupDrafter
 from decode.speculation.tree import ancestors
 from decode.wrappers.copying import CopyingDrafter
-from tests.decode.drafters.test_block import network
+from tests.builders import block_network as network
 from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6][: 2 + i % 7] + [i] for i in range(12)]

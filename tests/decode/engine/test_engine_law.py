@@ -3,7 +3,6 @@ target."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -12,43 +11,20 @@ from align.common.errors import UserError
 from decode.drafters.base import Request
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
-from decode.losslessness.exact_distribution import chi_square, chi_square_tail
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
-from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget, right_to_left
-
-PROMPT = [0, 1, 2, 0, 1, 2, 0]
-LENGTH, RUNS = 5, 800
-SETTINGS = {
-    "plain": Sampling(1.0),
-    "sharp top-k": Sampling(0.7, top_k=2),
-    "penalty": Sampling(1.3, repetition_penalty=2.5),
-    "everything": Sampling(
-        1.1, repetition_penalty=1.6, min_p=0.1, presence_penalty=0.9, banned=(1,), min_new_tokens=3
-    ),
-}
-
-
-def plausible(found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float], runs: int) -> bool:
-    """Whether a correct engine would come so far from the law once in ten thousand times."""
-    assert set(found) <= {x for x, mass in law.items() if mass > 0}, "an outcome that the target never gives"
-    return chi_square_tail(*chi_square(found, law, runs)) > 1e-4
-
-
-def frequencies(
-    decoder: Decoder,
-    sampling: Sampling,
-    runs: int = RUNS,
-    prompt: list[int] = PROMPT,
-    length: int = LENGTH,
-) -> Counter[tuple[int, ...]]:
-    """How often each output of at most `length` tokens came, of one run a seed."""
-    found: Counter[tuple[int, ...]] = Counter()
-    for seed in range(runs):
-        settings = replace(sampling, seed=seed)
-        found[tuple(decoder.generate(prompt, max_new_tokens=length, sampling=settings).tokens)] += 1
-    return found
-
+from tests.fakes import (
+    DRAFTERS,
+    LENGTH,
+    RUNS,
+    SETTINGS,
+    ScriptedDrafter,
+    TableTarget,
+    frequencies,
+    plausible,
+    right_to_left,
+)
+from tests.fakes import LETTERS as PROMPT
 
 CASES = [
     ("independent", "token", "plain"),

@@ -20,8 +20,8 @@ from decode.methods.registry import SYSTEMS
 from decode.speculation import rules
 from decode.speculation.sampling import Sampling
 from decode.verify import main
-from tests.align.models.test_standalone import drafter as standalone
-from tests.decode.drafters.test_block import network
+from tests.builders import block_network as network
+from tests.builders import diffusion_drafter as standalone
 from tests.fakes import TableTarget
 
 

@@ -22,8 +22,8 @@ from decode.reporting.records import read_records
 from decode.speculation.verifiers import find
 from decode.wrappers.adaptive import SwitchingDrafter, SwitchingSession
 from decode.wrappers.overlapped import settle
-from tests.decode.drafters.test_block import PROMPT, VARIED
-from tests.decode.engine.test_engine_law import frequencies, plausible
+from tests.builders import PROMPT, VARIED
+from tests.fakes import frequencies, plausible
 
 METHODS = [
     *(name for name in SYSTEMS if name != "compiled"),

@@ -12,7 +12,7 @@ from decode.methods.build import build, verifier_of
 from decode.methods.registry import SYSTEMS, Parts
 from decode.methods.spec import check_parts, listing, read_method, swept
 from decode.wrappers.adaptive import AdaptiveDrafter
-from tests.decode.drafters.test_block import PROMPT
+from tests.builders import PROMPT
 
 
 def test_methods_as_they_are_written() -> None:

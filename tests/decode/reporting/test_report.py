@@ -20,7 +20,7 @@ from decode.reporting.figures import by_suite, ranked
 from decode.reporting.records import Divergence, Record, Run, append, read_records, read_run, write_run
 from decode.reporting.render import make_report, print_report
 from decode.reporting.summary import summarise, verdict
-from tests.decode.reporting.test_statistics import record
+from tests.builders import record
 
 ROOT = Path(__file__).parents[3]
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 
-from decode.reporting.records import Record
 from decode.reporting.statistics import (
     acceptance,
     counts,
@@ -21,26 +18,7 @@ from decode.reporting.statistics import (
     times,
     whole_time,
 )
-
-
-def record(
-    method: str = "plain",
-    prompt: str = "a",
-    seconds: float = 1.0,
-    committed: int = 10,
-    calls: int = 10,
-    accepted: Sequence[int] = (),
-    drafted: Sequence[int] = (),
-    **more: Any,
-) -> Record:
-    fields: dict[str, Any] = {
-        "suite": "s", "prompt": prompt, "method": method, "repeat": 0, "category": "", "prompt_tokens": 5,
-        "new_tokens": committed + 1, "committed": committed, "seconds": seconds, "prefill_seconds": 0.5,
-        "tokens_per_s": committed / seconds, "calls": calls, "accepted": list(accepted),
-        "drafted": list(drafted), "tau": committed / calls if calls else None, "finish": "length",
-        "tokens": list(range(committed + 1)),
-    }  # fmt: skip
-    return Record(**{**fields, **more})
+from tests.builders import record
 
 
 def test_speed_up_is_the_ratio_of_mean_times_per_token() -> None:

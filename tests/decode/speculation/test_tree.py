@@ -21,10 +21,11 @@ from decode.speculation.processors import History
 from decode.speculation.proposal import DenseQ, Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, draw_at, position_noise, probs, uniform
 from decode.speculation.tree import ancestors, depths, follow, path_to
-from tests.contract.test_trees import prefixes
-from tests.decode.drafters.test_block import PROMPT, VARIANTS, VARIED, network
-from tests.decode.engine.test_engine_law import plausible
-from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget
+from tests.builders import BLOCK_VARIANTS as VARIANTS
+from tests.builders import PROMPT, VARIED
+from tests.builders import block_network as network
+from tests.builders import tree_prefixes as prefixes
+from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget, plausible
 
 PARENTS = (-1, -1, 0, 0, 1, 3, 4, 3)
 TOKENS = (7, 9, 11, 7, 30, 31, 9, 50)

@@ -11,8 +11,8 @@ from decode.engine.decoder import Decoder
 from decode.speculation.processors import History
 from decode.speculation.sampling import Sampling
 from decode.wrappers.copying import CopyingDrafter
-from tests.decode.engine.test_engine_law import LENGTH, PROMPT, RUNS, SETTINGS, frequencies, plausible
-from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget
+from tests.fakes import DRAFTERS, LENGTH, RUNS, SETTINGS, ScriptedDrafter, TableTarget, frequencies, plausible
+from tests.fakes import LETTERS as PROMPT
 
 
 def drafter(kind: str, **options: int) -> CopyingDrafter:

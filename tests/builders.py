@@ -1,0 +1,300 @@
+"""What several test files build: networks of every kind with weights that are nowhere zero, rows, records, runs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from align.common.batch import Anchors, Batch
+from align.config.recipe import DrafterConfig
+from align.data import shards as data
+from align.data.draft_vocab import frequent_tokens
+from align.models.block import BlockDrafter
+from align.models.block_checkpoint import from_target
+from align.models.ddit import DDiT, DDiTConfig
+from align.models.masked_lm import MaskedLM
+from align.models.standalone import DiffusionDrafter
+from align.models.standalone_checkpoint import make
+from align.target.model import Target
+from decode import eval
+from decode.drafters.autoregressive import (
+    AutoregressiveDrafter,
+    AutoregressiveDrafts,
+)
+from decode.drafters.diffusion import DiffusionProposer
+from decode.engine.engine import _NOTHING, Engine
+from decode.reporting.records import Record
+from decode.speculation.proposal import Proposal
+from decode.speculation.sampling import Sampling
+
+PROMPT = [4, 90, 17, 203, 90, 17]
+PROMPTS = [[4, 90, 17, 203, 90, 17], [5], [1, 90, 17, 2, 3, 1, 40, 0, 90]]
+VARIED = Sampling(repetition_penalty=1.4)
+ALL_VARIED = Sampling(repetition_penalty=1.4, presence_penalty=0.3, banned=(7,))
+DRAFT_IDS = torch.cat((torch.arange(2, 3), torch.arange(10, 250, 2)))
+ANCHORS = Anchors(torch.tensor([[3, 5, 11], [1, 9, 16]]), torch.ones(2, 3, 3, dtype=torch.bool))
+NO_TOKENS = torch.empty(1, 0, dtype=torch.int64)
+DIFFUSION_KINDS = {
+    "ddit": {"kind": "ddit", "hidden_size": 32, "layers": 2, "heads": 2, "cond_dim": 16},
+    "ddit, full": {
+        "kind": "ddit",
+        "hidden_size": 32,
+        "layers": 2,
+        "heads": 2,
+        "attention": "full",
+        "window": 6,
+    },
+    "radd": {
+        "kind": "ddit",
+        "hidden_size": 32,
+        "layers": 2,
+        "heads": 2,
+        "time_input": "none",
+        "prediction": "logits",
+    },
+    "ddit, blocks": {
+        "kind": "ddit",
+        "hidden_size": 32,
+        "layers": 2,
+        "heads": 2,
+        "window": 24,
+        "time_input": "zero",
+    },
+    "ddit, blocks told σ": {"kind": "ddit", "hidden_size": 32, "layers": 2, "heads": 2, "window": 9},
+    "masked_lm": {"kind": "masked_lm", "layers": 2},
+    "masked_lm, full": {"kind": "masked_lm", "layers": 2, "attention": "full", "window": 6},
+    "masked_lm, own head": {"kind": "masked_lm", "layers": 2, "share_embedding": False},
+}
+
+
+def diffusion_drafter(target: Target, kind: str, seed: int = 0) -> DiffusionDrafter:
+    """With weights that are nowhere zero, so that every path counts."""
+    made = make(target, DrafterConfig(block_size=3, **DIFFUSION_KINDS[kind]), seed)  # type: ignore[arg-type]
+    if kind.startswith("ddit, blocks"):  # BD3-LM's attention
+        assert isinstance(made.network, DDiT)
+        config = replace(made.network.config, attention="block_causal", block_size=4, scale_by_sigma=False)
+        made = DiffusionDrafter(DDiT(config), replace(made.config, prediction="logits"), target)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in made.parameters():
+            p.add_(torch.randn(p.shape, generator=generator) * 0.08)
+    return made.eval()
+
+
+def packed_batch(target: Target, seed: int = 0) -> Batch:
+    """Two rows: two documents and padding; one document."""
+    tokens = torch.randint(4, 200, (2, 20), generator=torch.Generator().manual_seed(seed))
+    document = torch.tensor([[0] * 9 + [1] * 8 + [-1] * 3, [0] * 20])
+    positions = torch.tensor([[*range(9), *range(8), *range(3)], [*range(20)]])
+    return Batch(tokens, positions, document, document >= 0)
+
+
+def block_options(**changes: Any) -> DrafterConfig:
+    return DrafterConfig(**{"taps": 2, "markov_rank": 0, **changes})
+
+
+TRAINED_BLOCKS = [
+    {"context": "shared_kv"},
+    {"context": "taps"},
+    {"context": "shared_kv", "markov_rank": 8},
+    {"context": "taps", "init_from_target": False},
+]
+
+
+def trained_block(target: Target, samples: data.Samples, **changes: Any) -> BlockDrafter:
+    drafter = from_target(target, block_options(**changes), frequent_tokens(samples, target, 64))
+    with torch.no_grad():  # away from the symmetric start, so that a slip can't hide
+        generator = torch.Generator().manual_seed(1)
+        for parameter in drafter.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+    return drafter
+
+
+def ddit_config(**changes: Any) -> DDiTConfig:
+    small = {"vocab_size": 11, "hidden_size": 16, "n_blocks": 2, "n_heads": 2, "cond_dim": 6, "dropout": 0.0}
+    return DDiTConfig(**{**small, **changes})
+
+
+def ddit(seed: int = 0, **changes: Any) -> DDiT:
+    """A small network whose zero-initialised parts are filled, so that they are seen."""
+    generator = torch.Generator().manual_seed(seed)
+    net = DDiT(ddit_config(**changes)).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+    return net
+
+
+def random_tokens(*shape: int, seed: int = 1, vocab: int = 11) -> Tensor:
+    return torch.randint(0, vocab, shape, generator=torch.Generator().manual_seed(seed))
+
+
+QWEN = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 40, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
+    "tie_word_embeddings": False, "use_sliding_window": False, "rope_scaling": None, "initializer_range": 0.2,
+}  # fmt: skip
+
+
+def partly_masked(rows: int = 2, length: int = 9, seed: int = 0) -> Tensor:
+    drawn = torch.randint(1, 36, (rows, length), generator=torch.Generator().manual_seed(seed))
+    drawn[:, 4:7] = 36
+    return drawn
+
+
+def masked_block_logits(network: MaskedLM, prefix: Tensor, block: Tensor, parts: list[int]) -> Tensor:
+    """The block's logits through the cache, the prefix taken in by parts, each with a draft that is thrown away."""
+    cache, before = network.new_cache(prefix.shape[1] + block.shape[1] + 3), None
+    for part in prefix.split(parts, dim=1):
+        _, before = network.denoise(part, torch.full((1, 2), 5), cache, before)
+    assert cache.length == prefix.shape[1]
+    alone = network.denoise(NO_TOKENS, block, cache, before)[0]
+    cache.length -= parts[-1]
+    if network.family.shift:
+        _, before = network.denoise(prefix[:, : -parts[-1]], NO_TOKENS, again := network.new_cache(12))
+        assert again.length == cache.length
+    together = network.denoise(prefix[:, -parts[-1] :], block, cache, before)[0]
+    torch.testing.assert_close(alone, together, atol=2e-5, rtol=1e-4)
+    return alone
+
+
+BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
+    "shared": {"context": "shared_kv"},
+    "taps": {"context": "taps"},
+    "shared markov": {"context": "shared_kv", "markov_rank": 8},
+    "taps whole vocabulary": {"context": "taps", "whole": True},
+    "confidence": {"context": "shared_kv", "confidence": True},
+    "markov confidence": {"context": "shared_kv", "markov_rank": 8, "confidence": True},
+    "markov whole vocabulary": {"context": "shared_kv", "markov_rank": 8, "whole": True},
+}
+
+
+def block_network(
+    target: Target, context: str, markov_rank: int = 0, whole: bool = False, confidence: bool = False
+) -> BlockDrafter:
+    options = DrafterConfig(context=context, taps=2, markov_rank=markov_rank, confidence_head=confidence)
+    drafter = from_target(target, options, None if whole else DRAFT_IDS)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+        if drafter.confidence is not None:  # embeddings are small; so that it is sometimes sure
+            drafter.confidence.out.weight[:, drafter.config.hidden_size :].mul_(40)
+    return drafter
+
+
+def sharp_block_network(
+    target: Target, seed: int, context: str, taps: int = 2, size: int = 4, **more: Any
+) -> BlockDrafter:
+    ids, whole = more.pop("ids", DRAFT_IDS), more.pop("whole", False)
+    options = DrafterConfig(
+        **{"context": context, "taps": taps, "block_size": size, "markov_rank": 0, **more}
+    )
+    drafter = from_target(target, options, None if whole else ids)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+        drafter.norm.weight.mul_(6)  # confidences of all sizes
+    return drafter
+
+
+def session_after_prefill(target: Target, proposer: DiffusionProposer, sampling: Sampling):  # type: ignore[no-untyped-def]
+    """An engine's session after the prompt's first token, and the engine."""
+
+    engine = Engine(target, PROMPT, 40, sampling, proposer, "point_mass")
+    with torch.no_grad():
+        engine._commit(engine._verify_draft(engine._prefill(), _NOTHING))
+    assert engine.session is not None
+    return engine, engine.session
+
+
+def smaller_model(
+    target: Target, layers: int = 3, noise: float = 0.02, vocab_size: int | None = None
+) -> Target:
+    """A model with the target's first layers, changed a little."""
+    config = copy.deepcopy(target.model.config)
+    config.num_hidden_layers = layers
+    model = type(target.model)(config)
+    model.load_state_dict(target.model.state_dict(), strict=False)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * noise)
+    if vocab_size is not None:
+        model.resize_token_embeddings(vocab_size)
+    return Target(model, target.tokenizer, "smaller", fast=False)
+
+
+def watched(drafter: AutoregressiveDrafter, seen: list[tuple[list[int], Proposal]]) -> AutoregressiveDrafter:
+    """Notes every proposal with the text that it was made for."""
+    start: Callable[..., AutoregressiveDrafts] = drafter.start
+
+    def begin(request):  # type: ignore[no-untyped-def]
+        session = start(request)
+        propose = session.propose
+
+        def note(k: int) -> Proposal | None:
+            proposal = propose(k)
+            assert proposal is not None
+            seen.append((list(request.tokens), proposal))
+            return proposal
+
+        session.propose = note  # type: ignore[method-assign]
+        return session
+
+    drafter.start = begin  # type: ignore[method-assign]
+    return drafter
+
+
+def record(
+    method: str = "plain",
+    prompt: str = "a",
+    seconds: float = 1.0,
+    committed: int = 10,
+    calls: int = 10,
+    accepted: Sequence[int] = (),
+    drafted: Sequence[int] = (),
+    **more: Any,
+) -> Record:
+    fields: dict[str, Any] = {
+        "suite": "s", "prompt": prompt, "method": method, "repeat": 0, "category": "", "prompt_tokens": 5,
+        "new_tokens": committed + 1, "committed": committed, "seconds": seconds, "prefill_seconds": 0.5,
+        "tokens_per_s": committed / seconds, "calls": calls, "accepted": list(accepted),
+        "drafted": list(drafted), "tau": committed / calls if calls else None, "finish": "length",
+        "tokens": list(range(committed + 1)),
+    }  # fmt: skip
+    return Record(**{**fields, **more})
+
+
+QUIET = [
+    "--target",
+    "debug",
+    "--device",
+    "cpu",
+    "--dtype",
+    "float32",
+    "--no-hf-check",
+    "--max-new-tokens",
+    "12",
+]
+
+
+def run_eval(*arguments: Any) -> tuple[dict[str, Any], Path]:
+    options = eval.parser().parse_args([*QUIET, *map(str, arguments)])
+    return eval.evaluate(options, Console(quiet=True), "command")
+
+
+def tree_prefixes(tokens: tuple[int, ...], parents: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """What stands after the root and after each node."""
+    found: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append((*found[parent + 1], token))
+    return found
