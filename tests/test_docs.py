@@ -1,0 +1,76 @@
+"""What README, CONTRIBUTING and docs/ name is there: paths, commands, recipes, links and their headings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHERS = [ROOT / "tests" / "contract" / "README.md", *sorted(ROOT.glob("pretrained/*/README.md"))]
+TOPS = ("align/", "decode/", "tests/", "recipes/", "docs/", "pretrained/", ".ci/", ".github/")
+
+
+def faults(text: str, page: Path) -> list[str]:
+    """What the page names that is not there."""
+    found = []
+    for name in re.findall(r"`([^`\n]+)`", text):
+        if name.startswith(TOPS) and not re.search(r"[\s…*]|NAME", name) and not (ROOT / name).exists():
+            found.append(f"no file {name}")
+    for module in re.findall(r"python -m ((?:align|decode|tests)[\w.]*)", text):
+        path = ROOT.joinpath(*module.split("."))
+        if not path.with_suffix(".py").is_file():
+            found.append(f"no module {module}")
+    for recipe in re.findall(r"recipe=([a-z]\w*)", text):
+        if not (ROOT / "recipes" / f"{recipe}.yaml").is_file():
+            found.append(f"no recipe {recipe}")
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, heading = link.partition("#")
+        other = (page.parent / name).resolve() if name else page
+        if "://" in link:
+            continue
+        if not other.exists():
+            found.append(f"no page {link}")
+        elif heading and heading not in headings(other.read_text(encoding="utf-8")):
+            found.append(f"no heading {link}")
+    return found
+
+
+def headings(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: page.parent.name + "/" + page.name)
+def test_what_a_page_names_is_there(page: Path) -> None:
+    assert faults(page.read_text(encoding="utf-8"), page) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("`align/training/gone.py`", "no file"),
+        ("python -m decode.gone", "no module"),
+        ("recipe=gone", "no recipe"),
+        ("[page](docs/gone.md)", "no page"),
+        ("[page](CONTRIBUTING.md#gone)", "no heading"),
+    ],
+)
+def test_a_planted_fault_is_found(text: str, says: str) -> None:
+    assert [fault for fault in faults(text, ROOT / "README.md") if fault.startswith(says)]
+
+
+def test_the_readme_is_read_in_minutes_and_leads_to_every_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 200
+    assert [page.name for page in PAGES[1:] if f"{page.relative_to(ROOT)})" not in readme] == []
+
+
+def test_every_room_has_its_line() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rooms = {p.parent.relative_to(ROOT).as_posix() for p in ROOT.glob("align/*/*.py")}
+    rooms |= {p.parent.relative_to(ROOT).as_posix() for p in ROOT.glob("decode/*/*.py")}
+    assert {room for room in rooms if f"| `{room}` |" not in readme} == set()
