@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -12,7 +13,10 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 def test_every_package_is_listed() -> None:
     folders = {path.parent for room in ("align", "decode") for path in (ROOT / room).rglob("*.py")}
     names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
-    assert names | {"recipes"} == set(SETUPTOOLS["packages"])
+    included = SETUPTOOLS["packages"]["find"]["include"]
+    for name in names | {"recipes"}:
+        assert any(fnmatchcase(name, pattern) for pattern in included), name
+    assert {folder for folder in folders if not (folder / "__init__.py").is_file()} == set()
 
 
 def test_every_recipe_is_taken_along() -> None:

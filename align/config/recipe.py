@@ -1,6 +1,6 @@
 """The recipe: everything a run depends on, as dataclasses.
 
-`align.recipe_reader` fills them from YAML and key=value.
+`align.config.parser` fills them from YAML and key=value.
 
 Every field carries its documentation and its limits: `--help` and the error messages are made from them.
 No torch here.

@@ -1,4 +1,4 @@
-"""Calibration losses: what is made of the statistics of `align.row_statistics`, per drafted position, unreduced.
+"""Calibration losses: what is made of the statistics of `align.losses.divergences`, per drafted position, unreduced.
 
 A loss is a weighted sum of terms; every term but `streak`, which has its own, is multiplied by a weight of its
 position in the block, a constant. Shapes: B rows of text, A anchors, K drafted positions.

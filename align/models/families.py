@@ -16,7 +16,7 @@ from typing import Any, Literal
 from align.common.errors import UserError, nearest
 
 BASES = ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""The transformers classes that `align.drafters.masked_lm` runs: plain decoders, a head without scale or bias."""
+"""The transformers classes that `align.models.masked_lm` runs: plain decoders, a head without scale or bias."""
 
 
 @dataclass(frozen=True)

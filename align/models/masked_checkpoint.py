@@ -1,6 +1,6 @@
-"""Making, saving and loading masked-diffusion language models (drafters/masked_lm.py).
+"""Making, saving and loading masked-diffusion language models (align/models/masked_lm.py).
 
-`load_masked_lm` reads the published families (`align.drafters.families`); `adapt` makes one out of an autoregressive
+`load_masked_lm` reads the published families (`align.models.families`); `adapt` makes one out of an autoregressive
 target (DiffuLLaMA, arXiv 2410.17891).
 """
 

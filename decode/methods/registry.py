@@ -209,7 +209,7 @@ Make = Callable[..., "Drafter | None"]
 class System:
     """One of them. `needs`: roles; `also_needs`: those that its options ask for; `verifier`: at temperatures above 0, where it is
     not `auto`; `controller`: unless another is named; `branches`: whether its drafts do, under these options (both get all of them); `drafts`:
-    anything at all; `switches`: its sessions read their options anew for every draft (decode/drafters/switching.py); `grid`: values
+    anything at all; `switches`: its sessions read their options anew for every draft (decode/wrappers/adaptive.py); `grid`: values
     worth trying, `key=v1,v2` (decode/benchmark/tuning.py); `target`: what becomes of the target before it decodes."""
 
     name: str

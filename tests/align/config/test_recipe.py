@@ -207,7 +207,7 @@ def test_a_command_that_runs_gets_the_recipe() -> None:
 
 
 def test_reading_recipes_does_not_import_torch() -> None:
-    code = "import sys, align.recipe_reader as r; r.help_text('p', 'd'); sys.exit('torch' in sys.modules)"
+    code = "import sys, align.config.parser as r; r.help_text('p', 'd'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=FOLDER.parent, check=False).returncode == 0
 
 
