@@ -24,6 +24,7 @@ from urllib.parse import urlparse
 
 from align.common.errors import UserError
 from align.common.files import write_atomically
+from align.common.provenance import CHECKOUT
 
 
 def cache_folder() -> Path:
@@ -64,9 +65,9 @@ def hub_reachable(timeout: float = 4.0) -> bool:
 def local_path(name: str | Path) -> Path:
     """The path that `name` may be. The shipped drafters lay in drafters/ once: what is not there is looked for in pretrained/."""
     path = Path(name).expanduser()
-    if not path.exists() and path.parts[:1] == ("drafters",):
-        moved = Path("pretrained", *path.parts[1:])
-        return moved if moved.exists() else path
+    if path.parts[:1] == ("drafters",) and not path.exists():
+        moved = [root / "pretrained" / Path(*path.parts[1:]) for root in (Path(), CHECKOUT)]
+        return next((folder for folder in moved if folder.exists()), path)
     return path
 
 
