@@ -15,7 +15,7 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.target.model import Target, TargetOutput
-from decode.drafters.base import Request, shared, within
+from decode.drafters.base import DraftSession, Request, shared, within
 from decode.speculation.proposal import DenseQ, Law, Proposal
 from decode.speculation.sampling import Sampling, best, couple, draw, probs
 from decode.speculation.tree import ancestors, chain
@@ -115,21 +115,16 @@ class AutoregressiveDrafter:
         return AutoregressiveDrafts(self, request)
 
 
-class AutoregressiveDrafts:
+class AutoregressiveDrafts(DraftSession):
     """One request's drafts."""
 
-    taps: tuple[int, ...] = ()
     rewinds = True
-    """The text may be another one, or shorter, than at the last call."""
 
     def __init__(self, drafter: AutoregressiveDrafter, request: Request) -> None:
         self.request, self.model = request, drafter.model
         # coupled drafts are made with the noise that the target will use
         self.law: Law = drafter.law(request.sampling) if request.noise is None else "point"
         self.context = CausalContext(drafter.model, request.cache.capacity)
-
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        """The text itself is all that it needs."""
 
     def propose(self, k: int) -> Proposal | None:
         request, device = self.request, self.request.target.device

@@ -22,7 +22,7 @@ from torch import Tensor
 from align.common.errors import UserError
 from align.models.block import BlockDrafter, BlockSession
 from align.target.model import TargetOutput
-from decode.drafters.base import Request, within
+from decode.drafters.base import DraftSession, Request, within
 from decode.speculation.proposal import Law, Proposal, Siblings, q_over
 from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, penalised, probs
 from decode.speculation.tree_drafts import best_first, draw_tree, shape
@@ -92,7 +92,7 @@ class BlockProposer:
         return BlockDrafts(self, request)
 
 
-class BlockDrafts:
+class BlockDrafts(DraftSession):
     """One request's drafts."""
 
     def __init__(self, proposer: BlockProposer, request: Request) -> None:

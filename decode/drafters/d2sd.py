@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from align.common.errors import UserError
 from align.models.block import BlockDrafter, BlockSession
 from align.target.model import TargetOutput
-from decode.drafters.base import Request, within
+from decode.drafters.base import DraftSession, Request, within
 from decode.speculation.proposal import DenseQ, Law, Proposal, SparseQ, q_over
 from decode.speculation.sampling import Sampling, best, couple, draw, penalised, probs
 from decode.speculation.tree import MOST_NODES, chain
@@ -84,7 +84,7 @@ class D2SDDrafter:
         return D2SDDrafts(self, request)
 
 
-class D2SDDrafts:
+class D2SDDrafts(DraftSession):
     """One request's drafts. What both networks see of the target is there once: the cache, and its tapped layers."""
 
     def __init__(self, proposer: D2SDDrafter, request: Request) -> None:

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from align.common.errors import UserError, nearest
 from align.models.standalone import DiffusionContext, DiffusionDrafter
-from align.target.model import TargetOutput
-from decode.drafters.base import Request, shared, within
+from decode.drafters.base import DraftSession, Request, shared, within
 from decode.speculation.proposal import DenseQ, Law, Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, penalised, probs
 from decode.speculation.tree_drafts import chain_from_marginals, draw_tree, shape
@@ -91,19 +90,14 @@ class DiffusionProposer:
         return DiffusionDrafts(self, request)
 
 
-class DiffusionSession:
+class DiffusionSession(DraftSession):
     """One request's clean text in front of a standalone drafter, and its rows as q: what several systems are made of."""
 
-    taps: tuple[int, ...] = ()
     rewinds = True
-    """The text may be another one, or shorter, than at the last call."""
 
     def __init__(self, drafter: DiffusionDrafter, request: Request, draft_tokens: int) -> None:
         self.drafter, self.request = drafter, request
         self.context = DiffusionContext(drafter, request.cache.capacity + draft_tokens)
-
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        """The text itself is all that it needs."""
 
     def masks(self, k: int) -> Tensor:
         """k masks, (K,), after everything that was committed."""

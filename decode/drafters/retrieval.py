@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from align.target.model import TargetOutput
-from decode.drafters.base import Request, within
+from decode.drafters.base import DraftSession, Request, within
 from decode.drafters.suffix_automaton import ROOT, Continuation, Datastore, SuffixAutomaton, TextAutomaton
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling
@@ -56,11 +55,9 @@ class RetrievalDrafter:
         return RetrievalSession(self, request)
 
 
-class RetrievalSession:
+class RetrievalSession(DraftSession):
     """One request's drafts. `text`: the automaton of all its tokens; `match`: state and length of their longest ending in
     the datastore."""
-
-    taps: tuple[int, ...] = ()
 
     def __init__(self, drafter: RetrievalDrafter, request: Request) -> None:
         # its options are read anew for every draft; the other texts stay those that `match` belongs to
@@ -69,9 +66,6 @@ class RetrievalSession:
         self.text = TextAutomaton()
         self.match = (ROOT, 0)
         self.indexed = 0
-
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        """The text itself is all that it needs."""
 
     def propose(self, k: int) -> Proposal | None:
         drafter, datastore = self.proposer, self.datastore

@@ -24,7 +24,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from decode.speculation.tree import check_parents, depths, within
+from decode.speculation.tree import chain, check_parents, depths, within
 
 Law = Literal["point", "independent", "causal", "unmasked"]
 LAWS: tuple[str, ...] = get_args(Law)
@@ -160,6 +160,11 @@ class Proposal:
         return "" if self.parents is None else f" (parents {self.parents})"
 
     @property
+    def tree(self) -> tuple[int, ...]:
+        """`parents`, of a chain too."""
+        return chain(len(self)) if self.parents is None else self.parents
+
+    @property
     def branches(self) -> bool:
         """Whether any two tokens have one parent."""
         return self.parents is not None and len(set(self.parents)) < len(self.parents)
@@ -188,3 +193,6 @@ class Proposal:
         q = None if self.q is None else self.q.take(slice(length))
         steps_K = None if self.steps_K is None else self.steps_K[:length]
         return replace(self, tokens_K=self.tokens_K[:length], q=q, steps_K=steps_K)
+
+
+NO_DRAFTS = Proposal(torch.zeros(0, dtype=torch.int64), "point")

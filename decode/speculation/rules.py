@@ -74,7 +74,7 @@ class Drafts:
             steps = padded([x.steps_K if x.steps_K is not None else x.tokens_K[:0] for x in proposals])
         return cls(
             padded([x.tokens_K for x in proposals]),
-            tuple(chain(len(x)) if x.parents is None else x.parents for x in proposals),
+            tuple(x.tree for x in proposals),
             q,
             steps,
             any(x.siblings == "without_replacement" for x in proposals),

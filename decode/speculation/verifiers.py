@@ -71,7 +71,7 @@ class Verifier:
         )
 
 
-def verify(
+def run_verifier(
     name: str, proposals: Sequence[Proposal], p_BMV: Tensor, generators: Sequence[torch.Generator]
 ) -> Verdict:
     """Accept a path of each proposal and draw the token after it.

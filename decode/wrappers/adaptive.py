@@ -37,7 +37,7 @@ class AdaptiveDrafter:
         return AdaptiveSession(self.inner.start(request), self.controller())
 
 
-class AdaptiveSession:
+class AdaptiveSession(DraftSession):
     """One request's drafts."""
 
     def __init__(self, inner: DraftSession, controller: Controller) -> None:
@@ -61,6 +61,9 @@ class AdaptiveSession:
         self.draft_seconds = self.proposed - started
         self.drafted = 0 if proposal is None else proposal.depth
         return proposal
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 class SwitchingDrafter:
@@ -102,7 +105,7 @@ class SwitchingDrafter:
         return SwitchingSession(self, request)
 
 
-class SwitchingSession:
+class SwitchingSession(DraftSession):
     """One request's drafts."""
 
     def __init__(self, drafter: SwitchingDrafter, request: Request) -> None:
@@ -125,3 +128,6 @@ class SwitchingSession:
         self.began, self.way = perf_counter(), self.drafter.fastest.choose()
         self.inner.proposer = self.drafter.ways[self.way]
         return self.inner.propose(min(k, self.inner.proposer.draft_tokens))
+
+    def close(self) -> None:
+        self.inner.close()

@@ -33,7 +33,7 @@ class BesideDrafter:
         return BesideSession(self, self.first.start(request), self.second.start(request), request)
 
 
-class BesideSession:
+class BesideSession(DraftSession):
     """One request's drafts."""
 
     def __init__(
@@ -52,6 +52,10 @@ class BesideSession:
         found = [s.propose(min(k, most)) for s, most in zip(self.sessions, each, strict=True)]
         paths = [path for proposal in found if proposal is not None for path in _paths(proposal)]
         return prefix_tree(paths, self.request.target.device) if paths else None
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.close()
 
 
 def _paths(proposal: Proposal) -> list[list[int]]:

@@ -20,7 +20,7 @@ from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters import d2sd
 from decode.drafters.d2sd import D2SDDrafter, D2SDDrafts, boundary_scores, likeliest
-from decode.engine.engine import _NOTHING, Engine
+from decode.engine.engine import Engine
 from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import position_noise, probs
@@ -127,7 +127,7 @@ def begun(
     """A request after its prompt and first token."""
     engine = Engine(target, PROMPT, 20, sampling, drafter, "greedy" if sampling.greedy else verifier)
     with torch.no_grad():
-        engine._commit(engine._verify_draft(engine._prefill(), _NOTHING))
+        engine.begin()
     assert isinstance(engine.session, D2SDDrafts)
     return engine.session
 
