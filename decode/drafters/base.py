@@ -20,7 +20,7 @@ from decode.speculation.sampling import Sampling
 from decode.speculation.tree import MOST_NODES
 
 
-def shared(one: list[int], other: list[int]) -> int:
+def common_prefix_length(one: list[int], other: list[int]) -> int:
     """How many tokens both texts begin with."""
     count = min(len(one), len(other))
     if one[:count] == other[:count]:
@@ -28,7 +28,7 @@ def shared(one: list[int], other: list[int]) -> int:
     return next(i for i in range(count) if one[i] != other[i])
 
 
-def within(name: str, value: int | None, least: int, most: int | None = MOST_NODES) -> None:
+def check_range(name: str, value: int | None, least: int, most: int | None = MOST_NODES) -> None:
     """Raises UserError for an option, where it is given, that is out of its range; `most` None = without end."""
     if value is not None and (value < least or (most is not None and value > most)):
         raise UserError(

@@ -16,7 +16,7 @@ from torch import Tensor
 from align.common.errors import UserError
 from align.target.model import Target
 from decode.drafters.autoregressive import CausalContext, check_vocabulary
-from decode.drafters.base import Drafter, DraftSession, Request, shared, within
+from decode.drafters.base import Drafter, DraftSession, Request, check_range, common_prefix_length
 from decode.drafters.block import BlockProposer
 from decode.speculation.proposal import NO_DRAFTS, DenseQ, Law, Proposal
 from decode.speculation.sampling import Sampling, probs
@@ -40,7 +40,7 @@ class HierarchicalDrafter:
     """
 
     def __init__(self, model: Target, inner: Drafter, draft_tokens: int = DRAFT_TOKENS) -> None:
-        within("draft_tokens", draft_tokens, 1, None)
+        check_range("draft_tokens", draft_tokens, 1, None)
         innermost: Any = inner  # behind CopyingDrafter and its like
         while not isinstance(innermost, BlockProposer) and hasattr(innermost, "inner"):
             innermost = innermost.inner
@@ -53,14 +53,14 @@ class HierarchicalDrafter:
     def law(self, sampling: Sampling) -> Law:
         return "point" if sampling.greedy else "causal"
 
-    def start(self, request: Request) -> HierarchicalDrafts:
+    def start(self, request: Request) -> HierarchicalSession:
         check_vocabulary(self.model, request.target)
         if self.model.device != request.target.device:
             raise UserError(
                 f"drafter {self.model.spec!r} is on {self.model.device}, target {request.target.spec!r} on "
                 f"{request.target.device}: a hierarchical drafter needs the same device"
             )
-        return HierarchicalDrafts(self, request)
+        return HierarchicalSession(self, request)
 
 
 def _reads_states(inner: Drafter) -> UserError:
@@ -70,7 +70,7 @@ def _reads_states(inner: Drafter) -> UserError:
     )
 
 
-class HierarchicalDrafts(DraftSession):
+class HierarchicalSession(DraftSession):
     """One request's drafts. `middle` is M's own request: the text, and behind it what M has said in this round."""
 
     rewinds = True
@@ -112,7 +112,7 @@ class HierarchicalDrafts(DraftSession):
     def _go_back(self) -> None:
         """M's text becomes the committed one. An inner session that cannot lose tokens begins anew."""
         middle, text = self.middle, self.request.tokens
-        lost = shared(middle.tokens, text) < len(middle.tokens)
+        lost = common_prefix_length(middle.tokens, text) < len(middle.tokens)
         middle.tokens[:] = text
         middle.history = self.request.history.fork()
         if lost and not self.inner.rewinds:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from decode.drafters.base import DraftSession, Request, within
+from decode.drafters.base import DraftSession, Request, check_range
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling
 
@@ -28,8 +28,8 @@ class LookupDrafter:
     name = "lookup"
 
     def __init__(self, draft_tokens: int = 8, longest: int = 3) -> None:
-        within("draft_tokens", draft_tokens, 1)
-        within("longest", longest, 1, None)
+        check_range("draft_tokens", draft_tokens, 1)
+        check_range("longest", longest, 1, None)
         self.draft_tokens = self.draft_nodes = draft_tokens
         self.longest = longest
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from decode.drafters.base import DraftSession, Request, within
+from decode.drafters.base import DraftSession, Request, check_range
 from decode.drafters.suffix_automaton import ROOT, Continuation, Datastore, SuffixAutomaton, TextAutomaton
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling
@@ -41,9 +41,9 @@ class RetrievalDrafter:
         tree_nodes: int = 0,
         datastore: Datastore | None = None,
     ) -> None:
-        within("draft_tokens", draft_tokens, 1)
-        within("shortest", shortest, 1, None)
-        within("tree_nodes", tree_nodes, 0)
+        check_range("draft_tokens", draft_tokens, 1)
+        check_range("shortest", shortest, 1, None)
+        check_range("tree_nodes", tree_nodes, 0)
         self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
         self.draft_nodes = max(draft_tokens, tree_nodes)
         self.datastore = datastore

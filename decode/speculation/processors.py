@@ -34,11 +34,11 @@ class History:
             out_V[torch.tensor(list(tokens), dtype=torch.int64, device=device)] = True
             return out_V
 
-        self.count, self.least = 0, sampling.min_new_tokens
+        self.count, self.min_new_tokens = 0, sampling.min_new_tokens
         self.seen_V = marked(prompt) if sampling.repetition_penalty != 1 else None
         self.written_V = marked(()) if sampling.presence_penalty != 0 else None
         self.banned_V = marked(sampling.banned) if sampling.banned else None
-        self.young_V = marked((*sampling.banned, *eos_ids)) if self.least else None
+        self.min_length_mask_V = marked((*sampling.banned, *eos_ids)) if self.min_new_tokens else None
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Committed tokens."""
@@ -71,12 +71,14 @@ class History:
         return NOTHING if seen is written is barred is None else ProcessorState(seen, written, barred)
 
     def _barred(self, depth: Sequence[int]) -> Tensor | None:
-        if self.young_V is None or self.count + min(depth) >= self.least:
+        if self.min_length_mask_V is None or self.count + min(depth) >= self.min_new_tokens:
             return self.banned_V
-        if self.count + max(depth) < self.least:
-            return self.young_V
-        old_V = torch.zeros_like(self.young_V) if self.banned_V is None else self.banned_V
-        return torch.stack([self.young_V if self.count + d < self.least else old_V for d in depth])
+        if self.count + max(depth) < self.min_new_tokens:
+            return self.min_length_mask_V
+        later_V = torch.zeros_like(self.min_length_mask_V) if self.banned_V is None else self.banned_V
+        return torch.stack(
+            [self.min_length_mask_V if self.count + d < self.min_new_tokens else later_V for d in depth]
+        )
 
     @staticmethod
     def _with(held_V: Tensor | None, tokens_K: Tensor, parents: tuple[int, ...]) -> Tensor | None:

@@ -24,7 +24,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from decode.speculation.tree import chain, check_parents, depths, within
+from decode.speculation.tree import chain, check_parents, depths, nodes_within
 
 Law = Literal["point", "independent", "causal", "unmasked"]
 LAWS: tuple[str, ...] = get_args(Law)
@@ -183,7 +183,7 @@ class Proposal:
         if length >= self.depth:
             return self
         if self.parents is not None:
-            kept = within(self.parents, length)
+            kept = nodes_within(self.parents, length)
             place = {old: new for new, old in enumerate(kept)}
             parents = tuple(place.get(self.parents[i], -1) for i in kept)
             at = torch.tensor(kept, dtype=torch.int64, device=self.tokens_K.device)

@@ -13,111 +13,19 @@ tokens on the path to node m. Sources: decode/speculation/verifiers.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from decode.speculation.proposal import Proposal
-from decode.speculation.tree import Forest, chain, parent_rows, path_masks, visits
+from decode.speculation.drafts import Drafts, normalised, rows_at
+from decode.speculation.tree import path_masks, visits
 
 TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
 """Medusa's own setting: accept p(x) > min(ε, δ·exp(−entropy of p))."""
 TOP_BETA = 3
-
-
-@dataclass(frozen=True)
-class Drafts:
-    """Trees of B requests side by side, all of one law; shorter ones are padded with nodes that no rule accepts.
-
-    Args:
-        tokens_BN: int64.
-        parents: per request, as in `Proposal`.
-        q_BNV: what each token was drawn from (of siblings: the first draw's q); None for point drafts.
-        steps_BN: unmask steps, for the law `unmasked`.
-        without_replacement: of siblings; else each was drawn without looking at the others (`k_seq`: all from one q).
-    """
-
-    tokens_BN: Tensor
-    parents: Forest
-    q_BNV: Tensor | None = None
-    steps_BN: Tensor | None = None
-    without_replacement: bool = False
-
-    @classmethod
-    def of(cls, proposals: Sequence[Proposal], vocab_size: int) -> Drafts:
-        """Proposals as one batch. Raises ValueError where their laws differ."""
-        if (
-            len({x.law for x in proposals if len(x)}) > 1
-            or len({x.siblings for x in proposals if x.branches}) > 1
-        ):
-            raise ValueError("proposals of different laws, or kinds of siblings, in one batch")
-        size = max(len(x) for x in proposals)
-
-        def padded(rows: list[Tensor]) -> Tensor:
-            if len(rows) == 1:
-                return rows[0][None]
-            out = rows[0].new_zeros(len(rows), size, *rows[0].shape[1:])
-            for b, row in enumerate(rows):
-                out[b, : len(row)] = row
-            return out
-
-        q = None
-        if any(x.q is not None for x in proposals):
-            empty = next(x.q for x in proposals if x.q is not None).dense(vocab_size)[:0]
-            q = padded([x.q.dense(vocab_size) if x.q is not None else empty for x in proposals])
-        steps = None
-        if any(x.steps_K is not None for x in proposals):
-            steps = padded([x.steps_K if x.steps_K is not None else x.tokens_K[:0] for x in proposals])
-        return cls(
-            padded([x.tokens_K for x in proposals]),
-            tuple(x.tree for x in proposals),
-            q,
-            steps,
-            any(x.siblings == "without_replacement" for x in proposals),
-        )
-
-    @property
-    def size(self) -> int:
-        """N, padding included."""
-        return self.tokens_BN.shape[1]
-
-    @property
-    def chains(self) -> bool:
-        """No tree branches."""
-        return all(x == chain(len(x)) for x in self.parents)
-
-    @property
-    def whole(self) -> bool:
-        """No padding."""
-        return all(len(x) == self.size for x in self.parents)
-
-    def above(self) -> Tensor:
-        """(B, N): the row of p at each token's parent, 0 = the root."""
-        return parent_rows(self.parents, self.size).to(self.tokens_BN.device)
-
-    def live(self) -> Tensor:
-        """Bool (B, N): real nodes."""
-        lengths = torch.tensor([len(x) for x in self.parents], device=self.tokens_BN.device)
-        return torch.arange(self.size, device=self.tokens_BN.device) < lengths[:, None]
-
-    def q_BV(self, i: int | Tensor, above_BN: Tensor) -> Tensor:
-        """What token i (or another one in every request, (B,)) was drawn from, its earlier siblings taken out where they
-        are not replaced. NaN where they leave nothing: no rule accepts such a token."""
-        q_BNV = _q(self)
-        batch = torch.arange(len(above_BN), device=above_BN.device)
-        i_B = torch.full_like(batch, i) if isinstance(i, int) else i
-        q_BV = q_BNV[:, i] if isinstance(i, int) else rows_at(q_BNV, i_B)
-        if not self.without_replacement:
-            return q_BV
-        earlier_BN = above_BN == above_BN[batch, i_B][:, None]
-        earlier_BN &= torch.arange(self.size, device=i_B.device) < i_B[:, None]
-        gone_BV = torch.zeros_like(q_BV).scatter_add_(1, self.tokens_BN, earlier_BN.to(q_BV.dtype)) > 0
-        left_BV = q_BV.masked_fill(gone_BV, 0.0)
-        return torch.where(earlier_BN.any(1, keepdim=True), _normalised(left_BV), q_BV)
 
 
 class Outcomes(NamedTuple):
@@ -146,13 +54,6 @@ def or_p(weights_BV: Tensor, p_BV: Tensor) -> Tensor:
     return torch.where(weights_BV.sum(-1, keepdim=True) > 0, weights_BV, p_BV)
 
 
-def rows_at(block_BMV: Tensor, at_B: Tensor) -> Tensor:
-    """Row `at_B` of every request, (B, V). (`block[batch, at]` is several times slower: it copies element by element.)"""
-    B, M = block_BMV.shape[:2]
-    flat_B = at_B + torch.arange(B, device=at_B.device) * M
-    return block_BMV.flatten(0, 1).index_select(0, flat_B)
-
-
 def _put(block_BMV: Tensor, at_B: Tensor, rows_BV: Tensor) -> None:
     """The other way round, in place; `block_BMV` is contiguous."""
     B, M, V = block_BMV.shape
@@ -162,10 +63,6 @@ def _put(block_BMV: Tensor, at_B: Tensor, rows_BV: Tensor) -> None:
 
 def _at(rows_BV: Tensor, tokens_B: Tensor) -> Tensor:
     return rows_BV.gather(1, tokens_B[:, None])[:, 0]
-
-
-def _normalised(weights_BV: Tensor) -> Tensor:
-    return weights_BV / weights_BV.sum(-1, keepdim=True)
 
 
 def _in_turn(
@@ -244,7 +141,7 @@ def recursive(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         q_BV, tokens_B = drafts.q_BV(i, above_BN), drafts.tokens_BN[:, i]
         accept_B = accept_probability(_at(r_BV, tokens_B), _at(q_BV, tokens_B))
         sound_B = q_BV.sum(1).isfinite()
-        left_BV = _normalised(residual(r_BV, q_BV))
+        left_BV = normalised(residual(r_BV, q_BV))
         return accept_B * sound_B, torch.where(sound_B[:, None], left_BV, r_BV)
 
     return _in_turn(p_BMV, drafts, test)
@@ -259,7 +156,7 @@ def token(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     one_B1 = torch.ones(len(p_BMV), 1, dtype=torch.float64, device=p_BMV.device)
     stop_BM = torch.cat((one_B1, accept_BN.cumprod(1)), 1) * torch.cat((1 - accept_BN, one_B1), 1)
     rest_BMV = p_BMV.clone()
-    rest_BMV[:, :-1].sub_(_sound(_q(drafts), tested_BN)).clamp_(min=0)  # zeros: `resolve` takes p
+    rest_BMV[:, :-1].sub_(_sound(drafts.q(), tested_BN)).clamp_(min=0)  # zeros: `resolve` takes p
     return Outcomes(stop_BM, rest_BMV)
 
 
@@ -277,7 +174,7 @@ def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     left_BNV = rest_BMV[:, :-1]
     # after a token that is not tested p is what is left, whatever P is; where zeros are left `resolve` takes p
     scale_BN1 = torch.where(tested_BN, joint_BM[:, :-1], 1.0)[..., None].to(p_BMV.dtype)
-    left_BNV.mul_(scale_BN1).sub_(_sound(_q(drafts), tested_BN)).clamp_(min=0)
+    left_BNV.mul_(scale_BN1).sub_(_sound(drafts.q(), tested_BN)).clamp_(min=0)
     mass_BN = left_BNV.sum(-1, dtype=torch.float64)
     below_BN = mass_BN + 1 - joint_BM[:, :-1]
     # 0/0 only where the whole rest is certain: nobody gets here
@@ -299,13 +196,8 @@ def _on_chains(p_BMV: Tensor, drafts: Drafts) -> tuple[Tensor, Tensor, Tensor]:
     """Of chains: which tokens are real and drawn from numbers, bool (B, N); p and q of each, fp64 (B, N)."""
     tokens_BN1 = drafts.tokens_BN[..., None]
     p_BN = p_BMV[:, :-1].gather(2, tokens_BN1)[..., 0].double()
-    q_BNV = _q(drafts)
+    q_BNV = drafts.q()
     return drafts.live() & q_BNV.sum(-1).isfinite(), p_BN, q_BNV.gather(2, tokens_BN1)[..., 0].double()
-
-
-def _q(drafts: Drafts) -> Tensor:
-    assert drafts.q_BNV is not None, "drafts of this law carry their q"
-    return drafts.q_BNV
 
 
 def k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:

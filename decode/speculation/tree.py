@@ -75,7 +75,7 @@ def path_to(parents: tuple[int, ...], end: int) -> list[int]:
     return path[::-1]
 
 
-def within(parents: tuple[int, ...], depth: int) -> list[int]:
+def nodes_within(parents: tuple[int, ...], depth: int) -> list[int]:
     """The nodes at most so deep."""
     return [i for i, d in enumerate(depths(parents)) if d <= depth]
 

@@ -56,7 +56,7 @@ def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], 
     return [c.token for c in found], tuple(-1 if c.above is None else place[id(c.above)] for c in found)
 
 
-def chain_from_marginals(log_q_KV: Tensor, nodes: int) -> Proposal:
+def tree_from_marginals(log_q_KV: Tensor, nodes: int) -> Proposal:
     """The best `nodes` nodes under positions that are independent of each other, log_q_KV (K, V)."""
     top = log_q_KV.topk(min(nodes, log_q_KV.shape[1]), dim=-1)
     rows = list(zip(top.values.tolist(), top.indices.tolist(), strict=True))
@@ -64,7 +64,7 @@ def chain_from_marginals(log_q_KV: Tensor, nodes: int) -> Proposal:
     return Proposal(torch.tensor(tokens, dtype=torch.int64, device=log_q_KV.device), "point", parents=parents)
 
 
-def shape(nodes: int, depth: int) -> tuple[int, ...]:
+def drawn_tree_parents(nodes: int, depth: int) -> tuple[int, ...]:
     """The parents of a tree for drawn tokens: a chain as deep as may be, and what is left of `nodes` as siblings of its
     first and its second token in turn."""
     spine = chain(min(nodes, depth))
@@ -118,13 +118,13 @@ def merge_iid_chains(drafts: Sequence[Proposal]) -> Proposal:
     tokens_N = torch.cat([x.tokens_K for x in drafts])
     siblings: Siblings | None = "iid" if law != "point" and sum(len(x) > 0 for x in drafts) > 1 else None
     qs = [x.q for x in drafts if x.q is not None]
-    q = joined(qs) if qs else None
+    q = concatenate_q(qs) if qs else None
     if qs and q is None:
         raise ValueError("drafts merge_iid_chains need q over the same ids")
     return Proposal(tokens_N, law, q, parents=tuple(parents), siblings=siblings)
 
 
-def joined(qs: Sequence[DenseQ | SparseQ]) -> DenseQ | SparseQ | None:
+def concatenate_q(qs: Sequence[DenseQ | SparseQ]) -> DenseQ | SparseQ | None:
     """The rows of all, one after the other; None where they are not over the same ids."""
     dense = [q for q in qs if isinstance(q, DenseQ)]
     if len(dense) == len(qs):

@@ -26,8 +26,9 @@ from torch import Tensor
 
 from align.common.errors import UserError, nearest
 from decode.speculation import rules
+from decode.speculation.drafts import Drafts, rows_at
 from decode.speculation.proposal import LAWS, SIBLINGS, Proposal
-from decode.speculation.rules import Drafts, Outcomes, Rule
+from decode.speculation.rules import Outcomes, Rule
 from decode.speculation.sampling import draw_at, uniform
 
 
@@ -103,7 +104,7 @@ def run_verifier(
 def resolve(outcomes: Outcomes, p_BMV: Tensor, u_B2: Tensor) -> Verdict:
     """One of the outcomes, by two uniforms per request."""
     end_B = draw_at(outcomes.stop_BM, u_B2[:, 0])
-    rest_BV = rules.or_p(rules.rows_at(outcomes.rest_BMV, end_B), rules.rows_at(p_BMV, end_B))
+    rest_BV = rules.or_p(rows_at(outcomes.rest_BMV, end_B), rows_at(p_BMV, end_B))
     return Verdict(end_B, draw_at(rest_BV, u_B2[:, 1]))
 
 

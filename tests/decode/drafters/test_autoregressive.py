@@ -14,7 +14,7 @@ from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.autoregressive import (
     AutoregressiveDrafter,
-    AutoregressiveDrafts,
+    AutoregressiveSession,
     AutoregressiveWriter,
     CausalContext,
 )
@@ -78,7 +78,7 @@ def test_an_end_of_sequence_ends_it(target: Target, model: Target) -> None:
 
 def watched(drafter: AutoregressiveDrafter, seen: list[tuple[list[int], Proposal]]) -> AutoregressiveDrafter:
     """Notes every proposal with the text that it was made for."""
-    start: Callable[..., AutoregressiveDrafts] = drafter.start
+    start: Callable[..., AutoregressiveSession] = drafter.start
 
     def begin(request):  # type: ignore[no-untyped-def]
         session = start(request)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from align.common.errors import UserError
+from decode.speculation.drafts import Drafts
 from decode.speculation.proposal import DenseQ, Proposal, SparseQ
-from decode.speculation.rules import Drafts, accept_probability
+from decode.speculation.rules import accept_probability
 from decode.speculation.verifiers import VERIFIERS, check_pair, check_proposal, choose, run_verifier
 
 TOKENS = torch.tensor([3, 1])
