@@ -14,14 +14,14 @@ from decode.speculation.tree import Forest, chain, parent_rows
 
 @dataclass(frozen=True)
 class Drafts:
-    """Trees of B requests side by side, all of one law; shorter ones are padded with nodes that no rule accepts.
+    """Trees of B requests as a batch, all of one law; smaller ones are padded with nodes that no rule accepts.
 
     Args:
         tokens_BN: int64.
         parents: per request, as in `Proposal`.
         q_BNV: what each token was drawn from (of siblings: the first draw's q); None for point drafts.
         steps_BN: unmask steps, for the law `unmasked`.
-        without_replacement: of siblings; else each was drawn without looking at the others (`k_seq`: all from one q).
+        without_replacement: siblings were drawn so; else each was drawn without looking at the others (`k_seq`: all from one q).
     """
 
     tokens_BN: Tensor
@@ -32,7 +32,7 @@ class Drafts:
 
     @classmethod
     def of(cls, proposals: Sequence[Proposal], vocab_size: int) -> Drafts:
-        """Proposals as one batch. Raises ValueError where their laws differ."""
+        """Batch some proposals. Raises ValueError where their laws, or kinds of siblings, differ."""
         if (
             len({x.law for x in proposals if len(x)}) > 1
             or len({x.siblings for x in proposals if x.branches}) > 1
@@ -93,8 +93,8 @@ class Drafts:
         return self.q_BNV
 
     def q_BV(self, i: int | Tensor, above_BN: Tensor) -> Tensor:
-        """What token i (or another one in every request, (B,)) was drawn from, its earlier siblings taken out where they
-        are not replaced. NaN where they leave nothing: no rule accepts such a token."""
+        """What token i was drawn from (int, or one per request (B,)), without its earlier siblings where they were drawn
+        without replacement. NaN where nothing is left: no rule accepts such a token."""
         q_BNV = self.q()
         batch = torch.arange(len(above_BN), device=above_BN.device)
         i_B = torch.full_like(batch, i) if isinstance(i, int) else i

@@ -1,11 +1,11 @@
 """The rules of verification: pure functions of (p, drafts), batched, without host synchronisation and without chance.
 
     stop_BM    the probability that the accepted path ends at node m (0 = the root: nothing accepted)
-    rest_BMV   the law (unnormalised) of the token that follows a path that ends there; zeros stand for p
+    rest_BMV   the distribution (unnormalised) of the token after a path that ends there; all zeros stand for p
 
-Everything random is on top of it and shared (decode/speculation/verifiers.py: `resolve`): a node ~ stop, the next token ~ rest of that
-node. So enumerating a rule over all drafts enumerates the output's law exactly; tests/contract/test_laws.py does it for
-every pair that the types allow.
+`resolve` (decode/speculation/verifiers.py) draws for all rules: a node from stop, then the next token from that node's rest.
+So enumerating a rule over all drafts gives the output's distribution exactly; tests/contract/test_laws.py does it for every
+pair of drafts and verifier that the types allow.
 
 p_BMV holds M = N + 1 rows per request: row m is the target's distribution, every processor applied, after the drafted
 tokens on the path to node m. Sources: decode/speculation/verifiers.py.
@@ -29,7 +29,7 @@ TOP_BETA = 3
 
 
 class Outcomes(NamedTuple):
-    """What may come of drafts: `stop_BM` fp64, `rest_BMV`; see the module's head."""
+    """`stop_BM` (fp64) and `rest_BMV` of a rule, as the module's docstring defines them."""
 
     stop_BM: Tensor
     rest_BMV: Tensor
@@ -39,8 +39,8 @@ Rule = Callable[[Tensor, Drafts], Outcomes]
 
 
 def accept_probability(p: Tensor, q: Tensor) -> Tensor:
-    """min(1, p/q) in fp64; 0 where p = 0, whatever q is. A q that is no number accepts nothing, and the residual is then
-    p: so a drafter that has gone wrong costs speed and not the law."""
+    """min(1, p/q) in fp64; 0 where p = 0, whatever q is. Where q is NaN nothing is accepted and the residual is p: a broken
+    drafter costs speed, and the output keeps its distribution."""
     p, q = p.double(), q.double()
     return torch.where(p < q, p / q, ((p > 0) & (q >= 0)).double())
 
@@ -51,11 +51,12 @@ def residual(p_BV: Tensor, q_BV: Tensor) -> Tensor:
 
 
 def or_p(weights_BV: Tensor, p_BV: Tensor) -> Tensor:
+    """The weights; p where they are zero everywhere."""
     return torch.where(weights_BV.sum(-1, keepdim=True) > 0, weights_BV, p_BV)
 
 
 def _put(block_BMV: Tensor, at_B: Tensor, rows_BV: Tensor) -> None:
-    """The other way round, in place; `block_BMV` is contiguous."""
+    """Write row `at_B` of every request in place; `block_BMV` is contiguous."""
     B, M, V = block_BMV.shape
     flat_B = at_B + torch.arange(B, device=at_B.device) * M
     block_BMV.view(B * M, V).index_copy_(0, flat_B, rows_BV)
@@ -68,7 +69,7 @@ def _at(rows_BV: Tensor, tokens_B: Tensor) -> Tensor:
 def _in_turn(
     p_BMV: Tensor, drafts: Drafts, test: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> Outcomes:
-    """Rules that go down from the root and test the children of a node one after the other, in draw order.
+    """The outcomes of a rule that goes down from the root and tests the children of a node one by one, in draw order.
 
     `test`: (i, r_BV, above_BN) → the probability (B,) that token i is accepted when it is reached, r being what is left of
     p at its parent, and what is left of it when it is rejected.
@@ -91,7 +92,7 @@ def _in_turn(
 
 
 def point(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Accept x with what is left of p at x; a rejected token is taken out."""
+    """Point mass: accept x with the probability that what is left of p gives it; rejected, x is removed from p."""
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         token_B1 = drafts.tokens_BN[:, i : i + 1]
@@ -101,14 +102,13 @@ def point(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def _share(r_BV: Tensor, token_B1: Tensor) -> Tensor:
-    """The token's part of what is left of p; nothing of nothing."""
+    """The token's probability under r, normalised; 0 where r is zero everywhere."""
     mass_B = r_BV.sum(1, dtype=torch.float64)
     return torch.where(mass_B > 0, _at(r_BV, token_B1[:, 0]).double() / mass_B, 0.0).clamp(max=1.0)
 
 
 def selected(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """`point` on one path alone: the one that p itself expects most tokens of, Σ_m Π_(j≤m) p(x_j), whatever p says next
-    (SpecDiff-2's self-selection)."""
+    """SpecDiff-2's self-selection: `point` on the one path with the most expected accepted tokens, Σ_m Π_(j≤m) p(x_j)."""
     path_BN = _most_expected(p_BMV, drafts)
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ def selected(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def _most_expected(p_BMV: Tensor, drafts: Drafts) -> Tensor:
-    """Bool (B, N): the nodes of that path; of equal ones the first drafted."""
+    """Bool (B, N): the nodes of that path; among equal paths the one drafted first."""
     above_BN, live_BN = drafts.above(), drafts.live()
     batch = torch.arange(len(p_BMV), device=p_BMV.device)
     joint_BM = torch.ones(p_BMV.shape[:2], dtype=torch.float64, device=p_BMV.device)
@@ -172,12 +172,12 @@ def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     joint_BM = torch.stack(joint, 1)
     rest_BMV = p_BMV.clone()
     left_BNV = rest_BMV[:, :-1]
-    # after a token that is not tested p is what is left, whatever P is; where zeros are left `resolve` takes p
+    # after a token that is not tested all of p is left, whatever P is; where zeros are left `resolve` takes p
     scale_BN1 = torch.where(tested_BN, joint_BM[:, :-1], 1.0)[..., None].to(p_BMV.dtype)
     left_BNV.mul_(scale_BN1).sub_(_sound(drafts.q(), tested_BN)).clamp_(min=0)
     mass_BN = left_BNV.sum(-1, dtype=torch.float64)
     below_BN = mass_BN + 1 - joint_BM[:, :-1]
-    # 0/0 only where the whole rest is certain: nobody gets here
+    # 0/0 only where the rest is accepted for certain: this node is never reached
     test_BN = torch.where(below_BN > 0, mass_BN / below_BN, 1.0)
     hold_BM = torch.cat((torch.where(tested_BN, test_BN, joint_BM[:, :-1]), joint_BM[:, -1:]), 1)
     hold_BM[:, 0] = 1.0
@@ -186,14 +186,14 @@ def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def _sound(q_BNV: Tensor, tested_BN: Tensor) -> Tensor:
-    """q, zeros where it is not tested. On a CPU, where asking costs nothing, without a copy when all are."""
+    """q, with zeros where it is not tested. On a CPU, where looking needs no synchronisation, no copy if all are tested."""
     if q_BNV.device.type == "cpu" and bool(tested_BN.all()):
         return q_BNV
     return torch.where(tested_BN[..., None], q_BNV, 0.0)
 
 
 def _on_chains(p_BMV: Tensor, drafts: Drafts) -> tuple[Tensor, Tensor, Tensor]:
-    """Of chains: which tokens are real and drawn from numbers, bool (B, N); p and q of each, fp64 (B, N)."""
+    """Of chains: which tokens are real and have a finite q, bool (B, N); p and q of each token, fp64 (B, N)."""
     tokens_BN1 = drafts.tokens_BN[..., None]
     p_BN = p_BMV[:, :-1].gather(2, tokens_BN1)[..., 0].double()
     q_BNV = drafts.q()
@@ -240,7 +240,7 @@ def _inflation(p_BV: Tensor, q_BV: Tensor, siblings_B: Tensor) -> tuple[Tensor, 
 
 
 def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Down each branch a(c) = min(1, a(parent)·p/q); the first leaf is tested with its a. Rejected, it is taken away:
+    """Down each branch a(c) = min(1, a(parent)·p/q); the first leaf is tested with its a. Rejected, it is removed:
     at its parent S = Σ (a·p − q)₊, p ← (a·p − q)₊ normalised, a ← S / (S + 1 − a), and so on with the leaf that is now
     the first. The root's a is 1. On a chain this is block verification."""
     rest_BMV = p_BMV.clone(memory_format=torch.contiguous_format)
@@ -251,7 +251,7 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     a_BM = torch.ones_like(stop_BM)
     open_B = torch.ones_like(stop_BM[:, 0])
     for step in zip_longest(*(visits(x) for x in drafts.parents), fillvalue=(0, None)):
-        # one visit of each request: its node is either reached from above or tested as a leaf, or all is done
+        # one visit per request: its node is reached from above, or tested as a leaf, or the request is done
         i_B = torch.tensor([i for i, _ in step], device=p_BMV.device)
         reached_B = torch.tensor([leaving is False for _, leaving in step], device=p_BMV.device)
         tested_B = torch.tensor([leaving is True for _, leaving in step], device=p_BMV.device)
@@ -274,7 +274,7 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
             left_BV.div_(mass_B[:, None].to(p_BV.dtype))
             _put(rest_BMV, above_B, torch.where(some_B[:, None], left_BV, p_BV))
             denominator_B = mass_B + 1 - a_above_B
-            # 0/0 only where the leaf was certain: nobody gets here
+            # 0/0 only where the leaf is accepted for certain: this is never reached
             new_a_B = torch.where(denominator_B > 0, mass_B / denominator_B, 1.0)
             a_BM[batch, above_B] = torch.where(rejected_B, new_a_B, a_above_B)
     stop_BM[:, 0] = open_B
@@ -283,7 +283,7 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 def hybrid(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     """Left to right: a token unmasked no earlier than all before it that were tested by ratio is tested by ratio too, any
-    other as a point mass. (Its q may have looked at tokens right of it, and those at nothing that would excuse it.)"""
+    other as a point mass, because its q may have looked at tokens right of it."""
     steps_BN = drafts.steps_BN if drafts.steps_BN is not None else torch.zeros_like(drafts.tokens_BN)
     latest_BN = steps_BN.cummax(1).values if drafts.size else steps_BN
     by_ratio_BN = steps_BN >= latest_BN
@@ -300,7 +300,7 @@ def hybrid(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Lossy: any token that is not too surprising under p (Medusa eq. 1)."""
+    """Lossy: accept any token that p does not find too surprising (Medusa, eq. 1)."""
     entropy_BM = -torch.special.xlogy(p_BMV.double(), p_BMV.double()).sum(-1)
     least_BM = (TYPICAL_DELTA * (-entropy_BM).exp()).clamp(max=TYPICAL_EPSILON)
     batch = torch.arange(len(p_BMV), device=p_BMV.device)
@@ -312,7 +312,7 @@ def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def top_beta(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Lossy: any of the `TOP_BETA` tokens that p holds most probable (SpecDec's relaxation, without its bound on the
+    """Lossy: accept any of the `TOP_BETA` most probable tokens under p (SpecDec's relaxation, without its bound on the
     score)."""
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:

@@ -97,12 +97,13 @@ def test_p_equal_to_q_accepts_everything_and_rounding_leaves_no_nan() -> None:
 
 def test_pairs_that_would_change_the_output_are_refused_with_the_reason() -> None:
     with pytest.raises(
-        UserError, match=r"law 'point'.*not drawn from any q.*these fit: point_mass, self_selection, gumbel$"
+        UserError,
+        match=r"'point' drafts.*not drawn from any q.*these fit: point_mass, self_selection, gumbel$",
     ):
         check_pair("point", "token", 1.0)
     with pytest.raises(
         UserError,
-        match=r"law 'unmasked'.*out of order.*these fit: point_mass, self_selection, hybrid, gumbel$",
+        match=r"'unmasked' drafts.*out of order.*these fit: point_mass, self_selection, hybrid, gumbel$",
     ):
         check_pair("unmasked", "token", 1.0)
     with pytest.raises(
