@@ -26,10 +26,10 @@ from align.target.model import Target
 from decode import eval
 from decode.drafters.autoregressive import (
     AutoregressiveDrafter,
-    AutoregressiveDrafts,
+    AutoregressiveSession,
 )
 from decode.drafters.diffusion import DiffusionProposer
-from decode.engine.engine import _NOTHING, Engine
+from decode.engine.engine import Engine
 from decode.reporting.records import Record
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
@@ -211,7 +211,7 @@ def session_after_prefill(target: Target, proposer: DiffusionProposer, sampling:
 
     engine = Engine(target, PROMPT, 40, sampling, proposer, "point_mass")
     with torch.no_grad():
-        engine._commit(engine._verify_draft(engine._prefill(), _NOTHING))
+        engine.begin()
     assert engine.session is not None
     return engine, engine.session
 
@@ -235,7 +235,7 @@ def smaller_model(
 
 def watched(drafter: AutoregressiveDrafter, seen: list[tuple[list[int], Proposal]]) -> AutoregressiveDrafter:
     """Notes every proposal with the text that it was made for."""
-    start: Callable[..., AutoregressiveDrafts] = drafter.start
+    start: Callable[..., AutoregressiveSession] = drafter.start
 
     def begin(request):  # type: ignore[no-untyped-def]
         session = start(request)

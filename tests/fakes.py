@@ -149,7 +149,9 @@ class ScriptedDrafter:
             assert output.hidden_BLD.shape[1] >= kept >= 1
             self.observed.append(kept)
 
-        return SimpleNamespace(taps=(), observe=observe, propose=lambda k: self.script(request, k))
+        return SimpleNamespace(
+            taps=(), observe=observe, propose=lambda k: self.script(request, k), close=lambda: None
+        )
 
 
 def _rows(request: Request, k: int, V: int) -> Tensor:

@@ -64,8 +64,8 @@ def target_features(target: Target, batch: Batch, config: BlockConfig | None) ->
 
 
 @dataclass
-class _Light:
-    """What `BlockDrafter.lighten` keeps: the head's rows (Vd, D); the Markov basis times its last product (Vd, r)."""
+class _RoundedWeights:
+    """What `BlockDrafter.prepare_for_drafting` keeps: the head's rows (Vd, D); the Markov basis times its last product (Vd, r)."""
 
     head_VdD: Tensor
     basis_Vr: Tensor | None
@@ -96,7 +96,7 @@ class BlockDrafter(nn.Module):
         )
         self.confidence = ConfidenceHead(config.hidden_size) if config.confidence_head else None
         self._head: Tensor | None = None
-        self._light: _Light | None = None
+        self._rounded: _RoundedWeights | None = None
 
     @property
     def target(self) -> Target:
@@ -190,22 +190,22 @@ class BlockDrafter(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Draft logits before any Markov bias, fp32, (…, D) → (…, Vd). Without gradients."""
-        weight = self.head_weight_VdD.to(hidden.dtype) if self._light is None else self._light.head_VdD
+        weight = self.head_weight_VdD.to(hidden.dtype) if self._rounded is None else self._rounded.head_VdD
         return few_rows(hidden.contiguous(), weight).float()
 
     @torch.no_grad()
-    def lighten(self) -> None:
+    def prepare_for_drafting(self) -> None:
         """Make ready for drafting on a CPU, for good: weights in forms that few rows read fastest, rounded to bf16
         where that is half the price. Drafts may change by that rounding; the law of what is decoded does not."""
         target = self.target
         dtype = self.norm.weight.dtype
-        if not speed_up_linears(self, dtype, target.device, light=True):
+        if not speed_up_linears(self, dtype, target.device, round_to_bf16=True):
             return
         kept = torch.bfloat16 if fast_linear(dtype, target.device) is RowsLinear else dtype
         basis = None
         if self.markov is not None:  # one product less a token: basis ∘ out
             basis = (self.markov.basis.t() @ self.markov.out.weight.to(dtype)).to(kept).contiguous()
-        self._light = _Light(self.head_weight_VdD.to(kept), basis)
+        self._rounded = _RoundedWeights(self.head_weight_VdD.to(kept), basis)
 
 
 class BlockSession:
@@ -222,9 +222,9 @@ class BlockSession:
         # by rows of the vocabulary: the layout that a product of one row reads fastest
         self.basis_Vr: Tensor | None = None
         if drafter.markov is not None:
-            light = drafter._light
+            rounded = drafter._rounded
             self.basis_Vr = (
-                drafter.markov.basis.detach().t().contiguous() if light is None else light.basis_Vr
+                drafter.markov.basis.detach().t().contiguous() if rounded is None else rounded.basis_Vr
             )
         self.own: KVCache | None = None
         if config.context == "taps":
@@ -257,10 +257,10 @@ class BlockSession:
         """Hidden states of the block that starts at `last_token`, which follows the cached context: (K, D)."""
         assert self.before is not None
         tokens = torch.full((1, self.drafter.config.block_size), last_token, device=self.before.device)
-        return self.hidden_abreast(self.drafter.masked(tokens))[0]
+        return self.hidden_of_blocks(self.drafter.masked(tokens))[0]
 
     @torch.no_grad()
-    def hidden_abreast(self, tokens_NK: Tensor) -> Tensor:
+    def hidden_of_blocks(self, tokens_NK: Tensor) -> Tensor:
         """Hidden states of N blocks that all follow the cached context, in one pass: (N, K, D).
 
         They do not see one another; the keys of the context are there once, for all of them. `tokens_NK`: what
@@ -303,8 +303,8 @@ class BlockSession:
         markov = self.drafter.markov
         assert markov is not None and self.basis_Vr is not None
         z = markov.mixed(input_r, self.drafter.target.embed(previous).to(input_r.dtype))
-        # a lightened basis holds the last product already
-        return few_rows(z if self.drafter._light is not None else markov.out(z), self.basis_Vr).float()
+        # a rounded basis holds the last product already
+        return few_rows(z if self.drafter._rounded is not None else markov.out(z), self.basis_Vr).float()
 
     @torch.no_grad()
     def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:

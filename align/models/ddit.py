@@ -309,11 +309,11 @@ class DDiT(nn.Module):
             return f_BLV.float().scatter(-1, tokens_BL[..., None], 0.0)
         return sedd_log_score(f_BLV, tokens_BL, sigma if sigma.dim() == tokens_BL.dim() else sigma[:, None])
 
-    def lighten(self) -> None:
-        """As `MaskedLM.lighten`."""
+    def prepare_for_drafting(self) -> None:
+        """As `MaskedLM.prepare_for_drafting`."""
         weight = self.vocab_embed.embedding
         for part in (self.blocks, self.output_layer):
-            speed_up_linears(part, weight.dtype, weight.device, light=True)
+            speed_up_linears(part, weight.dtype, weight.device, round_to_bf16=True)
         speed_up_linears(self, weight.dtype, weight.device)  # what is left is small
 
     # ---- a cached clean prefix ----

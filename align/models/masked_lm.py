@@ -34,7 +34,7 @@ class MaskedLM(nn.Module):
         self.family = family  # with the checkpoint's own mask_token_id and block_size
         self.source = source  # config.json as it was read and will be written
         self._target = [target] if target else []  # in a list, so that it is no submodule
-        self._head_VD: Tensor | None = None  # what `lighten` made of it
+        self._head_VD: Tensor | None = None  # what `prepare_for_drafting` made of it
         self._dtype: torch.dtype | None = None
         if target:
             model.set_input_embeddings(nn.Identity())
@@ -47,7 +47,7 @@ class MaskedLM(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its arithmetic: the weights', but where `lighten` rounded those."""
+        """Of its arithmetic: the weights', but where `prepare_for_drafting` rounded those."""
         return self._dtype or self.model.dtype
 
     @property
@@ -74,11 +74,11 @@ class MaskedLM(nn.Module):
         return self._target[0].head(hidden) if self._target else few_rows(hidden, weight).float()
 
     @torch.no_grad()
-    def lighten(self) -> None:
+    def prepare_for_drafting(self) -> None:
         """Make ready for drafting on a CPU, for good: the linear layers in the form that is fastest for few rows, rounded to
         bf16 where that halves what is read. Drafts may change by that rounding; the law of what is decoded does not."""
         self._dtype, device = self.model.dtype, self.model.device
-        speed_up_linears(self.model, self._dtype, device, light=True)
+        speed_up_linears(self.model, self._dtype, device, round_to_bf16=True)
         if fast_linear(self._dtype, device) is RowsLinear:
             self._head_VD = self.head_weight_VD.detach().to(torch.bfloat16)  # one of its own is that already
 

@@ -77,12 +77,12 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class RowsLinear(nn.Module):
     """`F.linear(x, weight, bias)` without gradients, fp32, (…, in) → (…, out), through `rows.c`.
 
-    `light` rounds the weight to bf16.
+    `round_to_bf16` rounds the weight to bf16.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, light: bool = False) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, round_to_bf16: bool = False) -> None:
         super().__init__()
-        kept = weight.detach().to(torch.bfloat16 if light else weight.dtype)
+        kept = weight.detach().to(torch.bfloat16 if round_to_bf16 else weight.dtype)
         self.weight = nn.Parameter(kept.contiguous(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach().contiguous(), requires_grad=False)
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
@@ -139,15 +139,19 @@ def _right(kind: type[RowsLinear] | type[PackedLinear], dtype: torch.dtype) -> b
     )
 
 
-def speed_up_linears(module: nn.Module, dtype: torch.dtype, device: torch.device, light: bool = False) -> int:
+def speed_up_linears(
+    module: nn.Module, dtype: torch.dtype, device: torch.device, round_to_bf16: bool = False
+) -> int:
     """Replace every `nn.Linear` below `module` by the form that is fastest for few rows; returns how many.
 
-    `light`: rounding weights to bf16 is welcome where it saves time (drafters alone: p must stay what it is).
+    `round_to_bf16`: rounding weights to bf16 is welcome where it saves time (drafters alone: p must stay what it is).
     """
     kind = fast_linear(dtype, device)
     if kind is None:
         return 0
-    return _replace(module, partial(RowsLinear, light=True) if light and kind is RowsLinear else kind)
+    return _replace(
+        module, partial(RowsLinear, round_to_bf16=True) if round_to_bf16 and kind is RowsLinear else kind
+    )
 
 
 def _replace(module: nn.Module, kind: Callable[[Tensor, Tensor | None], nn.Module]) -> int:

@@ -36,7 +36,7 @@ def load_target(
     dtype: str = "auto",
     device: str = "auto",
     fast: bool = True,
-    light: bool = False,
+    round_to_bf16: bool = False,
     **options: Any,
 ) -> Target:
     """Load a target.
@@ -46,7 +46,7 @@ def load_target(
         dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32; a debug target fp32), float32, bfloat16, float16.
         device: auto, cpu, cuda, cuda:N.
         fast: pack linear layers where that helps (CPU).
-        light: and round their weights to bf16 where that halves what is read: for a drafter, never for p.
+        round_to_bf16: and round their weights to bf16 where that halves what is read: for a drafter, never for p.
         options: `revision`, `trust_remote_code` (default False), passed to transformers.
 
     Raises:
@@ -57,7 +57,7 @@ def load_target(
     if spec in DEBUG:  # the same on every machine
         number = torch.float32 if dtype == "auto" else number
         model, tokenizer = debug_model(DEBUG[spec], _attention)
-        return Target(model.to(place, number), tokenizer, spec, fast, light)
+        return Target(model.to(place, number), tokenizer, spec, fast, round_to_bf16)
     folder = resolve_folder(spec)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -81,7 +81,7 @@ def load_target(
                 f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another shape"
                 + (f", and {len(lacking) - 1} more" if len(lacking) > 1 else "")
             )
-        return Target(loaded.to(place), tokenizer, spec, fast, light)
+        return Target(loaded.to(place), tokenizer, spec, fast, round_to_bf16)
     except UserError:
         raise
     except Exception as error:  # what a broken folder makes of transformers has no common class

@@ -39,7 +39,9 @@ class TargetOutput:
 class Target:
     """A frozen causal language model p. Build it with `load_target`."""
 
-    def __init__(self, model: Any, tokenizer: Any, spec: str, fast: bool = True, light: bool = False) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, spec: str, fast: bool = True, round_to_bf16: bool = False
+    ) -> None:
         self.spec, self.tokenizer = spec, tokenizer
         self.model = model.eval().requires_grad_(False)
         config = model.config
@@ -64,7 +66,7 @@ class Target:
         self.eos_ids = _eos_ids(model, tokenizer)
         self.fast = fast
         if fast:
-            speed_up_linears(model, self.dtype, self.device, light)
+            speed_up_linears(model, self.dtype, self.device, round_to_bf16)
         self._taps: dict[int, Tensor] = {}
 
     @property

@@ -120,7 +120,7 @@ def _tuned(
     best = {won.get(name, name): every[won.get(name, name)] for name in asked}
     for name in best:
         if isinstance(drafter := decoders[name].drafter, SwitchingDrafter):
-            drafter.forget()
+            drafter.reset()
     left = Namespace(**vars(options) | {"sweep": [], "tuned": lines})
     return best, {name: decoders[name] for name in best}, left
 

@@ -173,7 +173,7 @@ def _try(decoder: Decoder, sampling: Sampling) -> None:
     if decoder.drafter is not None:
         decoder.generate([*decoder.target.eos_ids[:1], 1, 2, 1, 2], max_new_tokens=3, sampling=sampling)
     if isinstance(decoder.drafter, SwitchingDrafter):
-        decoder.drafter.forget()
+        decoder.drafter.reset()
 
 
 def buildable(

@@ -17,7 +17,6 @@ from decode.method_names import LOSSY, PLAIN
 from decode.reporting.records import Record
 from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
-from decode.wrappers.overlapped import settle
 
 WARMUP_TOKENS = 16
 
@@ -117,7 +116,6 @@ def run_task(
         verifier = "" if decoders[method].drafter is None else decoders[method].verifier_for(sampling)
         if verifier and sampling.greedy and not verifier.startswith(LOSSY):
             verifier = "greedy"  # whichever was asked for: the engine draws nothing
-        settle()  # else it takes the next one's time
         records.append(record_of(task, method, position, generation, verifier))
         trees.append(generation.trees)
         ended(method)

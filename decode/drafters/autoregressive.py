@@ -15,7 +15,7 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.target.model import Target, TargetOutput
-from decode.drafters.base import Request, shared, within
+from decode.drafters.base import DraftSession, Request, check_range, common_prefix_length
 from decode.speculation.proposal import DenseQ, Law, Proposal
 from decode.speculation.sampling import Sampling, best, couple, draw, probs
 from decode.speculation.tree import ancestors, chain
@@ -49,7 +49,7 @@ class CausalContext:
 
     def follow(self, text: list[int]) -> list[int]:
         """Forget what `text` does not begin with → the tokens of it that are not read yet, the last one always among them."""
-        count = min(shared(self.tokens, text), len(text) - 1)
+        count = min(common_prefix_length(self.tokens, text), len(text) - 1)
         self.cache.length = count
         del self.tokens[count:]
         return text[count:]
@@ -103,33 +103,28 @@ class AutoregressiveDrafter:
     name = "autoregressive"
 
     def __init__(self, model: Target, draft_tokens: int = DRAFT_TOKENS) -> None:
-        within("draft_tokens", draft_tokens, 1, None)
+        check_range("draft_tokens", draft_tokens, 1, None)
         self.model = model
         self.draft_tokens = self.draft_nodes = draft_tokens
 
     def law(self, sampling: Sampling) -> Law:
         return "point" if sampling.greedy else "causal"
 
-    def start(self, request: Request) -> AutoregressiveDrafts:
+    def start(self, request: Request) -> AutoregressiveSession:
         check_vocabulary(self.model, request.target)
-        return AutoregressiveDrafts(self, request)
+        return AutoregressiveSession(self, request)
 
 
-class AutoregressiveDrafts:
+class AutoregressiveSession(DraftSession):
     """One request's drafts."""
 
-    taps: tuple[int, ...] = ()
     rewinds = True
-    """The text may be another one, or shorter, than at the last call."""
 
     def __init__(self, drafter: AutoregressiveDrafter, request: Request) -> None:
         self.request, self.model = request, drafter.model
         # coupled drafts are made with the noise that the target will use
         self.law: Law = drafter.law(request.sampling) if request.noise is None else "point"
         self.context = CausalContext(drafter.model, request.cache.capacity)
-
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        """The text itself is all that it needs."""
 
     def propose(self, k: int) -> Proposal | None:
         request, device = self.request, self.request.target.device

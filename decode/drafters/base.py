@@ -3,6 +3,7 @@ request."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +20,7 @@ from decode.speculation.sampling import Sampling
 from decode.speculation.tree import MOST_NODES
 
 
-def shared(one: list[int], other: list[int]) -> int:
+def common_prefix_length(one: list[int], other: list[int]) -> int:
     """How many tokens both texts begin with."""
     count = min(len(one), len(other))
     if one[:count] == other[:count]:
@@ -27,7 +28,7 @@ def shared(one: list[int], other: list[int]) -> int:
     return next(i for i in range(count) if one[i] != other[i])
 
 
-def within(name: str, value: int | None, least: int, most: int | None = MOST_NODES) -> None:
+def check_range(name: str, value: int | None, least: int, most: int | None = MOST_NODES) -> None:
     """Raises UserError for an option, where it is given, that is out of its range; `most` None = without end."""
     if value is not None and (value < least or (most is not None and value > most)):
         raise UserError(
@@ -54,19 +55,25 @@ class Request:
     noise: Callable[[int], Tensor] | None = None
 
 
-class DraftSession(Protocol):
-    """A drafter at work on one request."""
+class DraftSession(ABC):
+    """A drafter at work on one request. As it stands here it reads the text alone (`request.tokens`)."""
 
-    taps: tuple[int, ...]
+    taps: tuple[int, ...] = ()
     """Target layers whose outputs `observe` needs."""
+    rewinds = False
+    """Whether the text may be another one, or shorter, than at the last call."""
 
-    def observe(self, output: TargetOutput, kept: int) -> None:
+    def observe(self, output: TargetOutput, kept: int) -> None:  # noqa: B027
         """A target forward whose first `kept` ≥ 1 positions are committed and in the cache."""
 
+    @abstractmethod
     def propose(self, k: int) -> Proposal | None:
         """At most k ≥ 1 tokens, or levels of a tree, to follow `request.tokens`, drawn as the drafter's law says; None = none worth
         a test. Whether a position is drafted at all may depend on the values drawn before it, never on its own, unless the law is
         `point`."""
+
+    def close(self) -> None:  # noqa: B027
+        """The request has ended or failed: wait for whatever still runs for it. May be called more than once."""
 
 
 class Drafter(Protocol):

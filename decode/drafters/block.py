@@ -22,10 +22,10 @@ from torch import Tensor
 from align.common.errors import UserError
 from align.models.block import BlockDrafter, BlockSession
 from align.target.model import TargetOutput
-from decode.drafters.base import Request, within
+from decode.drafters.base import DraftSession, Request, check_range
 from decode.speculation.proposal import Law, Proposal, Siblings, q_over
 from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, penalised, probs
-from decode.speculation.tree_drafts import best_first, draw_tree, shape
+from decode.speculation.tree_drafts import best_first, draw_tree, drawn_tree_parents
 
 TREE_NODES = 5
 """With the root six rows a call: one pass through the weights (align/target/rows.c), at 1.1 times the price of one row."""
@@ -60,8 +60,8 @@ class BlockProposer:
         siblings: Siblings | None = None,
         confidence: float = 0.0,
     ) -> None:
-        within("draft_tokens", draft_tokens, 1)
-        within("tree_nodes", tree_nodes, 0)
+        check_range("draft_tokens", draft_tokens, 1)
+        check_range("tree_nodes", tree_nodes, 0)
         if not 0 <= confidence <= 1:
             raise UserError(f"confidence={confidence:g} must be within 0..1")
         if confidence and network.confidence is None:
@@ -92,7 +92,7 @@ class BlockProposer:
         return BlockDrafts(self, request)
 
 
-class BlockDrafts:
+class BlockDrafts(DraftSession):
     """One request's drafts."""
 
     def __init__(self, proposer: BlockProposer, request: Request) -> None:
@@ -109,7 +109,7 @@ class BlockDrafts:
         hidden_KD = self.session.hidden(self.request.tokens[-1])[:k]
         logits_KV = self.network.logits(hidden_KD)
         if nodes := self.proposer.nodes(self.request.sampling):
-            tree = self._grow if self.law == "point" else self._sprout
+            tree = self._best_first_tree if self.law == "point" else self._drawn_tree
             return tree(hidden_KD, logits_KV, nodes)
         if self.network.markov is None and not self.proposer.confidence:
             columns_K, probs_KV = self._choose(logits_KV)
@@ -161,7 +161,7 @@ class BlockDrafts:
             token = column if self._ids is None else self._ids[column]
         return torch.cat(columns), torch.cat(rows) if rows else None
 
-    def _grow(self, hidden_KD: Tensor, logits_KV: Tensor, nodes: int) -> Proposal:
+    def _best_first_tree(self, hidden_KD: Tensor, logits_KV: Tensor, nodes: int) -> Proposal:
         """The nodes whose paths q holds most probable."""
         inputs_Kr = self.session.bias_inputs(hidden_KD)
         # at temperature 0 it is how sure q is that counts
@@ -187,11 +187,11 @@ class BlockDrafts:
             return logits_KV[k : k + 1]
         return logits_KV[k] + self.session.bias(inputs_Kr[k], tokens_P)
 
-    def _sprout(self, hidden_KD: Tensor, logits_KV: Tensor, nodes: int) -> Proposal:
+    def _drawn_tree(self, hidden_KD: Tensor, logits_KV: Tensor, nodes: int) -> Proposal:
         """A tree of drawn tokens; its shape is settled before."""
         siblings = self.proposer.siblings
         assert siblings is not None
-        inputs_Kr, parents = self.session.bias_inputs(hidden_KD), shape(nodes, len(logits_KV))
+        inputs_Kr, parents = self.session.bias_inputs(hidden_KD), drawn_tree_parents(nodes, len(logits_KV))
         last = self.request.tokens[-1]
 
         def q_of(k: int, columns_P: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How many tokens to draft next, and in which of several ways, from what earlier rounds took and kept. No model, no tensors.
+"""How many tokens to draft next, and in which of several variants, from what earlier rounds took and kept. No model, no tensors.
 
 A controller sees how many tokens were drafted and accepted and how long that lasted, all of rounds that are over, and answers before
 anything of the next round is drawn: so whatever it answers, a proposal keeps its law (decode/wrappers/adaptive.py).
@@ -134,20 +134,20 @@ class CostAware:
 
 
 class Fastest:
-    """Which of several ways makes the most tokens a second: each tried in turn, then the one of the highest upper bound
+    """Which of several variants makes the most tokens a second: each tried in turn, then the one of the highest upper bound
     (discounted UCB, arXiv 0805.3415), as rates drift with the text and the machine.
 
     Args:
-        ways: how many.
+        variants: how many.
         keep: what a round's weight is multiplied by with every further one.
-        tries: rounds that each way gets first.
-        boldness: c of the bound, rate·(1 + c·√(ln n / n_way)).
+        tries: rounds that each variant gets first.
+        boldness: c of the bound, rate·(1 + c·√(ln n / n_variant)).
     """
 
-    def __init__(self, ways: int, keep: float = 0.995, tries: int = 3, boldness: float = 0.15) -> None:
+    def __init__(self, variants: int, keep: float = 0.995, tries: int = 3, boldness: float = 0.15) -> None:
         self.keep, self.tries, self.boldness = keep, tries, boldness
-        self.rounds, self.tokens, self.seconds = [0.0] * ways, [0.0] * ways, [0.0] * ways
-        self.tried = [0] * ways
+        self.rounds, self.tokens, self.seconds = [0.0] * variants, [0.0] * variants, [0.0] * variants
+        self.tried = [0] * variants
 
     def choose(self) -> int:
         fresh = min(range(len(self.tried)), key=lambda i: self.tried[i])
@@ -155,17 +155,17 @@ class Fastest:
             return fresh
         return max(range(len(self.tried)), key=self._bound)
 
-    def _bound(self, way: int) -> float:
-        n, total = self.rounds[way], sum(self.rounds)
-        rate = self.tokens[way] / max(self.seconds[way], 1e-9)
+    def _bound(self, variant: int) -> float:
+        n, total = self.rounds[variant], sum(self.rounds)
+        rate = self.tokens[variant] / max(self.seconds[variant], 1e-9)
         return rate * (1 + self.boldness * math.sqrt(math.log(max(total, 1.0)) / max(n, 1e-9)))
 
-    def observe(self, way: int, tokens: int, seconds: float) -> None:
+    def observe(self, variant: int, tokens: int, seconds: float) -> None:
         """A round that is over made so many tokens in so many seconds, drafting and verification together."""
         for values in (self.rounds, self.tokens, self.seconds):
             for i in range(len(values)):
                 values[i] *= self.keep
-        self.rounds[way] += 1
-        self.tokens[way] += tokens
-        self.seconds[way] += seconds
-        self.tried[way] += 1
+        self.rounds[variant] += 1
+        self.tokens[variant] += tokens
+        self.seconds[variant] += seconds
+        self.tried[variant] += 1

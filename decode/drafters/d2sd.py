@@ -23,11 +23,11 @@ from torch.nn import functional as F
 from align.common.errors import UserError
 from align.models.block import BlockDrafter, BlockSession
 from align.target.model import TargetOutput
-from decode.drafters.base import Request, within
+from decode.drafters.base import DraftSession, Request, check_range
 from decode.speculation.proposal import DenseQ, Law, Proposal, SparseQ, q_over
 from decode.speculation.sampling import Sampling, best, couple, draw, penalised, probs
 from decode.speculation.tree import MOST_NODES, chain
-from decode.speculation.tree_drafts import joined, prefix_tree
+from decode.speculation.tree_drafts import concatenate_q, prefix_tree
 
 
 class D2SDDrafter:
@@ -62,7 +62,7 @@ class D2SDDrafter:
                 "loaded for one"
             )
         block = min(first.config.block_size, second.config.block_size)
-        within("draft_tokens", draft_tokens, 1, None)
+        check_range("draft_tokens", draft_tokens, 1, None)
         if boundaries < 1:
             raise UserError(f"boundaries={boundaries!r}: must be at least 1 (without any: the block drafter)")
         self.first, self.second = first.eval(), second.eval()
@@ -80,11 +80,11 @@ class D2SDDrafter:
     def law(self, sampling: Sampling) -> Law:
         return "causal" if self.keep_q and not sampling.greedy else "point"
 
-    def start(self, request: Request) -> D2SDDrafts:
-        return D2SDDrafts(self, request)
+    def start(self, request: Request) -> D2SDSession:
+        return D2SDSession(self, request)
 
 
-class D2SDDrafts:
+class D2SDSession(DraftSession):
     """One request's drafts. What both networks see of the target is there once: the cache, and its tapped layers."""
 
     def __init__(self, proposer: D2SDDrafter, request: Request) -> None:
@@ -119,9 +119,9 @@ class D2SDDrafts:
         if self.law == "point":
             drafts = torch.cat((draft_1J, branches_NJ))[:, 1:].tolist()
             return prefix_tree(drafts, draft_1J.device)
-        return self._apart(draft_1J[0, 1:], branches_NJ[:, 1:], kept, written, anew)
+        return self._drawn_tree(draft_1J[0, 1:], branches_NJ[:, 1:], kept, written, anew)
 
-    def _apart(
+    def _drawn_tree(
         self, draft_K: Tensor, branches_NK: Tensor, kept: list[int], written: Written, anew: Written
     ) -> Proposal:
         """The drawn tree: the first draft, then behind each boundary what was drawn there, equal tokens left apart."""
@@ -133,7 +133,7 @@ class D2SDDrafts:
             tokens.append(branch_K[i:])
         assert written.q is not None and anew.q is not None
         qs, size = (written.q, anew.q.take(torch.tensor(order))), self.request.target.vocab_size
-        q = joined(qs)
+        q = concatenate_q(qs)
         if q is None:  # over other ids
             q = DenseQ(torch.cat([x.dense(size) for x in qs]))
         return Proposal(torch.cat(tokens), self.law, q, parents=tuple(parents), siblings="independent")
@@ -146,7 +146,7 @@ class D2SDDrafts:
         size, count = network.config.block_size, blocks_NJ.shape[1] - 1
         # the last draft is nobody's input
         blocks_NK = F.pad(blocks_NJ, (0, size))[:, :size]
-        hidden_NKD = session.hidden_abreast(network.masked(blocks_NK, shown_N))
+        hidden_NKD = session.hidden_of_blocks(network.masked(blocks_NK, shown_N))
         open_ = {k: [n for n, i in enumerate(kept) if i <= k] for k in range(min(kept), count)}
         hidden_RD = torch.cat([hidden_NKD[own, k] for k, own in open_.items()])
         widths = [len(own) for own in open_.values()]

@@ -21,11 +21,10 @@ from torch import Tensor
 
 from align.common.errors import UserError, nearest
 from align.models.standalone import DiffusionContext, DiffusionDrafter
-from align.target.model import TargetOutput
-from decode.drafters.base import Request, shared, within
+from decode.drafters.base import DraftSession, Request, check_range, common_prefix_length
 from decode.speculation.proposal import DenseQ, Law, Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, penalised, probs
-from decode.speculation.tree_drafts import chain_from_marginals, draw_tree, shape
+from decode.speculation.tree_drafts import draw_tree, drawn_tree_parents, tree_from_marginals
 
 ORDERS = ("left_to_right", "blockwise", "random", "confidence")
 BLOCK_STEPS = 2
@@ -64,9 +63,9 @@ class DiffusionProposer:
     ) -> None:
         if order not in ORDERS:
             raise UserError(f"order={order!r} is unknown{nearest(order, ORDERS)}")
-        within("draft_tokens", draft_tokens, 1)
-        within("steps", steps, 1)
-        within("tree_nodes", tree_nodes, 0)
+        check_range("draft_tokens", draft_tokens, 1)
+        check_range("steps", steps, 1)
+        check_range("tree_nodes", tree_nodes, 0)
         if hot_start and steps < 2:
             raise UserError(
                 f"hot_start takes the place of one of several steps: steps={steps} must be at least 2"
@@ -91,24 +90,19 @@ class DiffusionProposer:
         return DiffusionDrafts(self, request)
 
 
-class DiffusionSession:
+class DiffusionSession(DraftSession):
     """One request's clean text in front of a standalone drafter, and its rows as q: what several systems are made of."""
 
-    taps: tuple[int, ...] = ()
     rewinds = True
-    """The text may be another one, or shorter, than at the last call."""
 
     def __init__(self, drafter: DiffusionDrafter, request: Request, draft_tokens: int) -> None:
         self.drafter, self.request = drafter, request
         self.context = DiffusionContext(drafter, request.cache.capacity + draft_tokens)
 
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        """The text itself is all that it needs."""
-
     def masks(self, k: int) -> Tensor:
         """k masks, (K,), after everything that was committed."""
         text = self.request.tokens
-        same = shared(self.context.tokens, text)
+        same = common_prefix_length(self.context.tokens, text)
         if same < len(self.context.tokens):
             self.context.keep(same)
         self.context.extend(text[len(self.context.tokens) :])
@@ -211,10 +205,10 @@ class DiffusionDrafts(DiffusionSession):
         if self.law == "point":
             # at temperature 0 it is how sure q is that counts
             scaled_KV = penalised(logits_KV, sampling, before) / (sampling.temperature or 1.0)
-            return chain_from_marginals(scaled_KV.log_softmax(-1), nodes)
+            return tree_from_marginals(scaled_KV.log_softmax(-1), nodes)
         siblings, generator = self.proposer.siblings, self.request.generator
         assert siblings is not None
-        q_KV, parents = probs(logits_KV, sampling, before), shape(nodes, len(logits_KV))
+        q_KV, parents = probs(logits_KV, sampling, before), drawn_tree_parents(nodes, len(logits_KV))
         tokens_N, q_NV = draw_tree(
             parents, lambda k, above: q_KV[k].expand(len(above), -1), siblings, generator, q_KV.device
         )

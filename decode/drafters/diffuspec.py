@@ -17,7 +17,7 @@ from torch import Tensor
 from align.common.errors import UserError
 from align.models.standalone import DiffusionDrafter
 from align.target.model import TargetOutput
-from decode.drafters.base import Request, within
+from decode.drafters.base import Request, check_range
 from decode.drafters.controllers import AdaptiveLength, adaptive_range
 from decode.drafters.diffusion import DiffusionSession
 from decode.drafters.diffuspec_search import NgramModel, best_path, columns
@@ -66,7 +66,7 @@ class DiffuSpecDrafter:
         smoothing: float = 0.5,
     ) -> None:
         most = drafter.config.block_size if draft_tokens is None else draft_tokens
-        within("draft_tokens", most, 1, None)
+        check_range("draft_tokens", most, 1, None)
         low, high, step = adaptive_range(min(most, 30))
         longest = high if longest is None else longest
         shortest = min(low, longest) if shortest is None else shortest
@@ -76,7 +76,7 @@ class DiffuSpecDrafter:
             ("beam", beam),
             ("shortest", shortest),
         ):
-            within(name, value, 1, None)
+            check_range(name, value, 1, None)
         for name, share in (("mass", mass), ("smoothing", smoothing)):
             if not 0 < share <= 1:
                 raise UserError(f"{name}={share!r}: must be above 0 and at most 1")

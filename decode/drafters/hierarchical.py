@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.target.model import Target, TargetOutput
+from align.target.model import Target
 from decode.drafters.autoregressive import CausalContext, check_vocabulary
-from decode.drafters.base import Drafter, DraftSession, Request, shared, within
+from decode.drafters.base import Drafter, DraftSession, Request, check_range, common_prefix_length
 from decode.drafters.block import BlockProposer
-from decode.speculation.proposal import DenseQ, Law, Proposal
-from decode.speculation.sampling import Sampling, best, couple, probs
-from decode.speculation.tree import chain, depths, follow, path_to
-from decode.speculation.verifiers import choose, verify
+from decode.speculation.proposal import NO_DRAFTS, DenseQ, Law, Proposal
+from decode.speculation.sampling import Sampling, probs
+from decode.speculation.verification import Outcome, outcome_of, verify_proposal
+from decode.speculation.verifiers import choose, run_verifier
 
 DRAFT_TOKENS = 8
-_NOTHING = Proposal(torch.zeros(0, dtype=torch.int64), "point")
 
 
 class HierarchicalDrafter:
@@ -41,7 +40,7 @@ class HierarchicalDrafter:
     """
 
     def __init__(self, model: Target, inner: Drafter, draft_tokens: int = DRAFT_TOKENS) -> None:
-        within("draft_tokens", draft_tokens, 1, None)
+        check_range("draft_tokens", draft_tokens, 1, None)
         innermost: Any = inner  # behind CopyingDrafter and its like
         while not isinstance(innermost, BlockProposer) and hasattr(innermost, "inner"):
             innermost = innermost.inner
@@ -54,14 +53,14 @@ class HierarchicalDrafter:
     def law(self, sampling: Sampling) -> Law:
         return "point" if sampling.greedy else "causal"
 
-    def start(self, request: Request) -> HierarchicalDrafts:
+    def start(self, request: Request) -> HierarchicalSession:
         check_vocabulary(self.model, request.target)
         if self.model.device != request.target.device:
             raise UserError(
                 f"drafter {self.model.spec!r} is on {self.model.device}, target {request.target.spec!r} on "
                 f"{request.target.device}: a hierarchical drafter needs the same device"
             )
-        return HierarchicalDrafts(self, request)
+        return HierarchicalSession(self, request)
 
 
 def _reads_states(inner: Drafter) -> UserError:
@@ -71,12 +70,10 @@ def _reads_states(inner: Drafter) -> UserError:
     )
 
 
-class HierarchicalDrafts:
+class HierarchicalSession(DraftSession):
     """One request's drafts. `middle` is M's own request: the text, and behind it what M has said in this round."""
 
-    taps: tuple[int, ...] = ()
     rewinds = True
-    """The text may be another one, or shorter, than at the last call."""
 
     def __init__(self, drafter: HierarchicalDrafter, request: Request) -> None:
         self.drafter, self.request = drafter, request
@@ -100,9 +97,6 @@ class HierarchicalDrafts:
             raise _reads_states(self.drafter.inner)
         return session
 
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        """The text itself is all that it needs."""
-
     def propose(self, k: int) -> Proposal | None:
         # the last draft is not read
         k = min(k, self.drafter.model.context_limit + 1 - len(self.request.tokens))
@@ -118,10 +112,11 @@ class HierarchicalDrafts:
     def _go_back(self) -> None:
         """M's text becomes the committed one. An inner session that cannot lose tokens begins anew."""
         middle, text = self.middle, self.request.tokens
-        lost = shared(middle.tokens, text) < len(middle.tokens)
+        lost = common_prefix_length(middle.tokens, text) < len(middle.tokens)
         middle.tokens[:] = text
         middle.history = self.request.history.fork()
-        if lost and not getattr(self.inner, "rewinds", False):
+        if lost and not self.inner.rewinds:
+            self.inner.close()
             self.inner = self._begin()
 
     @torch.no_grad()
@@ -131,38 +126,33 @@ class HierarchicalDrafts:
         middle, model = self.middle, self.drafter.model
         # a call adds its drafts and one more
         most = min(self.drafter.inner.draft_tokens, left - 1)
-        draft = (self.inner.propose(most) if most > 0 else None) or _NOTHING
+        draft = (self.inner.propose(most) if most > 0 else None) or NO_DRAFTS
         draft = draft.cut(most)
         if draft.branches and model.chains_only:
             raise UserError(f"drafter {model.spec!r} windows its attention by place: drafts may not branch")
-        drafts = draft.tokens_K.tolist()
-        logits_MV = self.context.read(self.context.follow(middle.tokens), drafts, draft.parents)
-        parents = chain(len(drafts)) if draft.parents is None else draft.parents
-        end, following, p_MV = self._verify_draft(logits_MV, draft, parents)
-        path = path_to(parents, end)
-        self.context.keep(len(drafts), path)
-        said = [*(drafts[i] for i in path), following]
-        middle.tokens.extend(said)
-        middle.history.extend(said)
-        return p_MV[[0, *(i + 1 for i in path)]]
+        logits_MV = self.context.read(
+            self.context.follow(middle.tokens), draft.tokens_K.tolist(), draft.parents
+        )
+        outcome, p_MV = self._verify(logits_MV, draft)
+        self.context.keep(len(draft), outcome.path)
+        fresh = [*outcome.accepted, outcome.following]
+        middle.tokens.extend(fresh)
+        middle.history.extend(fresh)
+        return p_MV[outcome.rows]
 
-    def _verify_draft(
-        self, logits_MV: Tensor, draft: Proposal, parents: tuple[int, ...]
-    ) -> tuple[int, int, Tensor]:
-        """The node where M's path through the drafts ends, its token after it, and its p at every node (at temperature 0
-        the logits)."""
+    def _verify(self, logits_MV: Tensor, draft: Proposal) -> tuple[Outcome, Tensor]:
+        """What M makes of the drafts, and its p at every node; of drafts without a q (law `point`) only something as long."""
         middle, sampling = self.middle, self.middle.sampling
-        tokens_N = draft.tokens_K.to(logits_MV.device)
-        before = middle.history.rows(tokens_N, parents)
-        if sampling.greedy:
-            p_MV, said_M = logits_MV, best(logits_MV, sampling, before)
-        else:
-            p_MV = probs(logits_MV, sampling, before, overwrite=True)
-            if middle.noise is None:
-                name = choose(draft.law, sampling.temperature)
-                end_B, next_B = verify(name, [draft], p_MV[None], [middle.generator])
-                return int(end_B), int(next_B), p_MV
-            places = [len(middle.tokens) + depth for depth in (0, *depths(parents))]
-            said_M = couple(p_MV, middle.noise, places)
-        end_B, next_B = follow(tokens_N[None], (parents,), said_M[None])
-        return int(end_B), int(next_B), p_MV
+        before = middle.history.rows(draft.tokens_K, draft.tree)
+        if self.law == "point":
+            verifier, first = "greedy" if sampling.greedy else "gumbel", len(middle.tokens)
+            outcome = verify_proposal(
+                logits_MV, draft, verifier, sampling, before, middle.generator, middle.noise, first
+            )
+            return outcome, logits_MV
+        p_MV = probs(logits_MV, sampling, before, overwrite=True)
+        verifier = choose(draft.law, sampling.temperature)
+        return outcome_of(draft, *run_verifier(verifier, [draft], p_MV[None], [middle.generator])), p_MV
+
+    def close(self) -> None:
+        self.inner.close()

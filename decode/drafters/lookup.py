@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from align.target.model import TargetOutput
-from decode.drafters.base import Request, within
+from decode.drafters.base import DraftSession, Request, check_range
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling
 
@@ -29,8 +28,8 @@ class LookupDrafter:
     name = "lookup"
 
     def __init__(self, draft_tokens: int = 8, longest: int = 3) -> None:
-        within("draft_tokens", draft_tokens, 1)
-        within("longest", longest, 1, None)
+        check_range("draft_tokens", draft_tokens, 1)
+        check_range("longest", longest, 1, None)
         self.draft_tokens = self.draft_nodes = draft_tokens
         self.longest = longest
 
@@ -41,18 +40,13 @@ class LookupDrafter:
         return LookupSession(request, self.longest)
 
 
-class LookupSession:
+class LookupSession(DraftSession):
     """Keeps, for every n-gram of a request, where its latest occurrence ended; grows with the text."""
-
-    taps: tuple[int, ...] = ()
 
     def __init__(self, request: Request, longest: int, shortest: int = 1) -> None:
         self.request, self.longest, self.shortest = request, longest, shortest
         self.follows: dict[tuple[int, ...], int] = {}
         self.indexed = 0
-
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        """The text itself is all that it needs."""
 
     def propose(self, k: int) -> Proposal | None:
         tokens = self.request.tokens

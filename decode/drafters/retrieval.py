@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from align.target.model import TargetOutput
-from decode.drafters.base import Request, within
+from decode.drafters.base import DraftSession, Request, check_range
 from decode.drafters.suffix_automaton import ROOT, Continuation, Datastore, SuffixAutomaton, TextAutomaton
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling
@@ -42,9 +41,9 @@ class RetrievalDrafter:
         tree_nodes: int = 0,
         datastore: Datastore | None = None,
     ) -> None:
-        within("draft_tokens", draft_tokens, 1)
-        within("shortest", shortest, 1, None)
-        within("tree_nodes", tree_nodes, 0)
+        check_range("draft_tokens", draft_tokens, 1)
+        check_range("shortest", shortest, 1, None)
+        check_range("tree_nodes", tree_nodes, 0)
         self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
         self.draft_nodes = max(draft_tokens, tree_nodes)
         self.datastore = datastore
@@ -56,11 +55,9 @@ class RetrievalDrafter:
         return RetrievalSession(self, request)
 
 
-class RetrievalSession:
+class RetrievalSession(DraftSession):
     """One request's drafts. `text`: the automaton of all its tokens; `match`: state and length of their longest ending in
     the datastore."""
-
-    taps: tuple[int, ...] = ()
 
     def __init__(self, drafter: RetrievalDrafter, request: Request) -> None:
         # its options are read anew for every draft; the other texts stay those that `match` belongs to
@@ -69,9 +66,6 @@ class RetrievalSession:
         self.text = TextAutomaton()
         self.match = (ROOT, 0)
         self.indexed = 0
-
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        """The text itself is all that it needs."""
 
     def propose(self, k: int) -> Proposal | None:
         drafter, datastore = self.proposer, self.datastore

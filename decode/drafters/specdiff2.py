@@ -14,7 +14,7 @@ import torch
 
 from align.common.errors import UserError
 from align.models.standalone import DiffusionDrafter
-from decode.drafters.base import Request, within
+from decode.drafters.base import Request, check_range
 from decode.drafters.diffusion import DiffusionSession
 from decode.speculation.proposal import DenseQ, Law, Proposal
 from decode.speculation.sampling import Sampling, draw, probs
@@ -22,7 +22,7 @@ from decode.speculation.tree import MOST_NODES
 from decode.speculation.tree_drafts import merge_iid_chains, prefix_tree
 
 
-class CandidatesDrafter:
+class SpecDiff2Drafter:
     """S drafts a call from a standalone drafter.
 
     Args:
@@ -46,7 +46,7 @@ class CandidatesDrafter:
         draft_temperature: float | None = None,
         keep_q: bool = False,
     ) -> None:
-        within("draft_tokens", draft_tokens, 1)
+        check_range("draft_tokens", draft_tokens, 1)
         self.draft_tokens = draft_tokens or drafter.config.block_size
         most = MOST_NODES // self.draft_tokens
         if not 1 <= candidates <= most:
@@ -62,14 +62,14 @@ class CandidatesDrafter:
     def law(self, sampling: Sampling) -> Law:
         return "independent" if self.keep_q and not sampling.greedy else "point"
 
-    def start(self, request: Request) -> Candidates:
-        return Candidates(self, request)
+    def start(self, request: Request) -> SpecDiff2Session:
+        return SpecDiff2Session(self, request)
 
 
-class Candidates(DiffusionSession):
+class SpecDiff2Session(DiffusionSession):
     """One request's drafts."""
 
-    def __init__(self, proposer: CandidatesDrafter, request: Request) -> None:
+    def __init__(self, proposer: SpecDiff2Drafter, request: Request) -> None:
         super().__init__(proposer.drafter, request, proposer.draft_tokens)
         self.proposer = proposer
         self.law: Law = proposer.law(request.sampling) if request.noise is None else "point"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from align.models.standalone import DiffusionDrafter
-from decode.drafters.base import Request, within
+from decode.drafters.base import Request, check_range
 from decode.drafters.diffusion import DiffusionSession
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling, best
@@ -37,20 +37,20 @@ class ToleratorDrafter:
     def __init__(
         self, drafter: DiffusionDrafter, draft_tokens: int | None = None, steps: int = 1, rounds: int = 2
     ) -> None:
-        within("draft_tokens", draft_tokens, 1)
-        within("steps", steps, 1, None)
-        within("rounds", rounds, 0, None)
+        check_range("draft_tokens", draft_tokens, 1)
+        check_range("steps", steps, 1, None)
+        check_range("rounds", rounds, 0, None)
         self.drafter, self.steps, self.rounds = drafter.eval(), steps, rounds
         self.draft_tokens = self.draft_nodes = draft_tokens or drafter.config.block_size
 
     def law(self, sampling: Sampling) -> Law:
         return "point"
 
-    def start(self, request: Request) -> Refined:
-        return Refined(self, request)
+    def start(self, request: Request) -> ToleratorSession:
+        return ToleratorSession(self, request)
 
 
-class Refined(DiffusionSession):
+class ToleratorSession(DiffusionSession):
     """One request's drafts."""
 
     def __init__(self, proposer: ToleratorDrafter, request: Request) -> None:

@@ -9,7 +9,6 @@ then the path that the target takes is moved together in the cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from time import perf_counter
 from typing import NamedTuple
@@ -23,31 +22,12 @@ from decode.drafters.base import Drafter, DraftSession, Request
 from decode.engine.detokenizer import TextStream
 from decode.engine.output import Generation, Tree
 from decode.speculation.processors import History
-from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import (
-    ProcessorState,
-    Sampling,
-    best,
-    couple,
-    draw_at,
-    penalised,
-    position_noise,
-    probs,
-    uniform,
-)
-from decode.speculation.tree import MOST_NODES, ancestors, chain, depths, follow, path_to, walk
-from decode.speculation.verifiers import check_proposal, find, verify
+from decode.speculation.proposal import NO_DRAFTS, Proposal
+from decode.speculation.sampling import Sampling, penalised, position_noise
+from decode.speculation.tree import MOST_NODES, ancestors
+from decode.speculation.verification import Outcome, verify_proposal
 
 PREFILL_CHUNK = 2048
-
-
-class Outcome(NamedTuple):
-    """A round's outcome on the host: accepted drafts, the target's token after them, and where in the proposal
-    those drafts stand (ascending)."""
-
-    accepted: list[int]
-    following: int
-    path: list[int]
 
 
 class Call(NamedTuple):
@@ -55,9 +35,6 @@ class Call(NamedTuple):
 
     tokens_1L: Tensor
     see_LL: Tensor | None
-
-
-_NOTHING = Proposal(torch.zeros(0, dtype=torch.int64), "point")
 
 
 class Engine:
@@ -87,11 +64,11 @@ class Engine:
     ) -> None:
         self.target, self.prompt, self.sampling, self.verifier = target, prompt, sampling, verifier
         self.drafter = drafter
-        self.lossy = find(verifier).lossy
         self.limit = min(max_new_tokens, target.context_limit - len(prompt))
         self.full = "length" if self.limit == max_new_tokens else "context"
         self.eos = frozenset(target.eos_ids)
         self.text = TextStream(target.decode, stop, stream) if stop or stream is not None else None
+        self.session: DraftSession | None = None
         self.out = Generation([], "", len(prompt), finish="", top2_gaps=[] if record_gaps else None)
 
     def run(self) -> Generation:
@@ -103,9 +80,14 @@ class Engine:
         """Prompt and first token."""
         self.started = perf_counter()
         logits_1V = self._prefill()
-        self._commit(self._verify_draft(logits_1V, _NOTHING))
+        self._commit(self._outcome(logits_1V, NO_DRAFTS))
         self.prefilled = perf_counter()
         self._settle()
+
+    def close(self) -> None:
+        """Nothing runs for this request any more."""
+        if self.session is not None:
+            self.session.close()
 
     def _settle(self) -> None:
         """Where the output has ended: its text and times."""
@@ -127,9 +109,8 @@ class Engine:
             History(self.sampling, prompt, target.vocab_size, target.eos_ids, target.device),
             self._noise() if self.verifier == "gumbel" and not self.sampling.greedy else None,
         )
-        self.session: DraftSession | None = (
-            self.drafter.start(self.request) if self.drafter is not None and self.limit > 2 else None
-        )
+        if self.drafter is not None and self.limit > 2:
+            self.session = self.drafter.start(self.request)
         for start in range(0, len(prompt), PREFILL_CHUNK):
             chunk = torch.tensor([prompt[start : start + PREFILL_CHUNK]], device=target.device)
             output = self._forward(chunk, logits=False)
@@ -156,7 +137,7 @@ class Engine:
         return self.target.forward(tokens_1L, cache=cache, see_LL=see_LL, taps=taps, logits=logits)
 
     @torch.no_grad()
-    def draft(self) -> Call:
+    def begin_round(self) -> Call:
         """A round's first half: what the target is to be run over."""
         started = perf_counter()
         self.proposal = self._propose()
@@ -167,14 +148,13 @@ class Engine:
         return Call(self._inputs(self.proposal), see_LL)
 
     @torch.no_grad()
-    def verify(self, output: TargetOutput) -> None:
+    def finish_round(self, output: TargetOutput) -> None:
         """Its second half: what of it is kept."""
         proposal, cache = self.proposal, self.request.cache
         before = cache.length - len(proposal) - 1
         assert output.logits_BLV is not None
-        outcome = self._verify_draft(output.logits_BLV[0], proposal)
-        # the round before's last token, and its drafts now accepted
-        rows = [0, *(i + 1 for i in outcome.path)]
+        outcome = self._outcome(output.logits_BLV[0], proposal)
+        rows = outcome.rows
         cache.keep(before, rows)
         self.out.calls += 1
         self.out.drafted.append(proposal.depth)
@@ -191,68 +171,36 @@ class Engine:
         """A round commits its drafts and one more: as many drafts as still fit, known before anything is
         drawn."""
         if self.session is None or self.drafter is None:
-            return _NOTHING
+            return NO_DRAFTS
         room = min(self.drafter.draft_tokens, self.limit - len(self.out.tokens) - 1)
         proposal = self.session.propose(room) if room > 0 else None
         if proposal is not None and proposal.branches and self.target.chains_only:
             raise UserError(
                 f"target {self.target.spec!r} windows its attention by place: drafts may not branch (tree_nodes=0)"
             )
-        return _NOTHING if proposal is None else proposal.cut(room)
+        return NO_DRAFTS if proposal is None else proposal.cut(room)
 
     def _inputs(self, proposal: Proposal) -> Tensor:
         last = torch.tensor([self.request.tokens[-1]], device=self.target.device)
         return (torch.cat((last, proposal.tokens_K)) if len(proposal) else last)[None]
 
-    def _verify_draft(self, logits_MV: Tensor, proposal: Proposal) -> Outcome:
-        """What the target makes of the drafts: the round's one synchronisation."""
-        sampling, generator = self.sampling, self.request.generator
-        if len(proposal):
-            check_proposal(proposal, self.verifier, sampling.temperature)
-        parents = chain(len(proposal)) if proposal.parents is None else proposal.parents
-        before = self.request.history.rows(proposal.tokens_K, parents)
+    def _outcome(self, logits_MV: Tensor, proposal: Proposal) -> Outcome:
+        """What the target makes of the drafts."""
+        request, sampling = self.request, self.sampling
+        before = request.history.rows(proposal.tokens_K, proposal.tree)
         if self.out.top2_gaps is not None:
             top2 = penalised(logits_MV, sampling, before).topk(2, dim=-1).values
             self.gaps = (top2[:, 0] - top2[:, 1]).tolist()
-        if len(proposal) and self.lossy:
-            # a one-hot p would leave nothing to relax: at temperature 0 the rule sees p at temperature 1
-            said_M = best(logits_MV, sampling, before) if sampling.greedy else None
-            p_MV = probs(logits_MV, replace(sampling, temperature=sampling.temperature or 1.0), before)
-            end, following = verify(self.verifier, [proposal], p_MV[None], [generator])
-            following = following if said_M is None else said_M[end]
-        elif sampling.greedy:
-            end, following = follow(
-                proposal.tokens_K[None], (parents,), best(logits_MV, sampling, before, overwrite=True)[None]
-            )
-        elif len(proposal) and self.verifier not in ("point_mass", "gumbel"):
-            p_MV = probs(logits_MV, sampling, before, overwrite=True)
-            end, following = verify(self.verifier, [proposal], p_MV[None], [generator])
-        else:
-            say = self._say(logits_MV, before, parents)
-            if logits_MV.device.type == "cpu":
-                tokens = proposal.tokens_K.tolist()
-                path, token = walk(tokens, parents, lambda row: int(say(slice(row, row + 1))))
-                return Outcome([tokens[i] for i in path], token, path)
-            end, following = follow(proposal.tokens_K[None], (parents,), say(slice(None))[None])
-        last, token, *tokens = torch.cat((end, following, proposal.tokens_K)).tolist()
-        path = path_to(parents, last)
-        return Outcome([tokens[i] for i in path], token, path)
-
-    def _say(
-        self, logits_MV: Tensor, before: ProcessorState, parents: tuple[int, ...]
-    ) -> Callable[[slice], Tensor]:
-        """What the target says at some rows of a call. On a CPU it is asked where the path goes and nowhere else: p and
-        its running sum at every node of a wide call cost milliseconds."""
-
-        def p(rows: slice) -> Tensor:
-            return probs(logits_MV[rows], self.sampling, before.rows(rows), overwrite=True)
-
-        noise = self.request.noise
-        if noise is not None:
-            first, depth = len(self.request.tokens), [0, *depths(parents)]
-            return lambda rows: couple(p(rows), noise, [first + d for d in depth[rows]])
-        u_M = uniform(len(logits_MV), self.request.generator)
-        return lambda rows: draw_at(p(rows), u_M[rows])
+        return verify_proposal(
+            logits_MV,
+            proposal,
+            self.verifier,
+            sampling,
+            before,
+            request.generator,
+            request.noise,
+            len(request.tokens),
+        )
 
     def _commit(self, outcome: Outcome) -> int:
         """Add accepted drafts and the next token up to an end; sets `finish`. How many of them were
@@ -269,8 +217,7 @@ class Engine:
         request.tokens.extend(fresh)
         request.history.extend(fresh)
         if out.top2_gaps is not None:
-            rows = [0, *(i + 1 for i in outcome.path)]
-            out.top2_gaps.extend(self.gaps[row] for row in rows[: len(fresh)])
+            out.top2_gaps.extend(self.gaps[row] for row in outcome.rows[: len(fresh)])
         return min(len(outcome.accepted), len(fresh))
 
 
@@ -280,6 +227,14 @@ def run_together(engines: Sequence[Engine], most: int = 1) -> None:
     They have one target, and drafters that ask for the same taps. What one of them says does not depend on the others,
     but for the rounding of products over more rows.
     """
+    try:
+        _run_to_the_end(engines, most)
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def _run_to_the_end(engines: Sequence[Engine], most: int) -> None:
     waiting = list(reversed(engines))
     running: list[Engine] = []
     while waiting or running:
@@ -289,7 +244,7 @@ def run_together(engines: Sequence[Engine], most: int = 1) -> None:
             running += [] if engine.out.finish else [engine]
         if not running:
             continue
-        calls = [engine.draft() for engine in running]
+        calls = [engine.begin_round() for engine in running]
         if len(running) == 1:
             outputs = [running[0]._forward(calls[0].tokens_1L, see_LL=calls[0].see_LL)]
         else:
@@ -300,8 +255,9 @@ def run_together(engines: Sequence[Engine], most: int = 1) -> None:
                 next((session.taps for engine in running if (session := engine.session) is not None), ()),
             )
         for engine, output in zip(running, outputs, strict=True):
-            engine.verify(output)
+            engine.finish_round(output)
             if engine.out.finish and most > 1:  # its cache: memory for the requests to come
+                engine.close()
                 engine.session = None
                 del engine.request
         running = [engine for engine in running if not engine.out.finish]

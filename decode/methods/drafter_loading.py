@@ -26,7 +26,9 @@ def open_part(folder: str, role: str, target: Target) -> Any:
         UserError: not found, or not of that kind.
     """
     if role == "autoregressive":
-        return load_target(folder, target.dtype_name, str(target.device), target.fast, light=target.fast)
+        return load_target(
+            folder, target.dtype_name, str(target.device), target.fast, round_to_bf16=target.fast
+        )
     check_there(folder)
     found = _read(folder, target, None, None)
     wanted = DiffusionDrafter if role == "diffusion" else BlockDrafter
@@ -64,7 +66,7 @@ def _read(
     if isinstance(drafter, BlockDrafter):
         drafter = drafter.to(target.dtype)
         if target.fast:
-            drafter.lighten()
+            drafter.prepare_for_drafting()
     else:
         _fast(drafter, target)
     return drafter
@@ -73,7 +75,7 @@ def _read(
 def _fast(drafter: DiffusionDrafter, target: Target) -> None:
     """A draft is few rows, as a verified one is."""
     if target.fast:
-        drafter.network.lighten()
+        drafter.network.prepare_for_drafting()
 
 
 def _writer(spec: str | Path, target: Target, tokens: int, draft_tokens: int | None) -> DiffusionWriter:

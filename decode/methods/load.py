@@ -10,7 +10,7 @@ from align.models.block import BlockDrafter
 from align.models.standalone import DiffusionDrafter
 from align.target.loading import DEFAULT_TARGET, load_target
 from align.target.model import Target
-from decode.drafters.base import Drafter, within
+from decode.drafters.base import Drafter, check_range
 from decode.drafters.block import BlockProposer
 from decode.drafters.diffusion import ORDERS, DiffusionProposer
 from decode.drafters.lookup import LookupDrafter
@@ -113,10 +113,10 @@ def _by_name(
 def _check_options(
     draft_tokens: int | None, tree_nodes: int | None, steps: int, order: str, verifier: str
 ) -> None:
-    within("draft_tokens", draft_tokens, 1, None)
+    check_range("draft_tokens", draft_tokens, 1, None)
     if tree_nodes is not None and not 0 <= tree_nodes <= MOST_NODES:
         raise UserError(f"tree_nodes={tree_nodes!r}: must be 0 (a chain) to {MOST_NODES}")
-    within("steps", steps, 1, None)
+    check_range("steps", steps, 1, None)
     if order not in ORDERS:
         raise UserError(f"order={order!r} is unknown{nearest(order, ORDERS)}")
     if verifier != "auto":

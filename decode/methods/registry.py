@@ -111,9 +111,9 @@ def _specdiff2(
     keep_q: bool = False,
 ) -> Drafter:
     """SpecDiff-2: several drafts of one step, the target's p picks one"""
-    from decode.drafters.specdiff2 import CandidatesDrafter
+    from decode.drafters.specdiff2 import SpecDiff2Drafter
 
-    return CandidatesDrafter(parts.diffusion, gamma, candidates, draft_temperature, keep_q)
+    return SpecDiff2Drafter(parts.diffusion, gamma, candidates, draft_temperature, keep_q)
 
 
 def _diffuspec(
@@ -183,11 +183,11 @@ def _hierarchical(parts: Parts, gamma: int = 4, inner: str = "retrieval") -> Dra
 def _double(parts: Parts, gamma: int = 4, corpus: str | None = None) -> Drafter:
     """Double: retrieval for drafter and target, the next draft made while the target verifies"""
     from decode.drafters.hierarchical import HierarchicalDrafter
-    from decode.wrappers.merged import BesideDrafter
+    from decode.wrappers.merged import MergedDrafter
     from decode.wrappers.overlapped import OverlappedDrafter
 
     inner = HierarchicalDrafter(parts.autoregressive, _retrieval(parts, corpus=corpus), gamma + 1)
-    return BesideDrafter(OverlappedDrafter(inner), _retrieval(parts, gamma, corpus=corpus))
+    return MergedDrafter(OverlappedDrafter(inner), _retrieval(parts, gamma, corpus=corpus))
 
 
 def _duo(parts: Parts, gamma: int = 8, device: str | None = None) -> Drafter:

@@ -1,1 +1,1 @@
-"""Speculation as tensors: sampling, proposals, trees, verification. No model is known here."""
+"""Speculative decoding as tensors: sampling, proposals, trees, verification. No model is known here."""

@@ -1,4 +1,4 @@
-"""What a request's text so far means for the processors, at every node of what was drafted."""
+"""What the processors need to know of a request's text, at every node of a proposal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from decode.speculation.tree import ancestors, depths
 
 
 class History:
-    """One request's text as the processors see it; holds nothing that none of them asks for.
+    """One request's text as the processors see it. Only what the active processors need is stored.
 
     Args:
-        prompt: the repetition penalty looks at it, the presence penalty and the minimum length do not.
-        eos_ids: what the minimum length keeps back.
+        prompt: counts for the repetition penalty, not for the presence penalty and the minimum length.
+        eos_ids: the tokens that the minimum length bars.
     """
 
     def __init__(
@@ -34,36 +34,36 @@ class History:
             out_V[torch.tensor(list(tokens), dtype=torch.int64, device=device)] = True
             return out_V
 
-        self.count, self.least = 0, sampling.min_new_tokens
+        self.count, self.min_new_tokens = 0, sampling.min_new_tokens
         self.seen_V = marked(prompt) if sampling.repetition_penalty != 1 else None
         self.written_V = marked(()) if sampling.presence_penalty != 0 else None
         self.banned_V = marked(sampling.banned) if sampling.banned else None
-        self.young_V = marked((*sampling.banned, *eos_ids)) if self.least else None
+        self.min_length_mask_V = marked((*sampling.banned, *eos_ids)) if self.min_new_tokens else None
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Committed tokens."""
+        """Append committed tokens."""
         self.count += len(tokens)
         for held_V in (self.seen_V, self.written_V):
             if held_V is not None:
                 held_V[torch.tensor(tokens, dtype=torch.int64, device=held_V.device)] = True
 
     def fork(self) -> History:
-        """The same text, to go on by itself."""
+        """A copy that grows on its own."""
         twin = copy(self)
         twin.seen_V = None if self.seen_V is None else self.seen_V.clone()
         twin.written_V = None if self.written_V is None else self.written_V.clone()
         return twin
 
     def rows(self, tokens_K: Tensor, parents: tuple[int, ...]) -> ProcessorState:
-        """What each of the K + 1 nodes of a call has before it: the text, and the drafts on its own path."""
+        """The state at each of the K + 1 nodes of a call: the text, and the drafts on the node's path."""
         depth = (0, *depths(parents))
         return self._of(
             self._with(self.seen_V, tokens_K, parents), self._with(self.written_V, tokens_K, parents), depth
         )
 
     def ahead(self, first: int, count: int) -> ProcessorState:
-        """The same of `count` positions, `first` of them from here, whatever will be drafted before them: what a draft may
-        look at that is drawn without looking at the drafts left of it."""
+        """The state at `count` positions, the first of them `first` positions ahead, without the drafts in between: for drafts
+        that are drawn without looking at those left of them."""
         return self._of(self.seen_V, self.written_V, range(first, first + count))
 
     def _of(self, seen: Tensor | None, written: Tensor | None, depth: Sequence[int]) -> ProcessorState:
@@ -71,12 +71,14 @@ class History:
         return NOTHING if seen is written is barred is None else ProcessorState(seen, written, barred)
 
     def _barred(self, depth: Sequence[int]) -> Tensor | None:
-        if self.young_V is None or self.count + min(depth) >= self.least:
+        if self.min_length_mask_V is None or self.count + min(depth) >= self.min_new_tokens:
             return self.banned_V
-        if self.count + max(depth) < self.least:
-            return self.young_V
-        old_V = torch.zeros_like(self.young_V) if self.banned_V is None else self.banned_V
-        return torch.stack([self.young_V if self.count + d < self.least else old_V for d in depth])
+        if self.count + max(depth) < self.min_new_tokens:
+            return self.min_length_mask_V
+        later_V = torch.zeros_like(self.min_length_mask_V) if self.banned_V is None else self.banned_V
+        return torch.stack(
+            [self.min_length_mask_V if self.count + d < self.min_new_tokens else later_V for d in depth]
+        )
 
     @staticmethod
     def _with(held_V: Tensor | None, tokens_K: Tensor, parents: tuple[int, ...]) -> Tensor | None:
@@ -90,6 +92,6 @@ class History:
 
 @lru_cache(maxsize=512)
 def _on_paths(parents: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Every pair of a node and a drafted token on its path. On the CPU."""
+    """All pairs of a node and a drafted token on its path, as two index tensors. On the CPU."""
     row, draft = ancestors(parents)[:, 1:].nonzero(as_tuple=True)
     return row, draft

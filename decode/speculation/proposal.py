@@ -1,5 +1,5 @@
-"""What a drafter hands over: tokens and the LAW they were drawn from. A verifier names the laws under which
-it is exact.
+"""What a drafter hands over: tokens, and their law, which says how they were drawn. A verifier names the laws for which it is
+exact.
 
     point        drawn in any way at all: an argmax, a lookup, a beam, the best of many; there is no q
     independent  all in one step, each position from its own q given the prefix alone
@@ -12,8 +12,8 @@ its path, and siblings say how they were drawn: without looking at each other, f
 distinct: both would change the law. Siblings that were chosen, the most probable say, make a `point` tree.
 
 The wrong combinations are refused here where the types can see them: a `point` proposal cannot carry a q, the
-other laws cannot come without one, and q is fp32 or fp64 (a draw from a half-precision softmax is not a draw
-from q).
+other laws cannot come without one, and q is fp32 or fp64 (a draw from a
+half-precision softmax is not a draw from q).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from decode.speculation.tree import check_parents, depths, within
+from decode.speculation.tree import chain, check_parents, depths, nodes_within
 
 Law = Literal["point", "independent", "causal", "unmasked"]
 LAWS: tuple[str, ...] = get_args(Law)
@@ -37,7 +37,7 @@ def _check_probs(probs: Tensor, shape: str) -> None:
         raise ValueError(f"q must be {shape}, not {tuple(probs.shape)}")
     if probs.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"q must be float32 or float64, not {probs.dtype}: draw and test in full precision")
-    if probs.device.type == "cpu" and probs.numel():  # elsewhere a look would stop the queue
+    if probs.device.type == "cpu" and probs.numel():  # on a GPU looking would synchronise
         mass, least = probs.sum(1), probs.amin(1)
         if bool((((mass - 1).abs() > 1e-3) | (least < 0)).logical_and(mass.isfinite()).any()):
             raise ValueError("each row of q must be a distribution: not below 0, sum 1 (processors included)")
@@ -99,11 +99,11 @@ def q_over(ids: Tensor | None, probs: Tensor) -> DenseQ | SparseQ:
 
 @dataclass(frozen=True)
 class Proposal:
-    """K drafted tokens for one prefix, with the law of their draw.
+    """K drafted tokens for one prefix, and how they were drawn.
 
     Args:
         tokens_K: int64 ids in the target's vocabulary.
-        law: how they were drawn, see the module's head. `independent` and `causal` rows of q are what each
+        law: how they were drawn, see the module's docstring. `independent` and `causal` rows of q are what each
             token was REALLY drawn from, processors included.
         q: None for `point`, needed by every other law. One row per token; of siblings drawn without replacement
             each row is the q of the first draw.
@@ -160,8 +160,13 @@ class Proposal:
         return "" if self.parents is None else f" (parents {self.parents})"
 
     @property
+    def tree(self) -> tuple[int, ...]:
+        """`parents`, of a chain too."""
+        return chain(len(self)) if self.parents is None else self.parents
+
+    @property
     def branches(self) -> bool:
-        """Whether any two tokens have one parent."""
+        """Whether two tokens share a parent."""
         return self.parents is not None and len(set(self.parents)) < len(self.parents)
 
     def __len__(self) -> int:
@@ -169,16 +174,16 @@ class Proposal:
 
     @property
     def depth(self) -> int:
-        """Drafted tokens on the longest path: all of a chain."""
+        """Drafted tokens on the longest path; of a chain: all."""
         return len(self) if self.parents is None else max(depths(self.parents), default=0)
 
     def cut(self, length: int) -> Proposal:
-        """The first `length` tokens, of a tree those at most so deep. Exact as long as `length` was not chosen by
-        looking at the values drawn."""
+        """The first `length` tokens; of a tree, those of at most that depth. Exact as long as `length` was not chosen by looking
+        at the values drawn."""
         if length >= self.depth:
             return self
         if self.parents is not None:
-            kept = within(self.parents, length)
+            kept = nodes_within(self.parents, length)
             place = {old: new for new, old in enumerate(kept)}
             parents = tuple(place.get(self.parents[i], -1) for i in kept)
             at = torch.tensor(kept, dtype=torch.int64, device=self.tokens_K.device)
@@ -188,3 +193,6 @@ class Proposal:
         q = None if self.q is None else self.q.take(slice(length))
         steps_K = None if self.steps_K is None else self.steps_K[:length]
         return replace(self, tokens_K=self.tokens_K[:length], q=q, steps_K=steps_K)
+
+
+NO_DRAFTS = Proposal(torch.zeros(0, dtype=torch.int64), "point")

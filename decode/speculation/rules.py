@@ -1,11 +1,11 @@
 """The rules of verification: pure functions of (p, drafts), batched, without host synchronisation and without chance.
 
     stop_BM    the probability that the accepted path ends at node m (0 = the root: nothing accepted)
-    rest_BMV   the law (unnormalised) of the token that follows a path that ends there; zeros stand for p
+    rest_BMV   the distribution (unnormalised) of the token after a path that ends there; all zeros stand for p
 
-Everything random is on top of it and shared (decode/speculation/verifiers.py: `resolve`): a node ~ stop, the next token ~ rest of that
-node. So enumerating a rule over all drafts enumerates the output's law exactly; tests/contract/test_laws.py does it for
-every pair that the types allow.
+`resolve` (decode/speculation/verifiers.py) draws for all rules: a node from stop, then the next token from that node's rest.
+So enumerating a rule over all drafts gives the output's distribution exactly; tests/contract/test_laws.py does it for every
+pair of drafts and verifier that the types allow.
 
 p_BMV holds M = N + 1 rows per request: row m is the target's distribution, every processor applied, after the drafted
 tokens on the path to node m. Sources: decode/speculation/verifiers.py.
@@ -13,115 +13,23 @@ tokens on the path to node m. Sources: decode/speculation/verifiers.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from decode.speculation.proposal import Proposal
-from decode.speculation.tree import Forest, chain, parent_rows, path_masks, visits
+from decode.speculation.drafts import Drafts, normalised, rows_at
+from decode.speculation.tree import path_masks, visits
 
 TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
 """Medusa's own setting: accept p(x) > min(ε, δ·exp(−entropy of p))."""
 TOP_BETA = 3
 
 
-@dataclass(frozen=True)
-class Drafts:
-    """Trees of B requests side by side, all of one law; shorter ones are padded with nodes that no rule accepts.
-
-    Args:
-        tokens_BN: int64.
-        parents: per request, as in `Proposal`.
-        q_BNV: what each token was drawn from (of siblings: the first draw's q); None for point drafts.
-        steps_BN: unmask steps, for the law `unmasked`.
-        without_replacement: of siblings; else each was drawn without looking at the others (`k_seq`: all from one q).
-    """
-
-    tokens_BN: Tensor
-    parents: Forest
-    q_BNV: Tensor | None = None
-    steps_BN: Tensor | None = None
-    without_replacement: bool = False
-
-    @classmethod
-    def of(cls, proposals: Sequence[Proposal], vocab_size: int) -> Drafts:
-        """Proposals as one batch. Raises ValueError where their laws differ."""
-        if (
-            len({x.law for x in proposals if len(x)}) > 1
-            or len({x.siblings for x in proposals if x.branches}) > 1
-        ):
-            raise ValueError("proposals of different laws, or kinds of siblings, in one batch")
-        size = max(len(x) for x in proposals)
-
-        def padded(rows: list[Tensor]) -> Tensor:
-            if len(rows) == 1:
-                return rows[0][None]
-            out = rows[0].new_zeros(len(rows), size, *rows[0].shape[1:])
-            for b, row in enumerate(rows):
-                out[b, : len(row)] = row
-            return out
-
-        q = None
-        if any(x.q is not None for x in proposals):
-            empty = next(x.q for x in proposals if x.q is not None).dense(vocab_size)[:0]
-            q = padded([x.q.dense(vocab_size) if x.q is not None else empty for x in proposals])
-        steps = None
-        if any(x.steps_K is not None for x in proposals):
-            steps = padded([x.steps_K if x.steps_K is not None else x.tokens_K[:0] for x in proposals])
-        return cls(
-            padded([x.tokens_K for x in proposals]),
-            tuple(chain(len(x)) if x.parents is None else x.parents for x in proposals),
-            q,
-            steps,
-            any(x.siblings == "without_replacement" for x in proposals),
-        )
-
-    @property
-    def size(self) -> int:
-        """N, padding included."""
-        return self.tokens_BN.shape[1]
-
-    @property
-    def chains(self) -> bool:
-        """No tree branches."""
-        return all(x == chain(len(x)) for x in self.parents)
-
-    @property
-    def whole(self) -> bool:
-        """No padding."""
-        return all(len(x) == self.size for x in self.parents)
-
-    def above(self) -> Tensor:
-        """(B, N): the row of p at each token's parent, 0 = the root."""
-        return parent_rows(self.parents, self.size).to(self.tokens_BN.device)
-
-    def live(self) -> Tensor:
-        """Bool (B, N): real nodes."""
-        lengths = torch.tensor([len(x) for x in self.parents], device=self.tokens_BN.device)
-        return torch.arange(self.size, device=self.tokens_BN.device) < lengths[:, None]
-
-    def q_BV(self, i: int | Tensor, above_BN: Tensor) -> Tensor:
-        """What token i (or another one in every request, (B,)) was drawn from, its earlier siblings taken out where they
-        are not replaced. NaN where they leave nothing: no rule accepts such a token."""
-        q_BNV = _q(self)
-        batch = torch.arange(len(above_BN), device=above_BN.device)
-        i_B = torch.full_like(batch, i) if isinstance(i, int) else i
-        q_BV = q_BNV[:, i] if isinstance(i, int) else rows_at(q_BNV, i_B)
-        if not self.without_replacement:
-            return q_BV
-        earlier_BN = above_BN == above_BN[batch, i_B][:, None]
-        earlier_BN &= torch.arange(self.size, device=i_B.device) < i_B[:, None]
-        gone_BV = torch.zeros_like(q_BV).scatter_add_(1, self.tokens_BN, earlier_BN.to(q_BV.dtype)) > 0
-        left_BV = q_BV.masked_fill(gone_BV, 0.0)
-        return torch.where(earlier_BN.any(1, keepdim=True), _normalised(left_BV), q_BV)
-
-
 class Outcomes(NamedTuple):
-    """What may come of drafts: `stop_BM` fp64, `rest_BMV`; see the module's head."""
+    """`stop_BM` (fp64) and `rest_BMV` of a rule, as the module's docstring defines them."""
 
     stop_BM: Tensor
     rest_BMV: Tensor
@@ -131,8 +39,8 @@ Rule = Callable[[Tensor, Drafts], Outcomes]
 
 
 def accept_probability(p: Tensor, q: Tensor) -> Tensor:
-    """min(1, p/q) in fp64; 0 where p = 0, whatever q is. A q that is no number accepts nothing, and the residual is then
-    p: so a drafter that has gone wrong costs speed and not the law."""
+    """min(1, p/q) in fp64; 0 where p = 0, whatever q is. Where q is NaN nothing is accepted and the residual is p: a broken
+    drafter costs speed, and the output keeps its distribution."""
     p, q = p.double(), q.double()
     return torch.where(p < q, p / q, ((p > 0) & (q >= 0)).double())
 
@@ -143,18 +51,12 @@ def residual(p_BV: Tensor, q_BV: Tensor) -> Tensor:
 
 
 def or_p(weights_BV: Tensor, p_BV: Tensor) -> Tensor:
+    """The weights; p where they are zero everywhere."""
     return torch.where(weights_BV.sum(-1, keepdim=True) > 0, weights_BV, p_BV)
 
 
-def rows_at(block_BMV: Tensor, at_B: Tensor) -> Tensor:
-    """Row `at_B` of every request, (B, V). (`block[batch, at]` is several times slower: it copies element by element.)"""
-    B, M = block_BMV.shape[:2]
-    flat_B = at_B + torch.arange(B, device=at_B.device) * M
-    return block_BMV.flatten(0, 1).index_select(0, flat_B)
-
-
 def _put(block_BMV: Tensor, at_B: Tensor, rows_BV: Tensor) -> None:
-    """The other way round, in place; `block_BMV` is contiguous."""
+    """Write row `at_B` of every request in place; `block_BMV` is contiguous."""
     B, M, V = block_BMV.shape
     flat_B = at_B + torch.arange(B, device=at_B.device) * M
     block_BMV.view(B * M, V).index_copy_(0, flat_B, rows_BV)
@@ -164,14 +66,10 @@ def _at(rows_BV: Tensor, tokens_B: Tensor) -> Tensor:
     return rows_BV.gather(1, tokens_B[:, None])[:, 0]
 
 
-def _normalised(weights_BV: Tensor) -> Tensor:
-    return weights_BV / weights_BV.sum(-1, keepdim=True)
-
-
 def _in_turn(
     p_BMV: Tensor, drafts: Drafts, test: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> Outcomes:
-    """Rules that go down from the root and test the children of a node one after the other, in draw order.
+    """The outcomes of a rule that goes down from the root and tests the children of a node one by one, in draw order.
 
     `test`: (i, r_BV, above_BN) → the probability (B,) that token i is accepted when it is reached, r being what is left of
     p at its parent, and what is left of it when it is rejected.
@@ -194,7 +92,7 @@ def _in_turn(
 
 
 def point(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Accept x with what is left of p at x; a rejected token is taken out."""
+    """Point mass: accept x with the probability that what is left of p gives it; rejected, x is removed from p."""
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         token_B1 = drafts.tokens_BN[:, i : i + 1]
@@ -204,14 +102,13 @@ def point(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def _share(r_BV: Tensor, token_B1: Tensor) -> Tensor:
-    """The token's part of what is left of p; nothing of nothing."""
+    """The token's probability under r, normalised; 0 where r is zero everywhere."""
     mass_B = r_BV.sum(1, dtype=torch.float64)
     return torch.where(mass_B > 0, _at(r_BV, token_B1[:, 0]).double() / mass_B, 0.0).clamp(max=1.0)
 
 
 def selected(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """`point` on one path alone: the one that p itself expects most tokens of, Σ_m Π_(j≤m) p(x_j), whatever p says next
-    (SpecDiff-2's self-selection)."""
+    """SpecDiff-2's self-selection: `point` on the one path with the most expected accepted tokens, Σ_m Π_(j≤m) p(x_j)."""
     path_BN = _most_expected(p_BMV, drafts)
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,7 +120,7 @@ def selected(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def _most_expected(p_BMV: Tensor, drafts: Drafts) -> Tensor:
-    """Bool (B, N): the nodes of that path; of equal ones the first drafted."""
+    """Bool (B, N): the nodes of that path; among equal paths the one drafted first."""
     above_BN, live_BN = drafts.above(), drafts.live()
     batch = torch.arange(len(p_BMV), device=p_BMV.device)
     joint_BM = torch.ones(p_BMV.shape[:2], dtype=torch.float64, device=p_BMV.device)
@@ -244,7 +141,7 @@ def recursive(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         q_BV, tokens_B = drafts.q_BV(i, above_BN), drafts.tokens_BN[:, i]
         accept_B = accept_probability(_at(r_BV, tokens_B), _at(q_BV, tokens_B))
         sound_B = q_BV.sum(1).isfinite()
-        left_BV = _normalised(residual(r_BV, q_BV))
+        left_BV = normalised(residual(r_BV, q_BV))
         return accept_B * sound_B, torch.where(sound_B[:, None], left_BV, r_BV)
 
     return _in_turn(p_BMV, drafts, test)
@@ -259,7 +156,7 @@ def token(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     one_B1 = torch.ones(len(p_BMV), 1, dtype=torch.float64, device=p_BMV.device)
     stop_BM = torch.cat((one_B1, accept_BN.cumprod(1)), 1) * torch.cat((1 - accept_BN, one_B1), 1)
     rest_BMV = p_BMV.clone()
-    rest_BMV[:, :-1].sub_(_sound(_q(drafts), tested_BN)).clamp_(min=0)  # zeros: `resolve` takes p
+    rest_BMV[:, :-1].sub_(_sound(drafts.q(), tested_BN)).clamp_(min=0)  # zeros: `resolve` takes p
     return Outcomes(stop_BM, rest_BMV)
 
 
@@ -275,12 +172,12 @@ def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     joint_BM = torch.stack(joint, 1)
     rest_BMV = p_BMV.clone()
     left_BNV = rest_BMV[:, :-1]
-    # after a token that is not tested p is what is left, whatever P is; where zeros are left `resolve` takes p
+    # after a token that is not tested all of p is left, whatever P is; where zeros are left `resolve` takes p
     scale_BN1 = torch.where(tested_BN, joint_BM[:, :-1], 1.0)[..., None].to(p_BMV.dtype)
-    left_BNV.mul_(scale_BN1).sub_(_sound(_q(drafts), tested_BN)).clamp_(min=0)
+    left_BNV.mul_(scale_BN1).sub_(_sound(drafts.q(), tested_BN)).clamp_(min=0)
     mass_BN = left_BNV.sum(-1, dtype=torch.float64)
     below_BN = mass_BN + 1 - joint_BM[:, :-1]
-    # 0/0 only where the whole rest is certain: nobody gets here
+    # 0/0 only where the rest is accepted for certain: this node is never reached
     test_BN = torch.where(below_BN > 0, mass_BN / below_BN, 1.0)
     hold_BM = torch.cat((torch.where(tested_BN, test_BN, joint_BM[:, :-1]), joint_BM[:, -1:]), 1)
     hold_BM[:, 0] = 1.0
@@ -289,23 +186,18 @@ def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def _sound(q_BNV: Tensor, tested_BN: Tensor) -> Tensor:
-    """q, zeros where it is not tested. On a CPU, where asking costs nothing, without a copy when all are."""
+    """q, with zeros where it is not tested. On a CPU, where looking needs no synchronisation, no copy if all are tested."""
     if q_BNV.device.type == "cpu" and bool(tested_BN.all()):
         return q_BNV
     return torch.where(tested_BN[..., None], q_BNV, 0.0)
 
 
 def _on_chains(p_BMV: Tensor, drafts: Drafts) -> tuple[Tensor, Tensor, Tensor]:
-    """Of chains: which tokens are real and drawn from numbers, bool (B, N); p and q of each, fp64 (B, N)."""
+    """Of chains: which tokens are real and have a finite q, bool (B, N); p and q of each token, fp64 (B, N)."""
     tokens_BN1 = drafts.tokens_BN[..., None]
     p_BN = p_BMV[:, :-1].gather(2, tokens_BN1)[..., 0].double()
-    q_BNV = _q(drafts)
+    q_BNV = drafts.q()
     return drafts.live() & q_BNV.sum(-1).isfinite(), p_BN, q_BNV.gather(2, tokens_BN1)[..., 0].double()
-
-
-def _q(drafts: Drafts) -> Tensor:
-    assert drafts.q_BNV is not None, "drafts of this law carry their q"
-    return drafts.q_BNV
 
 
 def k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
@@ -348,7 +240,7 @@ def _inflation(p_BV: Tensor, q_BV: Tensor, siblings_B: Tensor) -> tuple[Tensor, 
 
 
 def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Down each branch a(c) = min(1, a(parent)·p/q); the first leaf is tested with its a. Rejected, it is taken away:
+    """Down each branch a(c) = min(1, a(parent)·p/q); the first leaf is tested with its a. Rejected, it is removed:
     at its parent S = Σ (a·p − q)₊, p ← (a·p − q)₊ normalised, a ← S / (S + 1 − a), and so on with the leaf that is now
     the first. The root's a is 1. On a chain this is block verification."""
     rest_BMV = p_BMV.clone(memory_format=torch.contiguous_format)
@@ -359,7 +251,7 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     a_BM = torch.ones_like(stop_BM)
     open_B = torch.ones_like(stop_BM[:, 0])
     for step in zip_longest(*(visits(x) for x in drafts.parents), fillvalue=(0, None)):
-        # one visit of each request: its node is either reached from above or tested as a leaf, or all is done
+        # one visit per request: its node is reached from above, or tested as a leaf, or the request is done
         i_B = torch.tensor([i for i, _ in step], device=p_BMV.device)
         reached_B = torch.tensor([leaving is False for _, leaving in step], device=p_BMV.device)
         tested_B = torch.tensor([leaving is True for _, leaving in step], device=p_BMV.device)
@@ -382,7 +274,7 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
             left_BV.div_(mass_B[:, None].to(p_BV.dtype))
             _put(rest_BMV, above_B, torch.where(some_B[:, None], left_BV, p_BV))
             denominator_B = mass_B + 1 - a_above_B
-            # 0/0 only where the leaf was certain: nobody gets here
+            # 0/0 only where the leaf is accepted for certain: this is never reached
             new_a_B = torch.where(denominator_B > 0, mass_B / denominator_B, 1.0)
             a_BM[batch, above_B] = torch.where(rejected_B, new_a_B, a_above_B)
     stop_BM[:, 0] = open_B
@@ -391,7 +283,7 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 def hybrid(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     """Left to right: a token unmasked no earlier than all before it that were tested by ratio is tested by ratio too, any
-    other as a point mass. (Its q may have looked at tokens right of it, and those at nothing that would excuse it.)"""
+    other as a point mass, because its q may have looked at tokens right of it."""
     steps_BN = drafts.steps_BN if drafts.steps_BN is not None else torch.zeros_like(drafts.tokens_BN)
     latest_BN = steps_BN.cummax(1).values if drafts.size else steps_BN
     by_ratio_BN = steps_BN >= latest_BN
@@ -408,7 +300,7 @@ def hybrid(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Lossy: any token that is not too surprising under p (Medusa eq. 1)."""
+    """Lossy: accept any token that p does not find too surprising (Medusa, eq. 1)."""
     entropy_BM = -torch.special.xlogy(p_BMV.double(), p_BMV.double()).sum(-1)
     least_BM = (TYPICAL_DELTA * (-entropy_BM).exp()).clamp(max=TYPICAL_EPSILON)
     batch = torch.arange(len(p_BMV), device=p_BMV.device)
@@ -420,7 +312,7 @@ def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def top_beta(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Lossy: any of the `TOP_BETA` tokens that p holds most probable (SpecDec's relaxation, without its bound on the
+    """Lossy: accept any of the `TOP_BETA` most probable tokens under p (SpecDec's relaxation, without its bound on the
     score)."""
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:

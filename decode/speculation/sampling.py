@@ -1,7 +1,6 @@
-"""Logits → probabilities, one function for target and drafter, and draws from them.
+"""Logits → probabilities, by one function for target and drafter, and draws from them.
 
-Everything is computed in fp32 (a draw's running sum in fp64). Temperature 0 is a one-hot here and nowhere
-else. Ties are broken by the lowest token id everywhere: argmax, the edge of top-k, the edge of top-p.
+Everything is computed in fp32 (a draw's running sum in fp64). Only here does temperature 0 become a one-hot. Ties are broken by the lowest token id everywhere: argmax, the edge of top-k, the edge of top-p.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _TOP_P_WIDTHS = (256, 4096)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen.
+    """The settings by which tokens are chosen.
 
     Applied in this order: repetition penalty, presence penalty, banned tokens and minimum length, temperature, top-k,
     top-p, min-p (the order of transformers' `generate`).
@@ -50,7 +49,7 @@ class Sampling:
     presence_penalty: float = 0.0
     """Taken off the logits of tokens that the output, without the prompt, holds already; 0 = off."""
     banned: tuple[int, ...] = ()
-    """Token ids that never come."""
+    """Token ids that are never chosen."""
     min_new_tokens: int = 0
     """No end of sequence before the output holds this many tokens."""
 
@@ -95,22 +94,22 @@ def _whole(value: object) -> bool:
 
 
 class ProcessorState(NamedTuple):
-    """What the processors look at in each row's own prefix, accepted drafts of its path included (decode/speculation/processors.py): bool,
-    (V,) for all rows or (R, V); None = nowhere."""
+    """What the processors need to know of each row's prefix, the drafts on its path included: bool masks over the vocabulary,
+    (V,) for all rows or (R, V); None = no token. `decode.speculation.processors.History` makes them."""
 
     seen: Tensor | None = None
-    """Tokens that prompt or output hold: for the repetition penalty."""
+    """Tokens in prompt or output: for the repetition penalty."""
     written: Tensor | None = None
-    """Tokens that the output holds: for the presence penalty."""
+    """Tokens in the output: for the presence penalty."""
     barred: Tensor | None = None
-    """Tokens that may not come next: banned ones, the end of sequence below the minimum length."""
+    """Tokens that may not come next: banned ones, and the end of sequence below the minimum length."""
 
     def rows(self, rows: slice | Tensor) -> ProcessorState:
-        """The same of some rows."""
+        """The state of some rows."""
         return ProcessorState(*(t if t is None or t.dim() == 1 else t[rows] for t in self))
 
     def columns(self, ids_S: Tensor | None) -> ProcessorState:
-        """The same of some of the vocabulary; None = all of it."""
+        """The state over some of the vocabulary; None = all of it."""
         return self if ids_S is None else ProcessorState(*(t if t is None else t[..., ids_S] for t in self))
 
 
@@ -120,8 +119,8 @@ NOTHING = ProcessorState()
 def penalised(
     logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
 ) -> Tensor:
-    """Logits (…, V) in fp32 (fp64 stays) after what looks at the text: repetition penalty (CTRL, arXiv 1909.05858 section
-    4.1), presence penalty, barred tokens at −∞. `overwrite`: the logits' memory may be used for the result.
+    """Logits (…, V) in fp32 (fp64 stays) after the processors that look at the text: repetition penalty (CTRL, arXiv
+    1909.05858, section 4.1), presence penalty, barred tokens at −∞. `overwrite`: the logits' memory may hold the result.
     """
     given = logits
     if logits.dtype != torch.float64:
@@ -147,7 +146,7 @@ def penalised(
 def best(
     logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
 ) -> Tensor:
-    """The most probable token, (…, V) → (…), the lowest id among equals: temperature 0 without a one-hot."""
+    """The most probable token, (…, V) → (…), the lowest id among equals: the choice at temperature 0."""
     return penalised(logits, sampling, before, overwrite).argmax(dim=-1)
 
 
@@ -158,8 +157,8 @@ def probs(
 
     Args:
         logits: of any floating type.
-        before: what each row's own prefix holds.
-        overwrite: the logits are not needed any more; a fresh (K+1, V) block of memory costs milliseconds.
+        before: what the processors need to know of each row's prefix.
+        overwrite: the logits may be overwritten; allocating another (K+1, V) block costs milliseconds.
     """
     if sampling.greedy:
         one_hot = F.one_hot(best(logits, sampling, before, overwrite), logits.shape[-1])
@@ -174,7 +173,7 @@ def probs(
     else:
         out = logits.softmax(dim=-1)
     if sampling.min_p > 0:
-        # on logits: a ratio of rounded probabilities would part equal ones
+        # on logits: rounded probabilities would separate equal ones
         least = logits.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
         out = out.masked_fill(logits < least, 0.0)
         out = out / out.sum(dim=-1, keepdim=True)
@@ -182,10 +181,10 @@ def probs(
 
 
 def _best_only(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Softmax over what top-k, and then top-p on what top-k left, keep of every row.
+    """Softmax over the tokens of every row that top-k, and then top-p, keep.
 
-    Passes over V cost more than the ranking, so only the ranked candidates are normalised. Without top-k a
-    full sort is seldom needed either: a few hundred candidates hold the mass, and rows in need get more.
+    A pass over V costs more than ranking, so only the ranked candidates are normalised. Without top-k a full sort is seldom
+    needed either: a few hundred candidates hold the mass, and only rows that need more get more.
     """
     out_RV, size = torch.zeros_like(logits_RV), logits_RV.shape[-1]
     widths = [min(top_k, size)] if top_k else [*(w for w in _TOP_P_WIDTHS if w < size), size]
@@ -215,7 +214,7 @@ def _best_only(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def _settle_ties(out_RV: Tensor, logits_RV: Tensor, rows: Tensor, ranked: Tensor, count: Tensor) -> None:
-    """Redo the rows whose next candidate equals the last one kept: among equals the lowest ids stay."""
+    """Redo the rows whose next candidate equals the last one kept: among equal tokens the lowest ids stay."""
     edge = ranked.gather(1, count - 1)
     tied_rows = (ranked.gather(1, count.clamp(max=ranked.shape[1] - 1)) == edge) & (count < ranked.shape[1])
     for i in tied_rows[:, 0].nonzero()[:, 0].tolist():
@@ -237,9 +236,9 @@ def draw(weights: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def draw_at(weights: Tensor, u: Tensor) -> Tensor:
-    """The inverse of the cumulated weights at u in [0, 1): token i for u·total in [Σ_{j<i} w_j, Σ_{j≤i} w_j).
+    """Inverse-transform draws at u in [0, 1): token i for u·total in [Σ_{j<i} w_j, Σ_{j≤i} w_j).
 
-    Summed in fp64; a token of weight 0 is never drawn. weights (…, V), u (…) → int64 (…).
+    The sum is in fp64; a token of weight 0 is never drawn. weights (…, V), u (…) → int64 (…).
     """
     running = weights.cumsum(dim=-1, dtype=torch.float64)
     total = running[..., -1:]
@@ -248,8 +247,7 @@ def draw_at(weights: Tensor, u: Tensor) -> Tensor:
 
 
 def position_noise(seed: int, position: int, vocab_size: int, device: torch.device) -> Tensor:
-    """Gumbel noise (V,) in fp64 that belongs to an absolute position of a text and to a seed: the same whenever and
-    however often it is asked for."""
+    """The Gumbel noise (V,), fp64, of an absolute position in a text under a seed: the same at every call."""
     key = hashlib.blake2b(f"{seed} {position}".encode(), digest_size=8).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little") >> 1)
     u_V = torch.rand(vocab_size, dtype=torch.float64, generator=generator, device=device)
@@ -257,10 +255,9 @@ def position_noise(seed: int, position: int, vocab_size: int, device: torch.devi
 
 
 def couple(p_RV: Tensor, noise: Callable[[int], Tensor], positions: Sequence[int]) -> Tensor:
-    """Draws from p by noise that belongs to the positions (`position_noise`): argmax of ln p + noise (Daliri et al., arXiv
-    2408.07978) → (R,).
+    """Draws from p with the noise of the positions (`position_noise`): argmax of ln p + noise (Daliri et al., arXiv
+    2408.07978), (R, V) → (R,).
 
-    A function of (p, seed, position) alone: with and without drafts, and however they were made, the same tokens come
-    out wherever p is the same.
+    They depend on (p, seed, position) alone: with or without drafts, the same tokens come out wherever p is the same.
     """
     return (p_RV.double().log() + torch.stack([noise(x) for x in positions])).argmax(-1)

@@ -1,5 +1,5 @@
-"""Drafts that branch: parents in, who sees whom and which path the target takes out. Tensors, no model, no host
-synchronisation.
+"""Drafts that branch: depths, ancestors and the path that the target takes, all from the nodes' parents. Tensors, no model, no
+host synchronisation.
 
 Node 0 of a call is the last committed token, the root; node i + 1 is drafted token i. `parents[i]` is the index of
 drafted token i's parent, −1 for the root, and always smaller than i.
@@ -18,7 +18,7 @@ MOST_NODES = 512
 
 
 def check_parents(parents: Sequence[int]) -> None:
-    """Raises ValueError unless every parent comes before its child."""
+    """Raises ValueError where a parent does not come before its child."""
     for i, parent in enumerate(parents):
         if not -1 <= parent < i:
             raise ValueError(f"node {i} of a tree has the parent {parent}: must be -1 (the root) to {i - 1}")
@@ -26,7 +26,7 @@ def check_parents(parents: Sequence[int]) -> None:
 
 @lru_cache(maxsize=4096)
 def depths(parents: tuple[int, ...]) -> tuple[int, ...]:
-    """How many drafted tokens the path to each one holds, itself included: 1 for a child of the root."""
+    """The depth of each drafted token: 1 for a child of the root."""
     found: list[int] = []
     for parent in parents:
         found.append(1 if parent < 0 else found[parent] + 1)
@@ -35,7 +35,7 @@ def depths(parents: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=512)
 def ancestors(parents: tuple[int, ...]) -> Tensor:
-    """Bool (M, M), M = N + 1 nodes with the root first: row i is True at node i and at all above it. On the CPU."""
+    """Bool (M, M), M = N + 1 nodes with the root first: row i is True at node i and its ancestors. On the CPU."""
     see_MM = torch.eye(len(parents) + 1, dtype=torch.bool)
     for i, parent in enumerate(parents):
         see_MM[i + 1] |= see_MM[parent + 1]
@@ -44,8 +44,7 @@ def ancestors(parents: tuple[int, ...]) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def visits(parents: tuple[int, ...]) -> tuple[tuple[int, bool], ...]:
-    """Depth first, children in their order: (node, False) where a node is reached from above, (node, True) where
-    everything below it is done."""
+    """A depth-first walk, children in order: (node, False) on the way down, (node, True) on the way up."""
     children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for i, parent in enumerate(parents):
         children[parent + 1].append(i)
@@ -61,7 +60,7 @@ def visits(parents: tuple[int, ...]) -> tuple[tuple[int, bool], ...]:
 
 
 def chain(length: int) -> tuple[int, ...]:
-    """The parents of a tree without branches."""
+    """The parents of a chain."""
     return tuple(range(-1, length - 1))
 
 
@@ -75,13 +74,13 @@ def path_to(parents: tuple[int, ...], end: int) -> list[int]:
     return path[::-1]
 
 
-def within(parents: tuple[int, ...], depth: int) -> list[int]:
-    """The nodes at most so deep."""
+def nodes_within(parents: tuple[int, ...], depth: int) -> list[int]:
+    """The nodes of at most that depth."""
     return [i for i, d in enumerate(depths(parents)) if d <= depth]
 
 
 Forest = tuple[tuple[int, ...], ...]
-"""The parents of several requests' trees, side by side. Shorter ones are padded up to the longest."""
+"""The parents of several requests' trees. Smaller ones are padded up to the largest."""
 
 
 @lru_cache(maxsize=512)
@@ -105,16 +104,16 @@ def follow(tokens_BN: Tensor, forest: Forest, said_BM: Tensor) -> tuple[Tensor, 
 
     Args:
         tokens_BN: drafted tokens.
-        said_BM: what the target says next after the root and after each drafted token: its argmax at temperature 0, else a
-            draw from p of that very prefix, one for each node and independent of the others (or all with noise that
-            belongs to the position: `gumbel`).
+        said_BM: the target's own token after the root and after each drafted token: its argmax at temperature 0, else a draw
+            from p given exactly that prefix, independent of the other nodes' (or made with the noise of the position:
+            `gumbel`).
 
     Returns:
         The node where the path ends, (B,), 0 = the root; and the target's token after it, (B,).
 
-    From a node the path goes on to the child that has the token which the target says there. So every token that comes
-    out IS one that the target said after exactly the tokens before it: the output has the target's law, whatever
-    way the tree was chosen in (without looking at `said_BM`). Of siblings with one token the first counts.
+    From a node the path goes on to the child that holds the target's token there. So every output token is one that the target
+    chose after exactly the tokens before it: the output has the target's distribution, however the tree was chosen (as long
+    as that did not look at `said_BM`). Among siblings with the same token the first counts.
     """
     device, size = tokens_BN.device, tokens_BN.shape[1]
     above_BN = parent_rows(forest, size).to(device)
@@ -131,12 +130,12 @@ def follow(tokens_BN: Tensor, forest: Forest, said_BM: Tensor) -> tuple[Tensor, 
 def walk(
     tokens_N: Sequence[int], parents: tuple[int, ...], say: Callable[[int], int]
 ) -> tuple[list[int], int]:
-    """`follow` where asking costs more than waiting: the target is asked only at the nodes on its path.
+    """`follow` for one tree on a CPU: the target's token is computed only at the nodes on its path.
 
     Args:
         tokens_N: drafted tokens.
-        say: node (0 = the root, i + 1 = drafted token i) → the token that the target says next there. What it would
-            say at one node must not depend on where else it is asked.
+        say: node (0 = the root, i + 1 = drafted token i) → the target's token after it. It must not depend on which other
+            nodes are asked for.
 
     Returns:
         The drafted tokens on the path, ascending, and the target's token after its end.

@@ -1,8 +1,8 @@
-"""Trees of drafts: how many branches, which ones, drawn how. Tensors and tokens, no model.
+"""Building trees of drafts. Tensors and tokens, no model.
 
-Three ways to make one: chosen, the nodes whose paths q holds most probable (law `point`); drawn, every token from its q
-with siblings i.i.d. or without replacement (`independent` or `causal`); or several drafts side by side, as they were
-drawn (`merge_iid_chains`: their own law) or merged where they begin alike (`prefix_tree`: `point`).
+There are three ways: choose the nodes with the most probable paths under q (law `point`); draw every token from its q, with
+siblings i.i.d. or without replacement (`independent` or `causal`); or combine several drafts, kept apart as they were drawn
+(`merge_iid_chains`: their own law) or merged where they share a prefix (`prefix_tree`: `point`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from decode.speculation.tree import chain, depths
 
 
 class Candidate(NamedTuple):
-    """A node that a tree may take: ln q of the path down to it, its level from 1, its token, the candidate above it (None =
-    the root)."""
+    """A node that may join a tree: ln q of the path to it, its level from 1, its token, its parent (None = the root)."""
 
     log_q: float
     level: int
@@ -30,15 +29,14 @@ class Candidate(NamedTuple):
 
 
 Children = Callable[[int, Sequence[int | None]], Sequence[tuple[Sequence[float], Sequence[int]]]]
-"""(level from 0, tokens of the nodes above, None = the root) → for each node ln q and the tokens of its likeliest
-children, any number, best first."""
+"""(level from 0, tokens of the parents, None = the root) → for each parent, ln q and tokens of its most probable children, any
+number, best first."""
 
 
 def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], tuple[int, ...]]:
-    """The `nodes` nodes whose paths q holds most probable, of at most `levels` levels: tokens and parents.
+    """The `nodes` nodes with the most probable paths under q, on at most `levels` levels: tokens and parents.
 
-    A path is never more probable than its beginning, so they hang together. The choice looks at q alone, not at what the
-    target says.
+    A path is never more probable than its prefix, so they form a tree. The choice looks at q alone, not at the target.
     """
     found: list[Candidate] = []
     level: Sequence[Candidate | None] = [None]
@@ -56,17 +54,17 @@ def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], 
     return [c.token for c in found], tuple(-1 if c.above is None else place[id(c.above)] for c in found)
 
 
-def chain_from_marginals(log_q_KV: Tensor, nodes: int) -> Proposal:
-    """The best `nodes` nodes under positions that are independent of each other, log_q_KV (K, V)."""
+def tree_from_marginals(log_q_KV: Tensor, nodes: int) -> Proposal:
+    """The tree of the `nodes` most probable nodes where positions are independent of each other, log_q_KV (K, V)."""
     top = log_q_KV.topk(min(nodes, log_q_KV.shape[1]), dim=-1)
     rows = list(zip(top.values.tolist(), top.indices.tolist(), strict=True))
     tokens, parents = best_first(len(rows), nodes, lambda k, above: [rows[k]] * len(above))
     return Proposal(torch.tensor(tokens, dtype=torch.int64, device=log_q_KV.device), "point", parents=parents)
 
 
-def shape(nodes: int, depth: int) -> tuple[int, ...]:
-    """The parents of a tree for drawn tokens: a chain as deep as may be, and what is left of `nodes` as siblings of its
-    first and its second token in turn."""
+def drawn_tree_parents(nodes: int, depth: int) -> tuple[int, ...]:
+    """The parents of a tree for drawn tokens: a chain as deep as allowed, and the rest of the `nodes` as siblings of its first
+    and second token in turn."""
     spine = chain(min(nodes, depth))
     return spine + tuple(-1 + i % min(2, len(spine)) for i in range(nodes - len(spine)))
 
@@ -78,11 +76,12 @@ def draw_tree(
     generator: torch.Generator,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens for the nodes of a given shape, each drawn from its q: (N,), and the q of each one's first draw, (N, V).
+    """Draw a token from its q for every node: tokens (N,), and the q of each node's first sibling's draw, (N, V).
 
     Args:
-        q_of: (level from 0, tokens above (P,), −1 = the root) → q after each of them, (P, V).
-        siblings: with one another's tokens allowed, or not. Where q has no further token, one that no verifier accepts.
+        q_of: (level from 0, parents' tokens (P,), −1 = the root) → q after each of them, (P, V).
+        siblings: whether siblings may repeat a token. Where q has no token left, the token drawn is one that no verifier
+            accepts.
     """
     level = torch.tensor(depths(parents))
     tokens_N = torch.zeros(len(parents), dtype=torch.int64, device=device)
@@ -102,15 +101,15 @@ def draw_tree(
 
 
 def merge_iid_chains(drafts: Sequence[Proposal]) -> Proposal:
-    """Chains drawn for one prefix independently of each other, as one tree: K branches from the root, whose first tokens are
-    i.i.d. siblings.
+    """Chains drawn for one prefix independently of each other, as one tree: each is a branch from the root, and their first
+    tokens are i.i.d. siblings.
 
     Raises:
         ValueError: proposals of different laws, `unmasked` ones, trees, or q over different ids.
     """
     law = drafts[0].law
     if any(x.law != law or x.parents is not None for x in drafts) or law == "unmasked":
-        raise ValueError("drafts merge_iid_chains are chains of one law, not unmasked out of order")
+        raise ValueError("merge_iid_chains needs chains of one law, not unmasked out of order")
     parents: list[int] = []
     for x in drafts:
         first = len(parents)
@@ -118,14 +117,14 @@ def merge_iid_chains(drafts: Sequence[Proposal]) -> Proposal:
     tokens_N = torch.cat([x.tokens_K for x in drafts])
     siblings: Siblings | None = "iid" if law != "point" and sum(len(x) > 0 for x in drafts) > 1 else None
     qs = [x.q for x in drafts if x.q is not None]
-    q = joined(qs) if qs else None
+    q = concatenate_q(qs) if qs else None
     if qs and q is None:
-        raise ValueError("drafts merge_iid_chains need q over the same ids")
+        raise ValueError("merge_iid_chains needs q over the same ids")
     return Proposal(tokens_N, law, q, parents=tuple(parents), siblings=siblings)
 
 
-def joined(qs: Sequence[DenseQ | SparseQ]) -> DenseQ | SparseQ | None:
-    """The rows of all, one after the other; None where they are not over the same ids."""
+def concatenate_q(qs: Sequence[DenseQ | SparseQ]) -> DenseQ | SparseQ | None:
+    """The rows of all, concatenated; None where they are not over the same ids."""
     dense = [q for q in qs if isinstance(q, DenseQ)]
     if len(dense) == len(qs):
         return DenseQ(torch.cat([q.probs_KV for q in dense]))
@@ -136,7 +135,7 @@ def joined(qs: Sequence[DenseQ | SparseQ]) -> DenseQ | SparseQ | None:
 
 
 def prefix_tree(drafts: Sequence[Sequence[int]], device: torch.device) -> Proposal:
-    """Any drafts, merged where they begin alike: every node stands once. `point`: which of them are there is a choice."""
+    """Any drafts as one tree that holds each shared prefix once. Law `point`: which nodes it has is a choice."""
     place: dict[tuple[int, int], int] = {}
     parents: list[int] = []
     for draft in drafts:

@@ -1,7 +1,7 @@
-"""Which drafted tokens the target keeps, and what it says next: verifiers by name, each with the drafts under which its
-output has exactly the target's law. What they compute is in decode/speculation/rules.py.
+"""Verifiers by name: which drafted tokens are accepted and which token follows them, each with the kinds of drafts for which
+the output has exactly the target's distribution. What a verifier computes is in decode/speculation/rules.py.
 
-    greedy, point_mass   go on while the target says what was drafted; exact however the drafts were chosen
+    greedy, point_mass   accept while the target's own token is the drafted one; exact however the drafts were chosen
     self_selection       point_mass on the one path that p expects most of: SpecDiff-2, arXiv 2511.00606
     token                min(1, p/q), residual (p − q)₊: Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318
     block                joint over the chain: Sun et al., arXiv 2403.10444
@@ -10,8 +10,8 @@ output has exactly the target's law. What they compute is in decode/speculation/
     traversal            leaves first, over the whole tree; a chain gives `block`: arXiv 2505.12398
     hybrid               drafts unmasked out of order: ratio where the order allows it, else point mass
     gumbel               the target's noise fixed by position: arXiv 2408.07978
-    lossy_typical        Medusa's threshold, arXiv 2401.10774: NOT the target's law
-    lossy_top_beta       any of the target's best few, after SpecDec, arXiv 2203.16487: NOT the target's law
+    lossy_typical        Medusa's threshold, arXiv 2401.10774: NOT the target's distribution
+    lossy_top_beta       any of the target's best few, after SpecDec, arXiv 2203.16487: NOT the target's distribution
                          (at temperature 0 the lossy ones look at p of temperature 1)
 """
 
@@ -26,14 +26,15 @@ from torch import Tensor
 
 from align.common.errors import UserError, nearest
 from decode.speculation import rules
+from decode.speculation.drafts import Drafts, rows_at
 from decode.speculation.proposal import LAWS, SIBLINGS, Proposal
-from decode.speculation.rules import Drafts, Outcomes, Rule
+from decode.speculation.rules import Outcomes, Rule
 from decode.speculation.sampling import draw_at, uniform
 
 
 class Verdict(NamedTuple):
-    """`end_B`: the node where the accepted path ends (0 = nothing accepted); `next_B`: the token that follows it. No
-    rule accepts padding."""
+    """`end_B`: the node where the accepted path ends (0 = nothing accepted); `next_B`: the token that follows it. Padding is
+    never accepted."""
 
     end_B: Tensor
     next_B: Tensor
@@ -41,27 +42,28 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Verifier:
-    """A rule and the drafts that it may be given."""
+    """A rule, and the drafts for which it is exact."""
 
     name: str
     rule: Rule | None
-    """None: it has no law of its own (`gumbel`)."""
+    """None: the verifier does not draw from outcomes (`gumbel`)."""
     laws: frozenset[str]
+    """How drafts may have been drawn (`decode.speculation.proposal.Law`)."""
     siblings: frozenset[str] = frozenset()
-    """How siblings may be drawn; empty: chains alone. Of point drafts: any tree, unless empty."""
+    """How siblings may have been drawn; empty: chains only. Point drafts may branch anyhow, unless this is empty."""
     greedy_only: bool = False
-    """Exact at temperature 0 alone."""
+    """Exact only at temperature 0."""
     state_only: bool = False
-    """Of unmasked drafts, exact for state-only orders alone."""
+    """Among unmasked drafts, exact only for state-only orders."""
     lossy: bool = False
-    """Not the target's law."""
+    """The output does not have the target's distribution."""
 
     def fits(self, law: str, temperature: float) -> bool:
-        """Whether chains of that law, at that temperature, are drafts it can be given."""
+        """Whether it is exact for chains of that law at that temperature."""
         return law in self.laws and (temperature == 0 or not self.greedy_only)
 
     def accepts(self, proposal: Proposal, temperature: float) -> bool:
-        """Whether it may be given that very proposal."""
+        """Whether it is exact for this proposal."""
         if not self.fits(proposal.law, temperature):
             return False
         if proposal.law == "unmasked" and self.state_only and not proposal.state_only:
@@ -71,7 +73,7 @@ class Verifier:
         )
 
 
-def verify(
+def run_verifier(
     name: str, proposals: Sequence[Proposal], p_BMV: Tensor, generators: Sequence[torch.Generator]
 ) -> Verdict:
     """Accept a path of each proposal and draw the token after it.
@@ -94,16 +96,18 @@ def verify(
             f"p must be fp32 or fp64 with {len(proposals)} x {rows} rows, not {p_BMV.dtype} {tuple(p_BMV.shape)}"
         )
     if verifier.rule is None:
-        raise ValueError(f"verifier {name!r} takes its noise from positions: decode.sampling.couple")
+        raise ValueError(
+            f"verifier {name!r} takes its noise from positions: decode.speculation.sampling.couple"
+        )
     drafts = Drafts.of(proposals, p_BMV.shape[2])
     u_B2 = torch.stack([uniform(2, g) for g in generators]).to(p_BMV.device)
     return resolve(verifier.rule(p_BMV, drafts), p_BMV, u_B2)
 
 
 def resolve(outcomes: Outcomes, p_BMV: Tensor, u_B2: Tensor) -> Verdict:
-    """One of the outcomes, by two uniforms per request."""
+    """Draw one of the outcomes with two uniforms per request, u_B2 (B, 2)."""
     end_B = draw_at(outcomes.stop_BM, u_B2[:, 0])
-    rest_BV = rules.or_p(rules.rows_at(outcomes.rest_BMV, end_B), rules.rows_at(p_BMV, end_B))
+    rest_BV = rules.or_p(rows_at(outcomes.rest_BMV, end_B), rows_at(p_BMV, end_B))
     return Verdict(end_B, draw_at(rest_BV, u_B2[:, 1]))
 
 
@@ -137,11 +141,11 @@ def find(name: str) -> Verifier:
 
 
 def check_pair(law: str, name: str, temperature: float) -> Verifier:
-    """The verifier, if its output for chains of this law, at this temperature, has exactly the target's law (or is
-    called lossy).
+    """The verifier, if for chains of this law at this temperature its output has exactly the target's distribution, or if it
+    is a lossy one.
 
     Raises:
-        UserError: it has not: why, and which verifiers fit.
+        UserError: it is not exact: why, and which verifiers fit.
     """
     verifier = find(name)
     if not verifier.fits(law, temperature):
@@ -151,10 +155,10 @@ def check_pair(law: str, name: str, temperature: float) -> Verifier:
 
 
 def check_proposal(proposal: Proposal, name: str, temperature: float) -> Verifier:
-    """The verifier, if its output for this proposal has exactly the target's law (or is called lossy).
+    """The verifier, if for this proposal its output has exactly the target's distribution, or if it is a lossy one.
 
     Raises:
-        UserError: it has not: why, and which verifiers fit.
+        UserError: it is not exact: why, and which verifiers fit.
     """
     verifier = find(name)
     if not verifier.accepts(proposal, temperature):
@@ -165,8 +169,8 @@ def check_proposal(proposal: Proposal, name: str, temperature: float) -> Verifie
 
 
 def choose(law: str, temperature: float) -> str:
-    """`auto`: greedy at temperature 0; traversal, which on a chain is block verification, where the law has a q that it can
-    test; hybrid for drafts unmasked out of order; else point mass."""
+    """The verifier that `auto` stands for: greedy at temperature 0; hybrid for drafts unmasked out of order; traversal (on a
+    chain: block verification) for other drafts with a q; else point mass."""
     if temperature == 0:
         return "greedy"
     if law == "unmasked":
@@ -176,16 +180,16 @@ def choose(law: str, temperature: float) -> str:
 
 _WHY = {
     "point": "these drafts were not drawn from any q (an argmax, a lookup, a choice): p/q has no meaning",
-    "unmasked": "these drafts were unmasked out of order: q is not a law given those left of them",
+    "unmasked": "these drafts were unmasked out of order: q is not conditioned on the tokens left of each",
 }
 
 
 def _why_law(law: str, verifier: Verifier, temperature: float) -> str:
     if law in verifier.laws:
-        return f"it compares with the argmax and is exact at temperature 0 only, not at {temperature:g}"
+        return f"it compares drafts with the argmax, which is exact only at temperature 0, not at {temperature:g}"
     if law == "point" and temperature == 0:
         return "at temperature 0 drafts are argmaxes, not draws: leave it at auto, or sample (--temperature)"
-    return _WHY.get(law, f"it is exact for the laws {', '.join(sorted(verifier.laws))}")
+    return _WHY.get(law, f"it is exact only for {', '.join(sorted(verifier.laws))} drafts")
 
 
 def _why(proposal: Proposal, verifier: Verifier, temperature: float) -> str:
@@ -194,11 +198,11 @@ def _why(proposal: Proposal, verifier: Verifier, temperature: float) -> str:
     if proposal.law == "unmasked":
         return "the order in which they were unmasked looked at the values drawn (not state-only)"
     if not verifier.siblings:
-        return "they branch, and it is exact for chains alone"
-    return f"their siblings were drawn {proposal.siblings}, and it is exact for {', '.join(sorted(verifier.siblings))}"
+        return "they branch, and it is exact only for chains"
+    return f"their siblings were drawn {proposal.siblings}, and it is exact only for {', '.join(sorted(verifier.siblings))}"
 
 
 def _refusal(law: str, verifier: Verifier, temperature: float, why: str, fitting: list[str]) -> str:
     exact = [name for name in fitting if not VERIFIERS[name].lossy]
-    what = f"verifier {verifier.name!r} would change the output of drafts of law {law!r}"
+    what = f"verifier {verifier.name!r} would change the output's distribution with {law!r} drafts"
     return f"{what}: {why}; these fit: {', '.join(exact)}"

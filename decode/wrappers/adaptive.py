@@ -37,7 +37,7 @@ class AdaptiveDrafter:
         return AdaptiveSession(self.inner.start(request), self.controller())
 
 
-class AdaptiveSession:
+class AdaptiveSession(DraftSession):
     """One request's drafts."""
 
     def __init__(self, inner: DraftSession, controller: Controller) -> None:
@@ -62,6 +62,9 @@ class AdaptiveSession:
         self.drafted = 0 if proposal is None else proposal.depth
         return proposal
 
+    def close(self) -> None:
+        self.inner.close()
+
 
 class SwitchingDrafter:
     """`ways` of one drafter, and what was measured of them, over all requests.
@@ -71,16 +74,16 @@ class SwitchingDrafter:
         names: of the ways, for what is printed.
     """
 
-    def __init__(self, ways: Sequence[Drafter], names: Sequence[str]) -> None:
-        self.ways, self.names = list(ways), list(names)
-        self.name = f"{ways[0].name}, {len(ways)} ways"
-        self.draft_tokens = max(way.draft_tokens for way in ways)
-        self.draft_nodes = max(way.draft_nodes for way in ways)
-        self.forget()
+    def __init__(self, variants: Sequence[Drafter], names: Sequence[str]) -> None:
+        self.variants, self.names = list(variants), list(names)
+        self.name = f"{variants[0].name}, {len(variants)} ways"
+        self.draft_tokens = max(variant.draft_tokens for variant in variants)
+        self.draft_nodes = max(variant.draft_nodes for variant in variants)
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """As if nothing had been measured yet."""
-        self.fastest = Fastest(len(self.ways))
+        self.fastest = Fastest(len(self.variants))
 
     def law(self, sampling: Sampling) -> Law:
         """The widest one: independent draws are causal ones, and either are unmasked ones, from left to right.
@@ -88,7 +91,7 @@ class SwitchingDrafter:
         Raises:
             UserError: ways whose laws have no verifier in common.
         """
-        laws = dict.fromkeys(way.law(sampling) for way in self.ways)
+        laws = dict.fromkeys(variant.law(sampling) for variant in self.variants)
         for law in ("causal", "unmasked"):
             if law in laws and set(laws) <= {"independent", "causal", law}:
                 return law
@@ -102,26 +105,29 @@ class SwitchingDrafter:
         return SwitchingSession(self, request)
 
 
-class SwitchingSession:
+class SwitchingSession(DraftSession):
     """One request's drafts."""
 
     def __init__(self, drafter: SwitchingDrafter, request: Request) -> None:
         self.drafter = drafter
-        roomiest: Any = max(drafter.ways, key=lambda way: way.draft_tokens)
+        roomiest: Any = max(drafter.variants, key=lambda variant: variant.draft_tokens)
         self.inner = roomiest.start(request)
         if request.noise is None:
             self.inner.law = drafter.law(request.sampling)
         self.taps = self.inner.taps
-        self.way: int | None = None  # that of the round that is not over
+        self.variant: int | None = None  # that of the round that is not over
         self.began = 0.0
 
     def observe(self, output: TargetOutput, kept: int) -> None:
         self.inner.observe(output, kept)
-        if self.way is not None:
-            self.drafter.fastest.observe(self.way, kept, perf_counter() - self.began)
-            self.way = None
+        if self.variant is not None:
+            self.drafter.fastest.observe(self.variant, kept, perf_counter() - self.began)
+            self.variant = None
 
     def propose(self, k: int) -> Proposal | None:
-        self.began, self.way = perf_counter(), self.drafter.fastest.choose()
-        self.inner.proposer = self.drafter.ways[self.way]
+        self.began, self.variant = perf_counter(), self.drafter.fastest.choose()
+        self.inner.proposer = self.drafter.variants[self.variant]
         return self.inner.propose(min(k, self.inner.proposer.draft_tokens))
+
+    def close(self) -> None:
+        self.inner.close()

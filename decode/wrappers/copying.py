@@ -57,7 +57,7 @@ class CopyingDrafter:
         return CopyingSession(self, self.inner.start(request), lookup, self.law(request.sampling))
 
 
-class CopyingSession:
+class CopyingSession(DraftSession):
     """One request's drafts."""
 
     def __init__(self, drafter: CopyingDrafter, inner: DraftSession, lookup: LookupSession, law: Law) -> None:
@@ -85,3 +85,6 @@ class CopyingSession:
         if self.law == "unmasked":  # all at once, and settled by the text
             return Proposal(copy.tokens_K, self.law, q, torch.zeros_like(copy.tokens_K), state_only=True)
         return Proposal(copy.tokens_K, self.law, q)
+
+    def close(self) -> None:
+        self.inner.close()

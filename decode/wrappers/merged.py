@@ -13,7 +13,7 @@ from decode.speculation.tree import path_to
 from decode.speculation.tree_drafts import prefix_tree
 
 
-class BesideDrafter:
+class MergedDrafter:
     """`first` and `second`, both over the target's vocabulary; where only one has a proposal, that one.
 
     Args:
@@ -29,15 +29,15 @@ class BesideDrafter:
     def law(self, sampling: Sampling) -> Law:
         return "point"
 
-    def start(self, request: Request) -> BesideSession:
-        return BesideSession(self, self.first.start(request), self.second.start(request), request)
+    def start(self, request: Request) -> MergedSession:
+        return MergedSession(self, self.first.start(request), self.second.start(request), request)
 
 
-class BesideSession:
+class MergedSession(DraftSession):
     """One request's drafts."""
 
     def __init__(
-        self, drafter: BesideDrafter, first: DraftSession, second: DraftSession, request: Request
+        self, drafter: MergedDrafter, first: DraftSession, second: DraftSession, request: Request
     ) -> None:
         assert not (first.taps and second.taps), "two drafters with taps of their own"
         self.drafter, self.sessions, self.request = drafter, (first, second), request
@@ -52,6 +52,10 @@ class BesideSession:
         found = [s.propose(min(k, most)) for s, most in zip(self.sessions, each, strict=True)]
         paths = [path for proposal in found if proposal is not None for path in _paths(proposal)]
         return prefix_tree(paths, self.request.target.device) if paths else None
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.close()
 
 
 def _paths(proposal: Proposal) -> list[list[int]]:

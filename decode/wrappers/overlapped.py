@@ -10,7 +10,6 @@ It needs a drafter on another device than the target, or cores to spare: two tha
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -18,21 +17,12 @@ from typing import Any
 import torch
 
 from align.common.errors import UserError
-from align.target.model import TargetOutput
-from decode.drafters.base import Drafter, Request
+from decode.drafters.base import Drafter, DraftSession, Request
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling
 
-_THREAD = "draft ahead"
 _OWN_STREAM = 0x0A17
 """What the seed of the randomness ahead differs by from the request's."""
-
-
-def settle() -> None:
-    """Wait for drafts that were begun and that nobody asks for any more."""
-    for thread in threading.enumerate():
-        if thread.name.startswith(_THREAD):
-            thread.join()
 
 
 class OverlappedDrafter:
@@ -62,10 +52,9 @@ class OverlappedDrafter:
         return OverlappedSession(self.inner, request)
 
 
-class OverlappedSession:
+class OverlappedSession(DraftSession):
     """One request's drafts."""
 
-    taps: tuple[int, ...] = ()
     rewinds = True
 
     def __init__(self, drafter: Drafter, request: Request) -> None:
@@ -78,15 +67,13 @@ class OverlappedSession:
             history=request.history.fork(),
         )
         self.inner: Any = drafter.start(self.guessed)
-        if self.inner.taps or not getattr(self.inner, "rewinds", False):
+        if self.inner.taps or not self.inner.rewinds:
             raise UserError(
                 f"drafter {drafter.name!r} can't run ahead: it reads the target's states, or its text can't go back"
             )
         self.ahead: Future[Proposal | None] | None = None
+        self.worker: ThreadPoolExecutor | None = None
         self.hits = self.rounds = 0
-
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        """The text itself is all that it needs."""
 
     def propose(self, k: int) -> Proposal | None:
         self.rounds += 1
@@ -105,9 +92,9 @@ class OverlappedSession:
         if len(self.request.tokens) < len(self.guessed.tokens) < self.request.cache.capacity - k:
             # A thread for every draft: OpenMP keeps a team for each thread that lives, and with more of them than cores
             # every team sleeps between products, which halves the speed of all that the process decodes from then on.
-            thread = ThreadPoolExecutor(1, thread_name_prefix=_THREAD)
-            self.ahead = thread.submit(self._run, k + 1)
-            thread.shutdown(wait=False)
+            self.worker = ThreadPoolExecutor(1)
+            self.ahead = self.worker.submit(self._run, k + 1)
+            self.worker.shutdown(wait=False)
         return draft.cut(k)
 
     def _guess(self, tokens: list[int]) -> None:
@@ -120,3 +107,9 @@ class OverlappedSession:
     def _run(self, k: int) -> Proposal | None:
         proposal: Proposal | None = self.inner.propose(k)
         return proposal
+
+    def close(self) -> None:
+        """Wait for a draft that was begun and that nobody will ask for."""
+        if self.worker is not None:
+            self.worker.shutdown()
+        self.inner.close()

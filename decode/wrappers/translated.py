@@ -13,8 +13,7 @@ from typing import Protocol
 
 import torch
 
-from align.target.model import TargetOutput
-from decode.drafters.base import Request
+from decode.drafters.base import DraftSession, Request
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling
 from decode.wrappers.vocabularies import VocabularyMap
@@ -66,19 +65,14 @@ class TranslatedDrafter:
         return TranslatedSession(self, request)
 
 
-class TranslatedSession:
+class TranslatedSession(DraftSession):
     """One request's drafts. `context` is what the inner side has seen: the committed text in its tokens."""
-
-    taps: tuple[int, ...] = ()
 
     def __init__(self, drafter: TranslatedDrafter, request: Request) -> None:
         self.drafter, self.request = drafter, request
         _, self.context = drafter.vocabulary.to_drafter(request.tokens, [])
         self.inner = drafter.inner.start(list(self.context))
         self.seen = len(request.tokens)
-
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        """The text itself is all that it needs."""
 
     def propose(self, k: int) -> Proposal | None:
         vocabulary, request = self.drafter.vocabulary, self.request

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import ModuleType
 from unittest import mock
 
 import torch
 from torch import Tensor
 
+from decode.speculation import drafts as drafts_module
 from decode.speculation import rules
-from decode.speculation.rules import Drafts, Outcomes
+from decode.speculation.drafts import Drafts
+from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import chain
 from decode.speculation.verifiers import Verifier
@@ -193,8 +196,10 @@ def slip(rule: Callable[[Tensor, Drafts], Outcomes]) -> Verifier:
     return Verifier("mutant", rule, frozenset())
 
 
-def patched(name: str, instead: object) -> Callable[[], AbstractContextManager[object]]:
-    return lambda: mock.patch.object(rules, name, instead)
+def patched(
+    name: str, instead: object, module: ModuleType = rules
+) -> Callable[[], AbstractContextManager[object]]:
+    return lambda: mock.patch.object(module, name, instead)
 
 
 @dataclass(frozen=True)
@@ -264,10 +269,13 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "residual of the next node": Mutant(tree_of(CHAIN, causal=True), slip(shifted)),
     "siblings' residual not normalised": Mutant(
-        tree_of(BUSHY), "recursive", patched("_normalised", lambda w: w)
+        tree_of(BUSHY), "recursive", patched("normalised", lambda w: w)
     ),
     "q not normalised without replacement": Mutant(
-        tree_of(TWO, "without_replacement"), "recursive", patched("_normalised", lambda w: w), V=4
+        tree_of(TWO, "without_replacement"),
+        "recursive",
+        patched("normalised", lambda w: w, drafts_module),
+        V=4,
     ),
     "K-SEQ that takes rho for 1": Mutant(
         tree_of(TWO),

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from decode.speculation import rules
+from decode.speculation.drafts import Drafts
 from decode.speculation.proposal import DenseQ, Proposal, SparseQ
-from decode.speculation.rules import Drafts, Rule
+from decode.speculation.rules import Rule
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import chain, depths, follow
-from decode.speculation.verifiers import VERIFIERS, find, resolve, verify
+from decode.speculation.verifiers import VERIFIERS, find, resolve, run_verifier
 from tests.contract.enumeration import (
     DOMINATES,
     DRAFTERS,
@@ -263,9 +264,9 @@ def test_a_batch_of_different_trees_is_each_alone(name: str) -> None:
         assert float(together.stop_BM[b, len(p) :].sum()) == 0
         assert float(alone.stop_BM.sum()) == pytest.approx(1.0)
     seeds = [torch.Generator().manual_seed(i) for i in range(len(proposals))]
-    verdict = verify(name, proposals, p_BMV, seeds)
+    verdict = run_verifier(name, proposals, p_BMV, seeds)
     for b, (proposal, p) in enumerate(zip(proposals, tables, strict=True)):
-        one = verify(name, [proposal], p[None], [torch.Generator().manual_seed(b)])
+        one = run_verifier(name, [proposal], p[None], [torch.Generator().manual_seed(b)])
         assert int(one.end_B) == int(verdict.end_B[b]) and int(one.next_B) == int(verdict.next_B[b])
 
 
@@ -286,7 +287,7 @@ def test_draws_follow_the_outcomes(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     draws, found = 4000, torch.zeros_like(expected)
     for _ in range(draws):
-        verdict = verify(name, [proposal], p_BMV, [generator])
+        verdict = run_verifier(name, [proposal], p_BMV, [generator])
         found[int(verdict.end_B), int(verdict.next_B)] += 1
     sigma = (expected * (1 - expected) * draws).sqrt()
     assert ((found - expected * draws).abs() <= 4.5 * sigma + 1e-9).all()
@@ -312,4 +313,4 @@ def test_half_precision_logits_are_verified_in_fp32() -> None:
         assert p.dtype == torch.float32
         proposal = Proposal(torch.tensor([3, 1]), "independent", DenseQ(p[:2].clone()))
         for name in ("token", "block", "traversal", "recursive"):
-            assert int(verify(name, [proposal], p[None], [torch.Generator()]).end_B) == 2  # p = q
+            assert int(run_verifier(name, [proposal], p[None], [torch.Generator()]).end_B) == 2  # p = q

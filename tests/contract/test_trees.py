@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from decode.speculation import tree
-from decode.speculation.tree import ancestors, chain, depths, path_to, visits, walk, within
+from decode.speculation.tree import ancestors, chain, depths, nodes_within, path_to, visits, walk
 from tests.builders import tree_prefixes as prefixes
 from tests.contract.enumeration import EXACT, WRONG, Toy
 
@@ -174,7 +174,7 @@ def test_visits_depth_first() -> None:
 
 def test_depths_ancestors_and_cutting() -> None:
     parents = (-1, 0, 0, -1, 2)
-    assert depths(parents) == (1, 2, 2, 1, 3) and within(parents, 1) == [0, 3]
+    assert depths(parents) == (1, 2, 2, 1, 3) and nodes_within(parents, 1) == [0, 3]
     rows = [set(row.nonzero()[:, 0].tolist()) for row in ancestors(parents)]
     assert rows == [{0}, {0, 1}, {0, 1, 2}, {0, 1, 3}, {0, 4}, {0, 1, 3, 5}]
 

@@ -242,7 +242,7 @@ def test_a_lightened_drafter_drafts_the_same_up_to_rounding(
     heavy = build(target, samples, context=context, markov_rank=markov_rank)
     light = build(target, samples, context=context, markov_rank=markov_rank)
     light.load_state_dict(heavy.state_dict())
-    light.lighten()
+    light.prepare_for_drafting()
     results = []
     for drafter in (heavy, light):
         cache = target.new_cache(1, 20)

@@ -224,7 +224,7 @@ def test_ways_begin_the_measurement_without_memories() -> None:
     ways = [LookupDrafter(k) for k in (2, 4)]
     drafter = SwitchingDrafter(ways, ["two", "four"])
     drafter.fastest.observe(0, 3, 0.1)
-    drafter.forget()
+    drafter.reset()
     assert drafter.fastest.tried == [0, 0]
 
 

@@ -18,7 +18,7 @@ from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.block import BlockDrafts, BlockProposer
-from decode.engine.engine import _NOTHING, Engine
+from decode.engine.engine import Engine
 from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.proposal import DenseQ, SparseQ
 from decode.speculation.sampling import ProcessorState, probs
@@ -81,7 +81,7 @@ def proposals(
     """Many proposals from the same state."""
     engine = Engine(target, PROMPT, 20, sampling, BlockProposer(net), "token")
     with torch.no_grad():
-        engine._commit(engine._verify_draft(engine._prefill(), _NOTHING))
+        engine.begin()
         assert isinstance(engine.session, BlockDrafts)
         return engine.session, [engine.session.propose(3) for _ in range(count)]
 

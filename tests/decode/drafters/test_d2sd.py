@@ -17,8 +17,8 @@ from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters import d2sd
-from decode.drafters.d2sd import D2SDDrafter, D2SDDrafts, boundary_scores, likeliest
-from decode.engine.engine import _NOTHING, Engine
+from decode.drafters.d2sd import D2SDDrafter, D2SDSession, boundary_scores, likeliest
+from decode.engine.engine import Engine
 from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import position_noise, probs
@@ -89,10 +89,12 @@ def test_blocks_abreast_equal_one_after_another(target: Target, variant: dict[st
     session.observe(output.hidden_BLD, output.taps_BLFD, len(PROMPT))
     tokens_NK = torch.randint(4, 250, (count, 4), generator=torch.Generator().manual_seed(4))
     tokens_NK = net.masked(tokens_NK, torch.arange(count) % 4)
-    together = session.hidden_abreast(tokens_NK)
+    together = session.hidden_of_blocks(tokens_NK)
     assert together.shape == (count, 4, target.hidden_size) and len(together.unique(dim=0)) == count
     for tokens_K, hidden_KD in zip(tokens_NK, together, strict=True):
-        torch.testing.assert_close(hidden_KD, session.hidden_abreast(tokens_K[None])[0], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            hidden_KD, session.hidden_of_blocks(tokens_K[None])[0], atol=1e-5, rtol=1e-4
+        )
     assert cache.length == len(PROMPT)
 
 
@@ -107,16 +109,16 @@ def likely(target: Target) -> Tensor:
 
 def begun(
     target: Target, drafter: D2SDDrafter, sampling: Sampling, verifier: str = "point_mass"
-) -> D2SDDrafts:
+) -> D2SDSession:
     """A request after its prompt and first token."""
     engine = Engine(target, PROMPT, 20, sampling, drafter, "greedy" if sampling.greedy else verifier)
     with torch.no_grad():
-        engine._commit(engine._verify_draft(engine._prefill(), _NOTHING))
-    assert isinstance(engine.session, D2SDDrafts)
+        engine.begin()
+    assert isinstance(engine.session, D2SDSession)
     return engine.session
 
 
-def by_definition(drafts: D2SDDrafts, k: int) -> tuple[set[tuple[int, ...]], list[int]]:
+def by_definition(drafts: D2SDSession, k: int) -> tuple[set[tuple[int, ...]], list[int]]:
     """Every beginning of every draft, one block and one position at a time; and the boundaries."""
     request, drafter = drafts.request, drafts.proposer
     target, sampling, heat = request.target, request.sampling, request.sampling.temperature or 1.0
@@ -129,7 +131,7 @@ def by_definition(drafts: D2SDDrafts, k: int) -> tuple[set[tuple[int, ...]], lis
         ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
         size = net.config.block_size
         block = ([text[-1], *draft] + [net.config.mask_token_id] * size)[:size]
-        hidden_KD = session.hidden_abreast(torch.tensor([block]))[0]
+        hidden_KD = session.hidden_of_blocks(torch.tensor([block]))[0]
         confidences = []
         for j in range(len(draft), k):
             logits = net.logits(hidden_KD[j])
@@ -187,7 +189,7 @@ def test_the_tree_is_the_first_draft_and_the_seconds_branches(target: Target, na
         )
 
 
-def rows_by_definition(drafts: D2SDDrafts, net: BlockDrafter, shown: list[int], draft: list[int]) -> Tensor:
+def rows_by_definition(drafts: D2SDSession, net: BlockDrafter, shown: list[int], draft: list[int]) -> Tensor:
     """What each token of a draft is drawn from, (K, V), the network seeing the `shown` ones in its block."""
     request, target = drafts.request, drafts.request.target
     cache, text, size = target.new_cache(1, 40), request.tokens, net.config.block_size
@@ -196,7 +198,7 @@ def rows_by_definition(drafts: D2SDDrafts, net: BlockDrafter, shown: list[int], 
     session.observe(output.hidden_BLD, output.taps_BLFD, len(text) - 1)
     ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
     block = ([text[-1], *shown] + [net.config.mask_token_id] * size)[:size]
-    hidden_KD = session.hidden_abreast(torch.tensor([block]))[0]
+    hidden_KD = session.hidden_of_blocks(torch.tensor([block]))[0]
     rows = []
     for j in range(len(draft)):
         logits = net.logits(hidden_KD[j])
@@ -297,14 +299,14 @@ def test_both_contexts_keep_step_with_the_text(
     target: Target, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before every proposal both sessions equal new ones that see the committed text in a single forward."""
-    drafter, propose, seen = pair(target, name, likely(target)), D2SDDrafts.propose, []
+    drafter, propose, seen = pair(target, name, likely(target)), D2SDSession.propose, []
 
-    def watched(self: D2SDDrafts, k: int) -> Proposal:
+    def watched(self: D2SDSession, k: int) -> Proposal:
         last = self.request.tokens[-1]
         seen.append((list(self.request.tokens), self.first.hidden(last), self.second.hidden(last)))
         return propose(self, k)
 
-    monkeypatch.setattr(D2SDDrafts, "propose", watched)
+    monkeypatch.setattr(D2SDSession, "propose", watched)
     accepted = 0
     for seed in range(40):  # a random drafter's acceptance is small and differs from machine to machine
         sampling = Sampling(1.0, top_k=2, seed=seed)

@@ -71,11 +71,11 @@ def test_q_is_what_each_token_was_drawn_from(target: Target, order: str) -> None
     """Steps and rows of q against a replay: each step's block is rebuilt from the tokens that earlier steps drew."""
     made = drafter(target, "ddit")
     proposer, sampling = DiffusionProposer(made, 5, 3, order), Sampling(0.9, seed=4)
-    from decode.engine.engine import _NOTHING, Engine
+    from decode.engine.engine import Engine
 
     engine = Engine(target, PROMPT, 20, sampling, proposer, "point_mass")
     with torch.no_grad():
-        engine._commit(engine._verify_draft(engine._prefill(), _NOTHING))
+        engine.begin()
         session = engine.session
         assert session is not None
         proposal = session.propose(5)

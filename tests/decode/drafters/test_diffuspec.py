@@ -18,7 +18,7 @@ from decode.drafters.controllers import AdaptiveLength
 from decode.drafters.diffusion import DiffusionProposer
 from decode.drafters.diffuspec import DiffuSpecDrafter, DiffuSpecSession
 from decode.drafters.diffuspec_search import NgramModel, best_path, columns
-from decode.engine.engine import _NOTHING, Engine
+from decode.engine.engine import Engine
 from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.sampling import probs
 from decode.wrappers.copying import CopyingDrafter
@@ -46,7 +46,7 @@ def begun(target: Target, proposer: DiffuSpecDrafter, sampling: Sampling) -> Dif
         target, PROMPT, 40, sampling, proposer, "point_mass" if sampling.temperature else "greedy"
     )
     with torch.no_grad():
-        engine._commit(engine._verify_draft(engine._prefill(), _NOTHING))
+        engine.begin()
     assert isinstance(engine.session, DiffuSpecSession)
     return engine.session
 

@@ -9,7 +9,7 @@ from align.common.errors import UserError
 from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.base import Drafter
-from decode.drafters.specdiff2 import CandidatesDrafter
+from decode.drafters.specdiff2 import SpecDiff2Drafter
 from decode.drafters.tolerator import ToleratorDrafter
 from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.tree import depths
@@ -23,11 +23,11 @@ def made(target: Target, name: str) -> Drafter:
     own = drafter(target, "ddit")
     match name:
         case "merged":
-            return CandidatesDrafter(own, 4, 3)
+            return SpecDiff2Drafter(own, 4, 3)
         case "hot":
-            return CandidatesDrafter(own, 4, 3, draft_temperature=1.5)
+            return SpecDiff2Drafter(own, 4, 3, draft_temperature=1.5)
         case "apart":
-            return CandidatesDrafter(own, 3, 2, keep_q=True)
+            return SpecDiff2Drafter(own, 3, 2, keep_q=True)
         case "refined":
             return ToleratorDrafter(own, 4, 2, 2)
     return ToleratorDrafter(own, 5, 1, 3)
@@ -64,7 +64,7 @@ def test_sampled_output_has_the_targets_joint_law(target: Target, name: str, ver
 
 def test_candidates_are_draws_from_one_steps_marginals_at_the_draft_temperature(target: Target) -> None:
     own = drafter(target, "ddit")
-    drafts = CandidatesDrafter(own, 4, 5, draft_temperature=1.5, keep_q=True)
+    drafts = SpecDiff2Drafter(own, 4, 5, draft_temperature=1.5, keep_q=True)
     _, session = sessions(target, drafts, Sampling(0.7, seed=1))  # type: ignore[arg-type]
     with torch.no_grad():
         proposal = session.propose(4)
@@ -100,8 +100,8 @@ def test_refining_masks_the_least_sure_and_leaves_none(target: Target) -> None:
 def test_numbers_out_of_range(target: Target) -> None:
     own = drafter(target, "ddit")
     with pytest.raises(UserError, match="candidates=0: must be 1 to 128"):
-        CandidatesDrafter(own, 4, 0)
+        SpecDiff2Drafter(own, 4, 0)
     with pytest.raises(UserError, match="draft_temperature=0"):
-        CandidatesDrafter(own, 4, 2, draft_temperature=0)
+        SpecDiff2Drafter(own, 4, 2, draft_temperature=0)
     with pytest.raises(UserError, match="rounds=-1"):
         ToleratorDrafter(own, rounds=-1)

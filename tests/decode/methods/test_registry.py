@@ -21,7 +21,6 @@ from decode.methods.spec import read_method, swept
 from decode.reporting.records import read_records
 from decode.speculation.verifiers import find
 from decode.wrappers.adaptive import SwitchingDrafter, SwitchingSession
-from decode.wrappers.overlapped import settle
 from tests.builders import PROMPT, VARIED
 from tests.fakes import frequencies, plausible
 
@@ -187,7 +186,6 @@ def test_no_thread_outlives_its_draft(parts: Parts, name: str) -> None:
     """One that did would halve the speed of everything decoded after it, plain decoding's too."""
     before = set(threading.enumerate())
     build(read_method(name), parts).generate(PROMPT, max_new_tokens=20)
-    settle()
     assert set(threading.enumerate()) <= before
 
 

@@ -14,7 +14,7 @@ from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.block import BlockDrafts, BlockProposer
-from decode.engine.engine import _NOTHING, Engine
+from decode.engine.engine import Engine
 from decode.losslessness.divergence import replay
 from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.processors import History
@@ -105,7 +105,7 @@ def test_draws_on_the_path_are_those_that_all_nodes_would_make(
         logits = torch.randn(len(PARENTS) + 1, 4, generator=generator)
         engine.request.history = History(sampling, [seed % 4], 4, (), torch.device("cpu"))
         engine.request.generator.manual_seed(seed)
-        outcome = engine._verify_draft(logits.clone(), Proposal(tokens, "point", parents=parents))
+        outcome = engine._outcome(logits.clone(), Proposal(tokens, "point", parents=parents))
         shape = parents or tuple(range(-1, len(PARENTS) - 1))
         held = [[seed % 4, *tokens[path_to(shape, m)].tolist()] for m in range(len(shape) + 1)]
         rows = ProcessorState(torch.tensor([[i in text for i in range(4)] for text in held]))
@@ -170,7 +170,7 @@ def test_the_penalty_looks_at_each_nodes_own_prefix(kind: str) -> None:
 def session_of(target: Target, drafter: BlockProposer, sampling: Sampling) -> BlockDrafts:
     engine = Engine(target, PROMPT, 20, sampling, drafter, "point_mass")
     with torch.no_grad():
-        engine._commit(engine._verify_draft(engine._prefill(), _NOTHING))
+        engine.begin()
     assert isinstance(engine.session, BlockDrafts)
     return engine.session
 
@@ -224,7 +224,7 @@ def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, variant
     net, sampling = network(target, **VARIANTS[variant]), Sampling(1.0, seed=5)
     engine = Engine(target, PROMPT, 20, sampling, BlockProposer(net), "gumbel")
     with torch.no_grad():
-        engine._commit(engine._verify_draft(engine._prefill(), _NOTHING))
+        engine.begin()
         drafts = engine.session
         assert isinstance(drafts, BlockDrafts)
         tree = drafts.propose(3)
@@ -269,7 +269,7 @@ def test_sampled_output_has_the_targets_joint_law(target: Target, variant: str, 
 def test_a_replay_over_trees_gives_the_very_logits(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `divergence` judges by: bit for bit the rows that the tokens were chosen from."""
     chosen: list[torch.Tensor] = []
-    judge = Engine._verify_draft
+    judge = Engine._outcome
 
     def watched(self: Engine, logits: torch.Tensor, proposal: Proposal):
         kept = logits.clone()
@@ -277,7 +277,7 @@ def test_a_replay_over_trees_gives_the_very_logits(target: Target, monkeypatch: 
         chosen.extend(kept[row] for row in [0, *(i + 1 for i in outcome.path)])
         return outcome
 
-    monkeypatch.setattr(Engine, "_verify_draft", watched)
+    monkeypatch.setattr(Engine, "_outcome", watched)
     net = network(target, "shared_kv", markov_rank=8)
     out = Decoder(target, BlockProposer(net, tree_nodes=14)).generate(PROMPT, max_new_tokens=40)
     assert sum(out.accepted) > 2

@@ -12,11 +12,11 @@ from decode.losslessness.exact_distribution import chi_square, chi_square_tail
 from decode.speculation.proposal import DenseQ, Proposal, SparseQ
 from decode.speculation.tree import path_to
 from decode.speculation.tree_drafts import (
-    chain_from_marginals,
     draw_tree,
+    drawn_tree_parents,
     merge_iid_chains,
     prefix_tree,
-    shape,
+    tree_from_marginals,
 )
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ def rows(K: int, V: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("nodes", [1, 4, 9, 30])
 def test_from_marginals_takes_the_most_probable_paths(nodes: int) -> None:
     q_KV = rows(3, 4, nodes).double()
-    tree = chain_from_marginals(q_KV.log(), nodes)
+    tree = tree_from_marginals(q_KV.log(), nodes)
     assert tree.parents is not None and len(tree) == nodes and tree.law == "point"
     every = {
         path: float(torch.stack([q_KV[k, t] for k, t in enumerate(path)]).prod())
@@ -41,9 +41,9 @@ def test_from_marginals_takes_the_most_probable_paths(nodes: int) -> None:
 
 
 def test_shapes() -> None:
-    assert shape(3, 4) == (-1, 0, 1) and shape(4, 4) == (-1, 0, 1, 2)
-    assert shape(7, 4) == (-1, 0, 1, 2, -1, 0, -1)
-    assert shape(3, 1) == (-1, -1, -1)
+    assert drawn_tree_parents(3, 4) == (-1, 0, 1) and drawn_tree_parents(4, 4) == (-1, 0, 1, 2)
+    assert drawn_tree_parents(7, 4) == (-1, 0, 1, 2, -1, 0, -1)
+    assert drawn_tree_parents(3, 1) == (-1, -1, -1)
 
 
 @pytest.mark.parametrize("siblings", ["iid", "without_replacement"])

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from align.common.errors import UserError
+from decode.speculation.drafts import Drafts
 from decode.speculation.proposal import DenseQ, Proposal, SparseQ
-from decode.speculation.rules import Drafts, accept_probability
-from decode.speculation.verifiers import VERIFIERS, check_pair, check_proposal, choose, verify
+from decode.speculation.rules import accept_probability
+from decode.speculation.verifiers import VERIFIERS, check_pair, check_proposal, choose, run_verifier
 
 TOKENS = torch.tensor([3, 1])
 Q = DenseQ(torch.full((2, 4), 0.25))
@@ -51,13 +52,13 @@ def test_trees_and_chains_of_one_law_share_a_batch() -> None:
     for name in ("recursive", "traversal", "point_mass"):
         for seed in range(20):
             generators = [torch.Generator().manual_seed(seed + b) for b in range(2)]
-            both = verify(name, [tree, chain], p_BMV, generators)
+            both = run_verifier(name, [tree, chain], p_BMV, generators)
             for b, (one, rows) in enumerate(((tree, 4), (chain, 3))):
-                alone = verify(name, [one], p_BMV[:1, :rows], [torch.Generator().manual_seed(seed + b)])
+                alone = run_verifier(name, [one], p_BMV[:1, :rows], [torch.Generator().manual_seed(seed + b)])
                 assert (int(both.end_B[b]), int(both.next_B[b])) == (int(alone.end_B), int(alone.next_B))
     other = Proposal(torch.tensor([2, 1, 0]), "independent", q, parents=(-1, -1, 0), siblings="iid")
     with pytest.raises(ValueError, match="kinds of siblings"):
-        verify("recursive", [tree, other], p_BMV, [torch.Generator(), torch.Generator()])
+        run_verifier("recursive", [tree, other], p_BMV, [torch.Generator(), torch.Generator()])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -66,7 +67,7 @@ def test_half_precision_probabilities_are_refused(dtype: torch.dtype) -> None:
         DenseQ(torch.full((2, 4), 0.25, dtype=dtype))
     with pytest.raises(ValueError, match="fp32 or fp64"):
         p_BMV = torch.full((1, 3, 4), 0.25, dtype=dtype)
-        verify("token", [Proposal(TOKENS, "independent", Q)], p_BMV, [torch.Generator()])
+        run_verifier("token", [Proposal(TOKENS, "independent", Q)], p_BMV, [torch.Generator()])
 
 
 def test_sparse_q_is_the_dense_one_with_zeros() -> None:
@@ -89,19 +90,20 @@ def test_p_equal_to_q_accepts_everything_and_rounding_leaves_no_nan() -> None:
     proposal = Proposal(torch.tensor([0, 3]), "independent", DenseQ(p_BMV[0, :2]))
     generator = torch.Generator().manual_seed(0)
     for name in ("token", "block", "recursive", "traversal", "k_seq", "hybrid"):
-        assert all(int(verify(name, [proposal], p_BMV, [generator]).end_B) == 2 for _ in range(20))
+        assert all(int(run_verifier(name, [proposal], p_BMV, [generator]).end_B) == 2 for _ in range(20))
         out = VERIFIERS[name].rule(p_BMV, Drafts.of([proposal], 4))  # type: ignore[misc]
         assert bool(out.rest_BMV.isfinite().all())
 
 
 def test_pairs_that_would_change_the_output_are_refused_with_the_reason() -> None:
     with pytest.raises(
-        UserError, match=r"law 'point'.*not drawn from any q.*these fit: point_mass, self_selection, gumbel$"
+        UserError,
+        match=r"'point' drafts.*not drawn from any q.*these fit: point_mass, self_selection, gumbel$",
     ):
         check_pair("point", "token", 1.0)
     with pytest.raises(
         UserError,
-        match=r"law 'unmasked'.*out of order.*these fit: point_mass, self_selection, hybrid, gumbel$",
+        match=r"'unmasked' drafts.*out of order.*these fit: point_mass, self_selection, hybrid, gumbel$",
     ):
         check_pair("unmasked", "token", 1.0)
     with pytest.raises(
@@ -114,7 +116,7 @@ def test_pairs_that_would_change_the_output_are_refused_with_the_reason() -> Non
     with pytest.raises(UserError, match=r"unknown verifier 'tokens' \(did you mean 'token'"):
         check_pair("point", "tokens", 0.0)
     with pytest.raises(UserError, match="these fit"):
-        verify("token", [Proposal(TOKENS, "point")], torch.full((1, 3, 4), 0.25), [torch.Generator()])
+        run_verifier("token", [Proposal(TOKENS, "point")], torch.full((1, 3, 4), 0.25), [torch.Generator()])
 
 
 def test_auto_always_fits() -> None:

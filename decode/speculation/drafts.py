@@ -1,0 +1,119 @@
+"""Proposals of several requests as one batch of tensors: what a rule of verification is given (decode/speculation/rules.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decode.speculation.proposal import Proposal
+from decode.speculation.tree import Forest, chain, parent_rows
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Trees of B requests as a batch, all of one law; smaller ones are padded with nodes that no rule accepts.
+
+    Args:
+        tokens_BN: int64.
+        parents: per request, as in `Proposal`.
+        q_BNV: what each token was drawn from (of siblings: the first draw's q); None for point drafts.
+        steps_BN: unmask steps, for the law `unmasked`.
+        without_replacement: siblings were drawn so; else each was drawn without looking at the others (`k_seq`: all from one q).
+    """
+
+    tokens_BN: Tensor
+    parents: Forest
+    q_BNV: Tensor | None = None
+    steps_BN: Tensor | None = None
+    without_replacement: bool = False
+
+    @classmethod
+    def of(cls, proposals: Sequence[Proposal], vocab_size: int) -> Drafts:
+        """Batch some proposals. Raises ValueError where their laws, or kinds of siblings, differ."""
+        if (
+            len({x.law for x in proposals if len(x)}) > 1
+            or len({x.siblings for x in proposals if x.branches}) > 1
+        ):
+            raise ValueError("proposals of different laws, or kinds of siblings, in one batch")
+        size = max(len(x) for x in proposals)
+
+        def padded(rows: list[Tensor]) -> Tensor:
+            if len(rows) == 1:
+                return rows[0][None]
+            out = rows[0].new_zeros(len(rows), size, *rows[0].shape[1:])
+            for b, row in enumerate(rows):
+                out[b, : len(row)] = row
+            return out
+
+        q = None
+        if any(x.q is not None for x in proposals):
+            empty = next(x.q for x in proposals if x.q is not None).dense(vocab_size)[:0]
+            q = padded([x.q.dense(vocab_size) if x.q is not None else empty for x in proposals])
+        steps = None
+        if any(x.steps_K is not None for x in proposals):
+            steps = padded([x.steps_K if x.steps_K is not None else x.tokens_K[:0] for x in proposals])
+        return cls(
+            padded([x.tokens_K for x in proposals]),
+            tuple(x.tree for x in proposals),
+            q,
+            steps,
+            any(x.siblings == "without_replacement" for x in proposals),
+        )
+
+    @property
+    def size(self) -> int:
+        """N, padding included."""
+        return self.tokens_BN.shape[1]
+
+    @property
+    def chains(self) -> bool:
+        """No tree branches."""
+        return all(x == chain(len(x)) for x in self.parents)
+
+    @property
+    def whole(self) -> bool:
+        """No padding."""
+        return all(len(x) == self.size for x in self.parents)
+
+    def above(self) -> Tensor:
+        """(B, N): the row of p at each token's parent, 0 = the root."""
+        return parent_rows(self.parents, self.size).to(self.tokens_BN.device)
+
+    def live(self) -> Tensor:
+        """Bool (B, N): real nodes."""
+        lengths = torch.tensor([len(x) for x in self.parents], device=self.tokens_BN.device)
+        return torch.arange(self.size, device=self.tokens_BN.device) < lengths[:, None]
+
+    def q(self) -> Tensor:
+        """`q_BNV`, of drafts whose law has one."""
+        assert self.q_BNV is not None, "drafts of this law carry their q"
+        return self.q_BNV
+
+    def q_BV(self, i: int | Tensor, above_BN: Tensor) -> Tensor:
+        """What token i was drawn from (int, or one per request (B,)), without its earlier siblings where they were drawn
+        without replacement. NaN where nothing is left: no rule accepts such a token."""
+        q_BNV = self.q()
+        batch = torch.arange(len(above_BN), device=above_BN.device)
+        i_B = torch.full_like(batch, i) if isinstance(i, int) else i
+        q_BV = q_BNV[:, i] if isinstance(i, int) else rows_at(q_BNV, i_B)
+        if not self.without_replacement:
+            return q_BV
+        earlier_BN = above_BN == above_BN[batch, i_B][:, None]
+        earlier_BN &= torch.arange(self.size, device=i_B.device) < i_B[:, None]
+        gone_BV = torch.zeros_like(q_BV).scatter_add_(1, self.tokens_BN, earlier_BN.to(q_BV.dtype)) > 0
+        left_BV = q_BV.masked_fill(gone_BV, 0.0)
+        return torch.where(earlier_BN.any(1, keepdim=True), normalised(left_BV), q_BV)
+
+
+def rows_at(block_BMV: Tensor, at_B: Tensor) -> Tensor:
+    """Row `at_B` of every request, (B, V). (`block[batch, at]` is several times slower: it copies element by element.)"""
+    B, M = block_BMV.shape[:2]
+    flat_B = at_B + torch.arange(B, device=at_B.device) * M
+    return block_BMV.flatten(0, 1).index_select(0, flat_B)
+
+
+def normalised(weights_BV: Tensor) -> Tensor:
+    return weights_BV / weights_BV.sum(-1, keepdim=True)
