@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from align.common.errors import UserError, nearest
 from align.common.strict_yaml import dump_yaml, parse_yaml
 from align.common.text import short
+from align.config.hardware import gpu_count
 from align.config.recipe import GROUPS, Key, Recipe, keys, resolve
 from align.config.rules import check
 from align.config.run_record import save_run_record
@@ -203,7 +204,7 @@ def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
             raise UserError(f"{where}: unknown key {short(name)}{nearest(name, known)}")
         group, _, last = name.rpartition(".")
         if (name, value) == ("launch.devices", "auto"):
-            value = _gpus() if values.get("launch.accelerator", ("auto", ""))[0] != "cpu" else 1
+            value = max(1, gpu_count()) if values.get("launch.accelerator", ("auto", ""))[0] != "cpu" else 1
         setattr(getattr(recipe, group) if group else recipe, last, _convert(value, key.type, name, where))
     recipe.output = recipe.output or f"runs/{recipe.name}"
     try:
@@ -214,12 +215,6 @@ def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
         named = [key for word in words for key in (word, word.rpartition(".")[0]) if key in values]
         raise UserError(f"{values[named[0]][1] if named else path.name}: {error}") from None
     return recipe
-
-
-def _gpus() -> int:
-    import torch  # only here: --help and --print stay fast
-
-    return max(1, torch.cuda.device_count())
 
 
 def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
