@@ -12,19 +12,25 @@ import sys
 
 from align.common.errors import cli
 from align.config.parser import parse_command
-from align.data.synthesis import data_folder, synthesize
-from align.target.loading import load_target
+from align.config.preflight import check_writing
+from align.data.prompts import check_source
 
 
 @cli
 def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     recipe = parse_command(words, "align.synthesize", __doc__ or "")
+    check_writing(recipe)
+    check_source(recipe.data.prompts)
+    # only now: torch and transformers take seconds to import
+    from align.data.synthesis import synthesize
+    from align.target.loading import load_target
+
     t = recipe.target
     target = load_target(
         t.name, t.dtype, t.device, revision=t.revision, trust_remote_code=t.trust_remote_code
     )
-    synthesize(recipe, target, data_folder(recipe))
+    synthesize(recipe, target, recipe.data_folder)
     print(f"next:\n  python -m align.train {shlex.join(words)}")
 
 

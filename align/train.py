@@ -1,27 +1,31 @@
-"""`python -m align.train recipe=NAME …`: calibrate a drafter towards its target on target-written data."""
+"""`python -m align.train recipe=NAME …`: train a drafter towards its target on target-written data."""
 
 from __future__ import annotations
 
 import sys
 
 from align.common.errors import cli
+from align.config.hardware import main_process
 from align.config.parser import parse_command
-from align.training.block_module import NonFiniteLoss
-from align.training.callbacks import Interrupted
-from align.training.hardware import main_process
-from align.training.run import train
+from align.config.preflight import check_training
 
 
 @cli
 def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     recipe = parse_command(words, "align.train", __doc__ or "")
+    check_training(recipe)
+    # only now: torch, Lightning and transformers take seconds to import
+    from align.training.base_module import NonFiniteLoss
+    from align.training.callbacks import Interrupted
+    from align.training.run import train
+
     try:
         train(recipe, argv=words)
     except (NonFiniteLoss, Interrupted) as stop:
         if (
             not main_process()
-        ):  # a worker that has stopped with the others: its launcher must not take it for a crash
+        ):  # a worker that stopped with the others: its launcher must not take it for a crash
             raise SystemExit(0) from None
         failed = isinstance(stop, NonFiniteLoss)
         print(f"error: {stop}" if failed else str(stop), file=sys.stderr)

@@ -17,12 +17,11 @@ from align.config.recipe import DrafterConfig
 from align.data import shards as data
 from align.data.draft_vocab import frequent_tokens
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import from_target
 from align.models.ddit import DDiT, DDiTConfig
 from align.models.masked_lm import MaskedLM
 from align.models.standalone import DiffusionDrafter
-from align.models.standalone_checkpoint import make
 from align.target.model import Target
+from align.training.makers import from_target, make_standalone
 from decode import eval
 from decode.drafters.autoregressive import (
     AutoregressiveDrafter,
@@ -76,7 +75,7 @@ DIFFUSION_KINDS = {
 
 def diffusion_drafter(target: Target, kind: str, seed: int = 0) -> DiffusionDrafter:
     """With weights that are nowhere zero, so that every path counts."""
-    made = make(target, DrafterConfig(block_size=3, **DIFFUSION_KINDS[kind]), seed)  # type: ignore[arg-type]
+    made = make_standalone(target, DrafterConfig(block_size=3, **DIFFUSION_KINDS[kind]), seed)  # type: ignore[arg-type]
     if kind.startswith("ddit, blocks"):  # BD3-LM's attention
         assert isinstance(made.network, DDiT)
         config = replace(made.network.config, attention="block_causal", block_size=4, scale_by_sigma=False)

@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 ROOMS = {
     "align.common": "",
-    "align.config": "align.common",
     "align.target": "align.common",
+    "align.config": "align.common align.target",
     "align.diffusion": "align.common",
     "align.models": "align.common align.target align.diffusion",
     "align.losses": "align.common align.diffusion",

@@ -14,6 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from align.common.errors import UserError, nearest
 from align.common.strict_yaml import dump_yaml, parse_yaml
+from align.common.text import short
+from align.config.hardware import gpu_count
 from align.config.recipe import GROUPS, Key, Recipe, keys, resolve
 from align.config.rules import check
 from align.config.run_record import save_run_record
@@ -88,13 +90,13 @@ def _pairs(argv: Sequence[str]) -> dict[str, str]:
                     "--print",
                 ]
                 near = nearest(f"recipe={key}" if (FOLDER / f"{key}.yaml").is_file() else word, known)
-                raise UserError(f"{_COMMAND}: {_short(word)} is not key=value{near[:200]}")
+                raise UserError(f"{_COMMAND}: {short(word)} is not key=value{near[:200]}")
             text = words.pop(0)
         if key.startswith(("+", "~")):
             bare = nearest(key.lstrip("+~"), keys())
-            raise UserError(f"{_COMMAND}: {_short(word)}: keys can't be added or removed{bare}")
+            raise UserError(f"{_COMMAND}: {short(word)}: keys can't be added or removed{bare}")
         if key in given:
-            raise UserError(f"{_COMMAND}: {key} is given twice ({_short(given[key])} and {_short(text)})")
+            raise UserError(f"{_COMMAND}: {key} is given twice ({short(given[key])} and {short(text)})")
         given[key] = text
     return given
 
@@ -123,11 +125,11 @@ def find(name: str, where: str, beside: Path | None = None) -> Path:
             return path
     except (OSError, RuntimeError, ValueError) as error:  # a name too long, an unknown ~user, a NUL
         raise UserError(
-            f"{where}: recipe {_short(name)} can't be read ({getattr(error, 'strerror', None) or error})"
+            f"{where}: recipe {short(name)} can't be read ({getattr(error, 'strerror', None) or error})"
         ) from None
     if is_path:
-        raise UserError(f"{where}: recipe {_short(name)}: no such file")
-    raise UserError(f"{where}: recipe {_short(name)} is unknown{nearest(name, shipped())}")
+        raise UserError(f"{where}: recipe {short(name)}: no such file")
+    raise UserError(f"{where}: recipe {short(name)} is unknown{nearest(name, shipped())}")
 
 
 def _with_bases(path: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -143,7 +145,7 @@ def _with_bases(path: Path) -> list[tuple[Path, dict[str, Any]]]:
         chain.insert(0, (current, flat))
         base = flat.pop("base", None)
         if base is not None and not isinstance(base, str):
-            raise UserError(f"{current.name}: base={_short(base)} must be a recipe's name")
+            raise UserError(f"{current.name}: base={short(base)} must be a recipe's name")
         current = None if base is None else find(base, f"{current.name}: base", current.parent)
     return chain
 
@@ -174,7 +176,7 @@ def _flatten(value: Any, key: str, where: str) -> list[tuple[str, Any]]:
         return []
     if not isinstance(value, dict):
         names = nearest("", [name for name in keys() if name.startswith(f"{key}.")])
-        raise UserError(f"{where}: {key}={_short(value)}: {key} is a group of keys{names}")
+        raise UserError(f"{where}: {key}={short(value)}: {key} is a group of keys{names}")
     return [(f"{key}.{name}", entry) for name, entry in value.items()]
 
 
@@ -182,7 +184,7 @@ def _unique(pairs: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise UserError(f"{where}: {key} is given twice ({_short(found[key])} and {_short(value)})")
+            raise UserError(f"{where}: {key} is given twice ({short(found[key])} and {short(value)})")
         found[key] = value
     return found
 
@@ -199,10 +201,10 @@ def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
             recipe.objective.terms = {**recipe.objective.terms, name.removeprefix(f"{_TERMS}."): number}
             continue
         if key is None:
-            raise UserError(f"{where}: unknown key {_short(name)}{nearest(name, known)}")
+            raise UserError(f"{where}: unknown key {short(name)}{nearest(name, known)}")
         group, _, last = name.rpartition(".")
         if (name, value) == ("launch.devices", "auto"):
-            value = _gpus() if values.get("launch.accelerator", ("auto", ""))[0] != "cpu" else 1
+            value = max(1, gpu_count()) if values.get("launch.accelerator", ("auto", ""))[0] != "cpu" else 1
         setattr(getattr(recipe, group) if group else recipe, last, _convert(value, key.type, name, where))
     recipe.output = recipe.output or f"runs/{recipe.name}"
     try:
@@ -215,12 +217,6 @@ def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
     return recipe
 
 
-def _gpus() -> int:
-    import torch  # only here: --help and --print stay fast
-
-    return max(1, torch.cuda.device_count())
-
-
 def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
     """`value` as `kind`, without guessing: an int may stand for a float, one text for a list of texts."""
     origin, arguments = get_origin(kind), get_args(kind)
@@ -231,7 +227,7 @@ def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
     if origin is Literal:
         if isinstance(value, str) and value in arguments:
             return value
-        raise UserError(f"{where}: {name}={_short(value)} is unknown{nearest(str(value), arguments)}")
+        raise UserError(f"{where}: {name}={short(value)} is unknown{nearest(str(value), arguments)}")
     if origin is list:
         if isinstance(value, str) and arguments[0] is str:
             value = [part for part in re.split(r"[,\s]+", value) if part]
@@ -244,12 +240,7 @@ def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
         return float(value)
     elif type(value) is kind:  # exactly: a bool is an int
         return value
-    raise UserError(f"{where}: {name}={_short(value)} must be {_type_name(kind)}")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"
+    raise UserError(f"{where}: {name}={short(value)} must be {_type_name(kind)}")
 
 
 def _type_name(kind: Any) -> str:

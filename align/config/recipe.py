@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 LOSS_NAMES = (
@@ -293,6 +294,11 @@ class Recipe(Group):
     def processes(self) -> int:
         """Training processes over all machines."""
         return self.launch.devices * self.launch.num_nodes
+
+    @property
+    def data_folder(self) -> Path:
+        """Where the data lie: `data.path`, or `data` in the output folder."""
+        return Path(self.data.path) if self.data.path else Path(self.output) / "data"
 
 
 LOGGERS = ("csv", "tensorboard", "wandb")

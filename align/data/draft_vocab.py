@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from align.data.shards import Samples
 from align.target.model import Target
-
-if TYPE_CHECKING:
-    pass
 
 
 def frequent_tokens(samples: Samples, target: Target, size: int) -> Tensor | None:

@@ -12,6 +12,20 @@ from align.common.hub import hub_reachable
 _LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
 
+def check_source(source: str | None) -> None:
+    """Raises UserError for prompts that can't be there: no such file, or a file of an unknown kind. `datasets` is not imported."""
+    if source is None:
+        return
+    path = Path(source).expanduser()
+    known = path.suffix in _LOADERS
+    if not known and path.suffix and path.exists():
+        raise UserError(f"data.prompts={source!r}: unknown kind of file{nearest(path.suffix, _LOADERS)}")
+    if known and not path.is_file():
+        raise UserError(f"data.prompts={source!r}: no such file")
+    if not known and not path.exists() and not hub_reachable():
+        raise UserError(f"data.prompts={source!r}: no such file, and the hub does not answer")
+
+
 def read_prompts(
     source: str, split: str, column: str, config: str | None = None, revision: str | None = None
 ) -> list[str]:
@@ -22,16 +36,11 @@ def read_prompts(
     Raises:
         UserError: file or hub id not found, unreadable, empty, or without that column.
     """
+    check_source(source)
     import datasets
 
     path = Path(source).expanduser()
     loader = _LOADERS.get(path.suffix)
-    if loader is None and path.suffix and path.exists():
-        raise UserError(f"data.prompts={source!r}: unknown kind of file{nearest(path.suffix, _LOADERS)}")
-    if loader is not None and not path.is_file():
-        raise UserError(f"data.prompts={source!r}: no such file")
-    if loader is None and not path.exists() and not hub_reachable():
-        raise UserError(f"data.prompts={source!r}: no such file, and the hub does not answer")
     try:
         if loader is not None:
             table = datasets.load_dataset(loader, data_files=str(path), split="train")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 import sys
 import time
 from collections import Counter
@@ -285,27 +284,9 @@ class _progress:
         self.progress.stop()
 
 
-def data_folder(recipe: Recipe) -> Path:
-    """Where this recipe's data lie: `data.path`, or `data` in its output folder."""
-    return Path(recipe.data.path) if recipe.data.path else Path(recipe.output) / "data"
-
-
-def check_data(recipe: Recipe) -> None:
-    """Raises UserError where the recipe's data are not there, with the command that writes them; those of the `debug` targets
-    write themselves (`ensure`)."""
-    folder = data_folder(recipe)
-    if recipe.target.name in DEBUG or (folder / "manifest.json").exists():
-        return
-    words = [f"recipe={recipe.name}", f"output={recipe.output}", f"target.name={recipe.target.name}"]
-    raise UserError(
-        f"{folder}: no data yet; write them with python -m align.synthesize {shlex.join(words)} "
-        "(or name others that this target wrote: data.path=FOLDER)"
-    )
-
-
 def ensure(recipe: Recipe, target: Target) -> Path:
     """The recipe's data folder; for the `debug` target it is written first when missing (it takes a second)."""
-    folder = data_folder(recipe)
+    folder = recipe.data_folder
     if target.spec in DEBUG:
         synthesize(recipe, target, folder, quiet=True)
     return folder

@@ -1,12 +1,11 @@
-"""Making, saving and loading block drafters: a folder in hub layout, config.json + model.safetensors + README.md."""
+"""Initialising, saving and loading block drafters: a folder in hub layout, config.json + model.safetensors + README.md."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -22,135 +21,13 @@ from align.models.block_layers import BlockLayer, ConfidenceHead
 from align.target.loading import read_config
 from align.target.model import Target
 
-if TYPE_CHECKING:
-    from align.config.recipe import DrafterConfig
-
 ARCHITECTURE = "TargetConditionedBlockDrafter"
 
 
-def tap_layers(num_layers: int, taps: int) -> list[int]:
-    """DFlash's spread of tapped layers (arXiv 2602.06036): round(1 + i·(L−4)/(F−1)), i = 0..F−1."""
-    if taps == 1:
-        return [num_layers - 3]
-    return [round(1 + i * (num_layers - 4) / (taps - 1)) for i in range(taps)]
-
-
-def shared_layers(num_layers: int, layers: int) -> list[int]:
-    """Target layers that a drafter starts from: the first, made for embeddings, then the last, whose outputs the head reads.
-
-    After 60 steps on SmolLM2 the drafter's argmax agreed with the target's on 17% of first positions with layers
-    (0, 29), on 10% with (28, 29): an embedding has a two-hundredth of the size that a late layer expects.
-    """
-    if layers == 1:
-        return [num_layers - 1]
-    return [0, *range(num_layers - layers + 1, num_layers)]
-
-
-def named_layers(target: Target, named: Sequence[int] | None) -> list[int]:
-    """The target layers that a recipe names, -1 the last one; none for None.
-
-    Raises:
-        UserError: a layer that the target lacks.
-    """
-    count = target.num_layers
-    if named is not None and not all(-count <= i < count for i in named):
-        raise UserError(
-            f"drafter.target_layers={list(named)}: target {target.spec!r} has the layers 0 to {count - 1} (-1 = the last one)"
-        )
-    return [i % count for i in named or ()]
-
-
-def first_layers(target: Target, options: DrafterConfig) -> list[int]:
-    """The target layers that a drafter starts from: those that the recipe names, else `shared_layers`."""
-    return named_layers(target, options.target_layers) or shared_layers(target.num_layers, options.layers)
-
-
-def mask_token(target: Target) -> int:
-    """A row of the frozen embedding that text never uses: a padding row, else an unused special token.
-
-    Raises:
-        UserError: the vocabulary has neither (name one with drafter.mask_token_id).
-    """
-    tokenizer = target.tokenizer
-    if target.vocab_size > len(tokenizer):
-        return target.vocab_size - 1
-    taken = {
-        tokenizer.bos_token_id,
-        tokenizer.eos_token_id,
-        tokenizer.pad_token_id,
-        tokenizer.unk_token_id,
-        *target.eos_ids,
-    }
-    template = str(getattr(tokenizer, "chat_template", "") or "")
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    for index, token in sorted(added.items()):
-        if index not in taken and index < target.vocab_size and str(token) not in template:
-            return int(index)
-    raise UserError(
-        f"target {target.spec!r} has no unused special token for the mask; name one: drafter.mask_token_id=ID"
-    )
-
-
-def from_target(
-    target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
-) -> BlockDrafter:
-    """A fresh drafter for `target` after the recipe's drafter group, by default starting from the target's layers.
-
-    Raises:
-        UserError: an option that does not fit the target.
-    """
-    config = _config(target, options, draft_vocab)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        drafter = BlockDrafter(config, target, draft_vocab)
-        _initialise(drafter, target, options.init_from_target)
-    return drafter.to(target.device)
-
-
-def _config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) -> BlockConfig:
-    hf, shared = target.model.config, options.context == "shared_kv"
-    layers = options.layers
-    if layers > target.num_layers:
-        raise UserError(f"drafter.layers={layers}: target {target.spec!r} has {target.num_layers} layers")
-    if options.markov_rank > target.hidden_size:
-        raise UserError(
-            f"drafter.markov_rank={options.markov_rank}: at most {target.hidden_size}, the target's width"
-        )
-    if shared:
-        chosen = first_layers(target, options)
-    else:
-        chosen = named_layers(target, options.target_layers) or tap_layers(target.num_layers, options.taps)
-    if shared and len(chosen) != layers:
-        raise UserError(f"drafter.target_layers names {len(chosen)} layers for drafter.layers={layers}")
-    return BlockConfig(
-        context=options.context,
-        block_size=options.block_size,
-        target_layer_ids=chosen,
-        init_layer_ids=chosen if shared else shared_layers(target.num_layers, layers),
-        hidden_size=target.hidden_size,
-        intermediate_size=hf.intermediate_size,
-        num_attention_heads=target.num_heads,
-        num_key_value_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        rms_norm_eps=hf.rms_norm_eps,
-        hidden_act=getattr(hf, "hidden_act", "silu"),
-        vocab_size=target.vocab_size,
-        mask_token_id=mask_token(target) if options.mask_token_id is None else options.mask_token_id,
-        num_target_layers=target.num_layers,
-        rope_theta=target.rope_theta,
-        target=target.spec,
-        target_sha256=target.hash,
-        qk_norm=not shared,
-        attention_bias="self_attn.q_proj.bias" in dict(target.layers[0].named_parameters()),
-        draft_vocab_size=0 if draft_vocab is None else len(draft_vocab),
-        markov_rank=options.markov_rank,
-        confidence_head=options.confidence_head,
-    )
-
-
 @torch.no_grad()
-def _initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None:
-    """Copy target layers and norm; the context projection starts as a mean (taps) or small (shared_kv)."""
+def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None:
+    """Start weights of a new drafter: random ones, over them the target's layers and norm where `from_layers`; the context
+    projection starts as a mean (taps) or small (shared_kv)."""
     config, width = drafter.config, drafter.config.hidden_size
     for name, parameter in drafter.named_parameters():
         if parameter.dim() == 2 and not name.startswith("confidence."):

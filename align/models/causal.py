@@ -10,26 +10,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from align.common.batch import Batch
-from align.common.errors import UserError, nearest
 from align.common.files import write_atomically
-from align.models.block_checkpoint import first_layers
-from align.models.families import BASES
-from align.models.masked_checkpoint import own_layers, write_weights
+from align.models.masked_checkpoint import write_weights
 from align.models.masked_lm import embedding_names
-from align.target.attention import register
-from align.target.loading import load_target
 from align.target.model import Target
-
-if TYPE_CHECKING:
-    from align.config.recipe import DrafterConfig
 
 RECORD = "drafter.json"
 
@@ -101,55 +92,6 @@ class CausalDrafter(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """(…, D) → (…, V) in fp32."""
         return F.linear(hidden, self.head_weight_VD.to(hidden.dtype)).float()
-
-
-def make(target: Target, options: DrafterConfig) -> CausalDrafter:
-    """A drafter after the recipe's drafter group: `init`, any causal LM over the target's vocabulary, or the target's layers.
-
-    Raises:
-        UserError: a layer, vocabulary or architecture that does not fit.
-    """
-    layers = first_layers(target, options)
-    embedding_VD, head_VD = target.embedding_VD, target.head_weight_VD
-    if options.init is not None:
-        start = load_target(options.init, "float32", str(target.device), fast=False)
-        if start.vocab_size != target.vocab_size:
-            raise UserError(
-                f"drafter.init={options.init!r} has a vocabulary of {start.vocab_size}, target {target.spec!r} has "
-                f"{target.vocab_size}"
-            )
-        model, layers = start.model.requires_grad_(True), []
-        if not _same(start, target):
-            embedding_VD, head_VD = start.embedding_VD, start.head_weight_VD
-    else:
-        _check_base(type(target.model).__name__, f"target {target.spec!r}")
-        config, tensors = own_layers(target, layers)
-        config.architectures = [type(target.model).__name__]
-        model = getattr(transformers, config.architectures[0]).from_pretrained(
-            None, config=config, state_dict=tensors, dtype=torch.float32, attn_implementation=register()
-        )
-    _check_base(type(model).__name__, f"drafter.init={options.init!r}")
-    c = model.config
-    config = CausalConfig(
-        block_size=options.block_size,
-        vocab_size=target.vocab_size,
-        layers=layers,
-        target=target.spec,
-        target_sha256=target.hash,
-        network={"base": type(model).__name__, "hidden_size": c.hidden_size, "layers": c.num_hidden_layers},
-    )
-    return CausalDrafter(model, embedding_VD, head_VD, config, target).to(target.device)
-
-
-def _same(one: Target, other: Target) -> bool:
-    """Whether both have the same embedding and head: a drafter that was made here starts from its target's."""
-    pairs = ((one.embedding_VD, other.embedding_VD), (one.head_weight_VD, other.head_weight_VD))
-    return all(a.shape == b.shape and torch.equal(a.float(), b.float()) for a, b in pairs)
-
-
-def _check_base(base: str, where: str) -> None:
-    if base not in BASES:
-        raise UserError(f"{where}: its architecture {base!r} can't be trained{nearest(base, BASES)}")
 
 
 def save_causal(

@@ -1,4 +1,4 @@
-"""Making, saving and loading standalone diffusion drafters: a folder in the network's own published layout, and beside it
+"""Saving and loading standalone diffusion drafters: a folder in the network's own published layout, and beside it
 `drafter.json` with what that layout does not say."""
 
 from __future__ import annotations
@@ -6,98 +6,27 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from align.common.errors import UserError
 from align.common.files import write_atomically
 from align.common.hub import local_path, model_folder
-from align.models import block_checkpoint as checkpoint
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import first_layers, load_drafter, mask_token
-from align.models.ddit import DDiT, DDiTConfig
-from align.models.masked_checkpoint import adapt, load_masked_lm, save_masked_lm
-from align.models.masked_lm import MaskedLM, merge_lora, with_lora
+from align.models.block_checkpoint import ARCHITECTURE, load_drafter
+from align.models.ddit import DDiT
+from align.models.masked_checkpoint import load_masked_lm, save_masked_lm
+from align.models.masked_lm import MaskedLM, merge_lora
 from align.models.published import family_for, load_published, save_published
 from align.models.published_config import FAMILIES, OWN, ScheduleSpec
 from align.models.standalone import DiffusionConfig, DiffusionDrafter
 from align.target.loading import read_config
 from align.target.model import Target
 
-if TYPE_CHECKING:
-    from align.config.recipe import DrafterConfig
-
 RECORD = "drafter.json"
 
 
-def make(target: Target, options: DrafterConfig, seed: int = 0) -> DiffusionDrafter:
-    """A standalone drafter after the recipe's drafter group: `init` as it was saved or published, else a fresh one.
-
-    Raises:
-        UserError: an option that does not fit the target.
-    """
-    if options.init is not None:
-        try:
-            drafter = load_standalone(options.init, target, attention_backend=options.attention_backend)
-        except UserError as error:
-            raise UserError(f"drafter.init: {error}") from None
-        if type(drafter.network) is not {"ddit": DDiT, "masked_lm": MaskedLM}[options.kind]:
-            raise UserError(f"drafter.init={options.init!r} is not of drafter.kind={options.kind}")
-        config = replace(drafter.config, block_size=options.block_size, window=options.window)
-        drafter = DiffusionDrafter(drafter.network, config, target)
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            network = _network(target, options)
-        config = DiffusionConfig(
-            block_size=options.block_size,
-            vocab_size=target.vocab_size,
-            graph=options.graph,
-            schedule={"name": options.schedule},
-            # a language model's logits are no log-scores: their sum is far from 1
-            prediction="logits" if options.kind == "masked_lm" else options.prediction,
-            window=options.window,
-            target=target.spec,
-            target_sha256=target.hash,
-            network=_architecture(network),
-        )
-        drafter = DiffusionDrafter(network, config, target)
-    if options.lora_rank:
-        if not isinstance(drafter.network, MaskedLM):
-            raise UserError("drafter.lora_rank needs drafter.kind=masked_lm")
-        alpha = 2.0 * options.lora_rank if options.lora_alpha is None else options.lora_alpha
-        with_lora(drafter.network, options.lora_rank, alpha, options.lora_targets, seed)
-    return drafter.to(target.device)
-
-
-def _network(target: Target, options: DrafterConfig) -> DDiT | MaskedLM:
-    if options.kind == "masked_lm":
-        layers = first_layers(target, options)
-        mask = mask_token(target) if options.mask_token_id is None else options.mask_token_id
-        return adapt(
-            target, layers, mask, attention=options.attention, share_embedding=options.share_embedding
-        )
-    absorbing = options.graph == "absorbing"
-    return DDiT(
-        DDiTConfig(
-            vocab_size=target.vocab_size + absorbing,
-            hidden_size=options.hidden_size,
-            n_blocks=options.layers,
-            n_heads=options.heads,
-            cond_dim=options.cond_dim,
-            dropout=options.dropout,
-            time_input=options.time_input,
-            norm_bias=options.time_input == "none",
-            scale_by_sigma=absorbing and options.prediction == "log_score" and options.time_input != "none",
-            attention=options.attention,
-        ),
-        options.attention_backend,
-    )
-
-
-def _architecture(network: DDiT | MaskedLM) -> dict[str, Any]:
+def architecture(network: DDiT | MaskedLM) -> dict[str, Any]:
+    """What tells one network's checkpoints from another's."""
     if isinstance(network, MaskedLM):
         c = network.model.config
         return {
@@ -152,7 +81,7 @@ def load_standalone(
         "vocab_size": target.vocab_size if vocab_size is None else vocab_size,
         "target": target.spec,
         "target_sha256": target.hash,
-        "network": _architecture(network),
+        "network": architecture(network),
         **found,
     }
     try:
@@ -217,17 +146,6 @@ def open_drafter(spec: str | Path, target: Target) -> BlockDrafter | DiffusionDr
     path = local_path(spec)
     if not path.is_file() and not (path / ".hydra").is_dir():
         values = read_config(model_folder(str(spec), "drafter", ["config.json"]))
-        if (
-            values.get("architectures") == [checkpoint.ARCHITECTURE]
-            or values.get("model_type") == "block_drafter"
-        ):
+        if values.get("architectures") == [ARCHITECTURE] or values.get("model_type") == "block_drafter":
             return load_drafter(spec, target)
     return load_standalone(spec, target)
-
-
-@torch.no_grad()
-def with_weights(drafter: DiffusionDrafter, weights: dict[str, Tensor]) -> DiffusionDrafter:
-    """`drafter` with these weights in place of its own."""
-    for name, parameter in drafter.named_parameters():
-        parameter.copy_(weights[name])
-    return drafter

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 DEBUG = {
     "debug": "Llama",
     "debug-gpt2": "GPT2",
@@ -18,6 +16,7 @@ DEBUG = {
 
 def debug_model(kind: str, attention_of: Callable[[str], str]) -> tuple[Any, Any]:
     """A random model of 4 layers and its tokenizer; `attention_of` names the attention for a model_type."""
+    import torch
     import transformers
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 

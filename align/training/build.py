@@ -1,109 +1,131 @@
-"""What is trained: the drafter that a recipe asks for, its Lightning module, and how it is saved."""
+"""What is trained, by `drafter.kind`: how it is made, which module trains it, how it is saved and what its card says."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from align.config.recipe import Recipe
-from align.data import shards as data
-from align.data.draft_vocab import frequent_tokens
-from align.models import standalone_checkpoint as standalone
+from align.data.draft_vocab import coverage, frequent_tokens
+from align.data.shards import Samples
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import (
-    from_target,
-    load_drafter,
-    save_drafter,
-    with_confidence,
-    without_confidence,
-)
-from align.models.block_config import BlockConfig
+from align.models.block_checkpoint import save_drafter
 from align.models.causal import CausalDrafter, save_causal
 from align.models.standalone import DiffusionDrafter
 from align.models.standalone_checkpoint import save_standalone
 from align.target.model import Target
+from align.training import checkpoints
+from align.training.base_module import Drafter, DrafterModule
 from align.training.block_module import BlockDrafterModule
 from align.training.causal_module import CausalDrafterModule
 from align.training.diffusion_module import DiffusionDrafterModule
-from align.training.model_card import write_card
+from align.training.makers import make_block, make_causal, make_standalone
+from align.training.model_card import About, about_block, about_causal, about_standalone, write_card
 
 
-def build_drafter(
-    recipe: Recipe, target: Target, samples: data.Samples, vocabulary: Sequence[int] | None = None
-) -> BlockDrafter:
-    """The block drafter to train: `drafter.init` as it was saved, with a confidence head where one is asked for, or a fresh
-    one after the recipe.
+@dataclass(frozen=True)
+class Kind:
+    """One kind of drafter.
 
-    `vocabulary` is the draft vocabulary of a run that goes on: its data may have grown, and with it what is frequent.
+    make: (target, recipe, draft vocabulary) → the drafter to train. module: what trains it. save: (drafter, recipe, final
+    weights, folder, card). about: what its card says of it. chosen_vocabulary: it drafts over the tokens that the data use
+    most, so the data come first.
     """
-    if recipe.drafter.init is not None:
-        drafter = load_drafter(recipe.drafter.init, target)
-        if recipe.drafter.confidence_head:
-            drafter = with_confidence(drafter)
-        elif drafter.confidence is not None:
-            print(
-                "drafter.init: its confidence head is left out (drafter.confidence_head=true keeps it)",
-                file=sys.stderr,
-            )
-            drafter = without_confidence(drafter)
-        # the same weights in another dtype are another target, and what is learnt here is this one
-        drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
-    else:
-        size = recipe.drafter.draft_vocab
-        chosen = frequent_tokens(samples, target, size) if vocabulary is None else torch.tensor(vocabulary)
-        drafter = from_target(target, recipe.drafter, chosen, recipe.seed)
-    if recipe.drafter.train == "confidence_head":
-        for name, parameter in drafter.named_parameters():
-            parameter.requires_grad_(name.startswith("confidence."))
-    return drafter
+
+    make: Callable[[Target, Recipe, Tensor | None], Drafter]
+    module: type[DrafterModule]
+    save: Callable[[Any, Recipe, dict[str, Tensor], Path, str], None]
+    about: Callable[[Recipe, Any, float], About]
+    chosen_vocabulary: bool = False
 
 
-def _module(drafter: BlockDrafter | DiffusionDrafter | CausalDrafter, recipe: Recipe) -> BlockDrafterModule:
-    if isinstance(drafter, BlockDrafter):
-        return BlockDrafterModule(drafter, recipe)
-    return (
-        CausalDrafterModule(drafter, recipe)
-        if isinstance(drafter, CausalDrafter)
-        else DiffusionDrafterModule(drafter, recipe)
-    )
+def draft_vocab(recipe: Recipe, target: Target, samples: Samples, resume: Path | None) -> Tensor | None:
+    """The token ids that a drafter may propose, ascending; None = all.
+
+    That of the checkpoint which a run goes on from: its data may have grown, and with it what is frequent.
+    """
+    before = None if resume is None else checkpoints.read_seal(resume)["draft_vocab"]
+    if before is not None:
+        return torch.tensor(before)
+    return frequent_tokens(samples, target, recipe.drafter.draft_vocab)
 
 
-def _save(recipe: Recipe, module: BlockDrafterModule, manifest: dict[str, Any], run: dict[str, Any]) -> None:
-    """<output>/drafter, with a card written from the run."""
-    run |= {
-        "tokens_seen": module.tokens_seen,
-        "positions": module.positions,
-        "minutes": module.seconds / 60,
+def save_trained(module: DrafterModule, samples: Samples, manifest: dict[str, Any], steps: int) -> Path:
+    """Write <output>/drafter with a card made from the run; returns the folder. `samples`: those that it trained on."""
+    recipe, drafter, progress = module.recipe, module.drafter, module.progress
+    kind, folder = KINDS[recipe.drafter.kind], Path(recipe.output) / "drafter"
+    run = {
+        "steps": steps,
+        "tokens_seen": progress.tokens_seen,
+        "positions": progress.positions,
+        "minutes": progress.seconds / 60,
         "parameters": sum(w.numel() for w in module.final_weights.values()),
     }
-    folder, numbers = Path(recipe.output) / "drafter", module.validation_numbers
-    if isinstance(module.drafter, BlockDrafter):
-        config = module.drafter.config
-        if decay := recipe.objective.prefix_decay:  # decode knows D²SD's second drafter by it
-            config = replace(config, extra={**config.extra, "prefix_decay": decay})
-        trained = _with_weights(module.drafter, module.final_weights, config)
-        save_drafter(trained, folder, write_card(recipe, trained.config, manifest, run, numbers))
-    elif isinstance(module.drafter, CausalDrafter):
-        card = write_card(recipe, module.drafter.config, manifest, run, numbers)
-        save_causal(module.drafter, folder, module.final_weights, card)
-    else:
-        fresh = standalone.make(module.drafter.target, recipe.drafter, recipe.seed)
-        alone = standalone.with_weights(fresh, module.final_weights)
-        save_standalone(alone, folder, write_card(recipe, alone.config, manifest, run, numbers))
+    about = kind.about(recipe, drafter.config, coverage(samples, drafter.draft_vocab, drafter.target))
+    card = write_card(recipe, about, drafter.config, manifest, run, module.validation_numbers)
+    kind.save(drafter, recipe, module.final_weights, folder, card)
+    return folder
+
+
+def _save_block(
+    drafter: BlockDrafter, recipe: Recipe, weights: dict[str, Tensor], folder: Path, card: str
+) -> None:
+    config = drafter.config
+    if decay := recipe.objective.prefix_decay:  # decode knows D²SD's second drafter by it
+        config = replace(config, extra={**config.extra, "prefix_decay": decay})
+    vocab = None if drafter.draft_vocab is None else drafter.draft_vocab.cpu()
+    fresh = BlockDrafter(config, drafter.target, vocab)
+    _set_weights(fresh, weights)
+    save_drafter(fresh, folder, card)
+
+
+def _save_standalone(
+    drafter: DiffusionDrafter, recipe: Recipe, weights: dict[str, Tensor], folder: Path, card: str
+) -> None:
+    fresh = make_standalone(drafter.target, recipe.drafter, recipe.seed)
+    _set_weights(fresh, weights)
+    save_standalone(fresh, folder, card)
+
+
+def _save_causal(
+    drafter: CausalDrafter, recipe: Recipe, weights: dict[str, Tensor], folder: Path, card: str
+) -> None:
+    save_causal(drafter, folder, weights, card)
 
 
 @torch.no_grad()
-def _with_weights(drafter: BlockDrafter, weights: dict[str, Tensor], config: BlockConfig) -> BlockDrafter:
-    """A drafter of the same make: a strategy may have taken the trained one's own weights apart. `config`: the same, but for
-    what it says of its training."""
-    vocab = None if drafter.draft_vocab is None else drafter.draft_vocab.cpu()
-    copy = BlockDrafter(config, drafter.target, vocab)
-    for name, parameter in copy.named_parameters():
+def _set_weights(fresh: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Give a new drafter the trained weights: a strategy may have taken the trained one's own apart."""
+    for name, parameter in fresh.named_parameters():
         parameter.copy_(weights[name])
-    return copy
+
+
+STANDALONE = Kind(
+    lambda target, recipe, _: make_standalone(target, recipe.drafter, recipe.seed),
+    DiffusionDrafterModule,
+    _save_standalone,
+    about_standalone,
+)
+KINDS = {
+    "block": Kind(
+        lambda target, recipe, vocab: make_block(target, recipe.drafter, vocab, recipe.seed),
+        BlockDrafterModule,
+        _save_block,
+        about_block,
+        chosen_vocabulary=True,
+    ),
+    "ddit": STANDALONE,
+    "masked_lm": STANDALONE,
+    "autoregressive": Kind(
+        lambda target, recipe, _: make_causal(target, recipe.drafter),
+        CausalDrafterModule,
+        _save_causal,
+        about_causal,
+    ),
+}
+"""By `drafter.kind`."""

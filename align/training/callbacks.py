@@ -1,34 +1,24 @@
-"""What a training run says of itself, one line at a time."""
+"""What is done after every step and every validation: progress lines and metrics, then checkpoints and stopping.
+
+The Trainer calls the two in this order, so that a checkpoint's window of means begins after the line that reports it.
+"""
 
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning
 from lightning.pytorch.callbacks import Callback
 
+from align.common.text import clock
 from align.config.recipe import Recipe
 from align.training import checkpoints
-from align.training.block_module import BlockDrafterModule
+from align.training.base_module import DrafterModule
 from align.training.loggers import CSVFile
-
-if TYPE_CHECKING:
-    from align.training.block_module import BlockDrafterModule
-
-import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from align.training.block_module import BlockDrafterModule
-
-
-def clock(seconds: float) -> str:
-    """`m:ss`, or `h:mm:ss` from an hour on."""
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def training_line(step: int, steps: int, numbers: Mapping[str, float], left: float, of: str = "block") -> str:
@@ -41,8 +31,8 @@ def training_line(step: int, steps: int, numbers: Mapping[str, float], left: flo
 
 
 def validation_line(step: int, numbers: Mapping[str, float]) -> str:
-    """Expected τ with its standard error, greedy and sampling, the acceptance at each position, and the share of drafts kept
-    so far."""
+    """Expected τ with its standard error, greedy and sampling, the acceptance at each position, and the share of
+    drafts accepted up to there."""
 
     def tau(name: str, needs: str) -> str:
         if f"tau_{name}" not in numbers:
@@ -53,67 +43,77 @@ def validation_line(step: int, numbers: Mapping[str, float]) -> str:
         return " ".join(f"{v:.3f}" for k, v in numbers.items() if k.startswith(name))
 
     each = by_position("acceptance_")
-    kept = by_position("kept_sampling_") or by_position("kept_greedy_")
+    accepted = by_position("kept_sampling_") or by_position("kept_greedy_")
     bound = ""
     if "bound" in numbers:
         bound = f"bound {numbers['bound']:.3f}±{numbers['bound_se']:.3f} nats a token (perplexity {numbers['perplexity']:.0f}), "
     return (
         f"validation at step {step}: loss {numbers['loss']:.4f} a block, {bound}expected τ {tau('greedy', 'at temperature 0')}, "
         f"{tau('sampling', 'at temperature 1')}; acceptance by position {each}"
-        + (f"; kept as far as there {kept}" if kept else "")
+        + (f"; accepted up to there {accepted}" if accepted else "")
     )
 
 
-class ProgressLogger:
-    """One line every `log_every` steps and one a validation; both are handed back as numbers for the loggers."""
+class ProgressLogger(Callback):
+    """A line and a row of metrics every `log_every` steps, and after each validation; `quiet` prints no line."""
 
     def __init__(self, recipe: Recipe, quiet: bool) -> None:
-        self.trainer, self.quiet = recipe.trainer, quiet
+        self.options, self.quiet = recipe.trainer, quiet
         self._of = "token" if recipe.stage == "pretrain" else "block"
         self._first = self._positions = 0
         self._start = self._since = 0.0
 
-    def started(self, step: int, module: BlockDrafterModule) -> None:
-        """Training begins, or goes on, after `step` steps."""
-        self._first, self._positions = step, module.positions
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVFile) and trainer.is_global_zero:
+                logger.file.rewind(trainer.global_step)
+        if self.options.validate_first and trainer.global_step == 0:
+            pl_module.validate_now()
+            self.on_validation_end(trainer, pl_module)
+        self._first, self._positions = trainer.global_step, pl_module.progress.positions
         self._start = self._since = time.monotonic()
 
-    def step_taken(self, step: int, module: BlockDrafterModule) -> dict[str, float]:
-        """The numbers of this step, means since the last ones; none between lines."""
-        t, now = self.trainer, time.monotonic()
-        if step % t.log_every:
-            return {}
-        means = module.means()
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        t, step, now = self.options, trainer.global_step, time.monotonic()
+        if (batch_idx + 1) % t.accumulate or step % t.log_every:
+            return
+        progress = pl_module.progress
+        means = progress.means()
         numbers = {
             "train/loss": means["loss"],
             **({"train/expected_tau": means["tau"]} if "tau" in means else {}),
-            "train/learning_rate": module.rate,
-            "train/positions_per_second": (module.positions - self._positions) / max(now - self._since, 1e-9),
-            "train/tokens_seen": float(module.tokens_seen),
+            "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "train/positions_per_second": (progress.positions - self._positions)
+            / max(now - self._since, 1e-9),
+            "train/tokens_seen": float(progress.tokens_seen),
         }
-        self._positions, self._since = module.positions, now
+        self._positions, self._since = progress.positions, now
         left = (now - self._start) / max(step - self._first, 1) * (t.max_steps - step)
         if t.max_minutes is not None:
-            left = min(left, max(0.0, 60 * t.max_minutes - module.seconds))
-        self._say(training_line(step, t.max_steps, numbers, left, self._of))
-        return numbers
+            left = min(left, max(0.0, 60 * t.max_minutes - progress.seconds))
+        self._report(trainer, training_line(step, t.max_steps, numbers, left, self._of), numbers)
 
-    def validated(self, step: int, module: BlockDrafterModule) -> dict[str, float]:
-        """The validation's numbers."""
-        self._say(validation_line(step, module.validation_numbers))
-        self._positions, self._since = module.positions, time.monotonic()  # the rate is training's alone
-        return {f"validation/{k}": v for k, v in module.validation_numbers.items()}
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        numbers = pl_module.validation_numbers
+        line = validation_line(trainer.global_step, numbers)
+        self._report(trainer, line, {f"validation/{k}": v for k, v in numbers.items()})
+        self._positions, self._since = pl_module.progress.positions, time.monotonic()  # training's rate alone
 
-    def _say(self, line: str) -> None:
+    def _report(self, trainer: lightning.Trainer, line: str, numbers: dict[str, float]) -> None:
         if not self.quiet:
             print(line, flush=True)
+        for logger in trainer.loggers if trainer.is_global_zero else []:
+            logger.log_metrics(numbers, trainer.global_step)
+            logger.save()
 
 
 class Interrupted(RuntimeError):
     """A signal asked training to stop; a checkpoint was saved."""
 
 
-class CheckpointCallback:
+class CheckpointCallback(Callback):
     """Saves and stops. A step that is validated is saved after it, so that going on from there repeats nothing.
 
     Args:
@@ -124,41 +124,49 @@ class CheckpointCallback:
     def __init__(self, recipe: Recipe, settings: dict[str, str]) -> None:
         self.options, self.settings = recipe.trainer, settings
         self.folder = Path(recipe.output) / "checkpoints"
-        self._before: dict[int, Any] = {}
+        self._handlers: dict[int, Any] = {}
         self._saved = -1
 
-    def started(self, step: int, module: BlockDrafterModule) -> None:
-        """Training begins, or goes on, after `step` steps: signals are wishes from here on."""
-        self._saved = step
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        """From here on a signal asks for a stop after the step."""
+        self._saved = trainer.global_step
 
         def remember(number: int, frame: object) -> None:
-            module.stop_wanted = True
+            pl_module.progress.stop_wanted = True
 
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
-                self._before[number] = signal.signal(number, remember)
+                self._handlers[number] = signal.signal(number, remember)
             except ValueError:  # not the main thread
                 return
 
-    def step_taken(self, trainer: Any, module: BlockDrafterModule) -> None:
-        """The weights have been updated; validation may follow."""
-        step = trainer.global_step
-        if step == self.options.max_steps or module.out_of_time():
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if (batch_idx + 1) % self.options.accumulate:
+            return
+        step, limit = trainer.global_step, self.options.max_minutes
+        out_of_time = limit is not None and pl_module.progress.seconds >= 60 * limit
+        if step == self.options.max_steps or out_of_time:
             trainer.should_stop = True  # after a last validation
         elif step % self.options.validate_every:
-            self.step_is_over(trainer, module)
+            self._end_step(trainer, pl_module)
 
-    def step_is_over(self, trainer: Any, module: BlockDrafterModule) -> None:
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        self._end_step(trainer, pl_module)
+
+    def _end_step(self, trainer: lightning.Trainer, module: DrafterModule) -> None:
         """Nothing more belongs to this step. Raises Interrupted when a signal has come."""
         due = trainer.global_step % self.options.checkpoint_every == 0
-        if due or trainer.should_stop or module.stopping:
-            self.save(trainer, module)
-        if module.stopping and not trainer.should_stop:
+        stopping = module.progress.stopping
+        if due or trainer.should_stop or stopping:
+            self._save(trainer, module)
+        if stopping and not trainer.should_stop:
             raise Interrupted(
                 f"stopped by a signal after step {trainer.global_step}; a checkpoint is saved and the same command goes on from it"
             )
 
-    def save(self, trainer: Any, module: BlockDrafterModule) -> None:
+    def _save(self, trainer: lightning.Trainer, module: DrafterModule) -> None:
         """One complete checkpoint of the present step; older ones beyond `keep_checkpoints` go."""
         step = trainer.global_step
         if step == self._saved:
@@ -170,7 +178,7 @@ class CheckpointCallback:
             config, vocab = module.drafter.config, module.drafter.draft_vocab
             record = {
                 "step": step,
-                "seconds": module.seconds,
+                "seconds": module.progress.seconds,
                 "target_sha256": config.target_sha256,
                 **self.settings,
                 "drafter": config.to_dict(),
@@ -181,47 +189,8 @@ class CheckpointCallback:
         trainer.strategy.barrier()
         self._saved = step
 
-    def ended(self) -> None:
-        """Signals do again what they did before."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
-
-
-class Reports(Callback):
-    """What is done after every step and every validation: tell first, then keep, so that a checkpoint's window is told."""
-
-    def __init__(
-        self, teller: ProgressLogger, keeper: CheckpointCallback, accumulate: int, validate_first: bool
-    ) -> None:
-        self.teller, self.keeper, self.accumulate = teller, keeper, accumulate
-        self.validate_first = validate_first
-
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, CSVFile) and trainer.is_global_zero:
-                logger.file.rewind(trainer.global_step)
-        if self.validate_first and trainer.global_step == 0:
-            pl_module.validate_now()
-            self._log(trainer, self.teller.validated(0, pl_module))
-        self.teller.started(trainer.global_step, pl_module)
-        self.keeper.started(trainer.global_step, pl_module)
-
-    def on_train_batch_end(
-        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if (batch_idx + 1) % self.accumulate == 0:
-            self._log(trainer, self.teller.step_taken(trainer.global_step, pl_module))
-            self.keeper.step_taken(trainer, pl_module)
-
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
-        self._log(trainer, self.teller.validated(trainer.global_step, pl_module))
-        self.keeper.step_is_over(trainer, pl_module)
-
-    def _log(self, trainer: lightning.Trainer, numbers: dict[str, float]) -> None:
-        for logger in trainer.loggers if numbers and trainer.is_global_zero else []:
-            logger.log_metrics(numbers, trainer.global_step)
-            logger.save()
-
     def teardown(self, trainer: lightning.Trainer, pl_module: Any, stage: str) -> None:
-        self.keeper.ended()
+        """Signals do what they did before."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()

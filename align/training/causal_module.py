@@ -14,11 +14,11 @@ import torch
 from align.losses.divergences import logit_statistics
 from align.losses.objective import DraftRows, RowStatistics, row_statistics
 from align.models.causal import CausalDrafter
-from align.training.block_module import BlockDrafterModule
+from align.training.base_module import DrafterModule
 from align.training.datamodule import Step
 
 
-class CausalDrafterModule(BlockDrafterModule):
+class CausalDrafterModule(DrafterModule):
     """Trains `drafter` on packed target-written rows, by the objective's terms (`forward_kl`, `cross_entropy`, …).
 
     Args:
@@ -30,19 +30,19 @@ class CausalDrafterModule(BlockDrafterModule):
 
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
         """Statistics (B, A, K) of one micro-batch; p at `temperature`."""
-        drafter, view = self.drafter, self.view(step, temperature)
-        hidden_PD = drafter(step.batch).flatten(0, 1)[view.used_P]
+        drafter, outputs = self.drafter, self.target_outputs(step, temperature)
+        hidden_PD = drafter(step.batch).flatten(0, 1)[outputs.used_P]
         place_P = torch.arange(len(hidden_PD), device=hidden_PD.device)
         wanted, chunk = self.objective.wanted, self.recipe.objective.chunk_rows
         if drafter.has_targets_head:
             rows = DraftRows(hidden_PD, place_P)
             shape = (len(hidden_PD),)
             found = row_statistics(
-                rows, view.places, drafter.head_weight_VD, None, shape, wanted, temperature, chunk
+                rows, outputs.places, drafter.head_weight_VD, None, shape, wanted, temperature, chunk
             )
         else:
             head_VD = drafter.target.head_weight_VD
-            found = logit_statistics(drafter.logits(hidden_PD), place_P, view.places, head_VD, wanted)
-        at_BAK = self.used_rows(step, view)
+            found = logit_statistics(drafter.logits(hidden_PD), place_P, outputs.places, head_VD, wanted)
+        at_BAK = self.used_rows(step, outputs)
         pairs = {f.name: getattr(found, f.name) for f in fields(RowStatistics)}
         return RowStatistics(**{name: None if v is None else v[at_BAK] for name, v in pairs.items()})  # type: ignore[arg-type]

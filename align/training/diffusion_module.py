@@ -27,14 +27,14 @@ from align.losses.divergences import logit_statistics
 from align.losses.objective import RowStatistics
 from align.models.masked_lm import annealed_see
 from align.models.standalone import Annealed, DiffusionContext, DiffusionDrafter
-from align.training.block_module import BlockDrafterModule
+from align.training.base_module import DrafterModule
 from align.training.datamodule import Step
-from align.training.target_cache import View
+from align.training.target_cache import TargetOutputs
 
 _VALIDATION_SEED = 0x0B0E
 
 
-class DiffusionDrafterModule(BlockDrafterModule):
+class DiffusionDrafterModule(DrafterModule):
     """Trains `drafter` on packed target-written rows.
 
     Args:
@@ -115,13 +115,13 @@ class DiffusionDrafterModule(BlockDrafterModule):
             loss = masked_nll(f_RV, tokens_t, tokens_0, sigma, rate, drafter.mask_id, valid)
         return (importance * loss).float()
 
-    def statistics(self, step: Step, view: View, f_RV: Tensor, at: Tensor) -> RowStatistics:
+    def statistics(self, step: Step, outputs: TargetOutputs, f_RV: Tensor, at: Tensor) -> RowStatistics:
         """How far q is from p at the positions `at`, spread over (B, A, K); what is not masked is known: q = 1, no loss."""
         target = self.drafter.target
         found = logit_statistics(
             self.drafter.target_logits(f_RV),
-            self.used_rows(step, view)[at],
-            view.places,
+            self.used_rows(step, outputs)[at],
+            outputs.places,
             target.head_weight_VD,
             self.objective.wanted,
         )
@@ -166,8 +166,8 @@ class DiffusionDrafterModule(BlockDrafterModule):
         loss = self.diffusion(f_RV, noisy, at).sum()
         strength = self.strength()
         if strength > 0:
-            view = self.view(step, self.recipe.objective.temperature)
-            s = self.statistics(step, view, f_RV, at)
+            outputs = self.target_outputs(step, self.recipe.objective.temperature)
+            s = self.statistics(step, outputs, f_RV, at)
             loss = loss + strength * (self.objective.per_position(s, noisy.valid) * at).sum()
         loss = loss * scale
         none = torch.zeros((), device=loss.device)
@@ -182,10 +182,10 @@ class DiffusionDrafterModule(BlockDrafterModule):
         times = torch.ones(step.anchors.index_BA.shape, device=clean.device)
         masks, valid = torch.full_like(clean, drafter.mask_id), step.anchors.valid_BAK
         noisy = Corrupted(masks, clean, times, valid, torch.ones_like(times))
-        view = self.view(step, temperature)
+        outputs = self.target_outputs(step, temperature)
         out = {f.name: torch.zeros(clean.shape, device=clean.device) for f in fields(RowStatistics)}
         for own, f_RV in self._chunks(step, noisy):
-            found = self.statistics(step, view, f_RV, own)
+            found = self.statistics(step, outputs, f_RV, own)
             for name, total in out.items():
                 if (value := getattr(found, name)) is not None:
                     total += value
@@ -249,6 +249,6 @@ class DiffusionDrafterModule(BlockDrafterModule):
             s = self.model_step(step, 1.0)
             if strength > 0:
                 total = total + strength * self.objective.per_position(s, valid).sum()
-            self._tally(step, s)
-        self._tallies.loss(total, valid[..., 0].sum())
-        self._tallies.bound(bound.sum(-1), valid.sum(-1))
+            self._add_acceptance(step, s)
+        self._sums.loss(total, valid[..., 0].sum())
+        self._sums.bound(bound.sum(-1), valid.sum(-1))

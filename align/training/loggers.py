@@ -1,4 +1,4 @@
-"""metrics.csv: appended row by row, and wound back to a checkpoint's step when a run goes on from there."""
+"""Where metrics go: metrics.csv, TensorBoard, W&B."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from align.config.recipe import Recipe
 
 
 class MetricsFile:
-    """A table with `step` first and the other columns in order of appearance.
+    """A CSV table with `step` first and the other columns in order of appearance; wound back to a checkpoint's step when a run
+    goes on from there.
 
     Rows are appended and flushed at once, so a kill loses none; a column that is new makes the file be written again,
     as a whole.
@@ -91,7 +92,8 @@ def _sends_nothing() -> bool:
     return mode in ("offline", "dryrun", "disabled") or (mode is None and not os.environ.get("WANDB_API_KEY"))
 
 
-def _loggers(recipe: Recipe) -> list[Logger]:
+def build_loggers(recipe: Recipe) -> list[Logger]:
+    """Those that `trainer.logger` names."""
     folder, found = Path(recipe.output), list[Logger]()
     for name in dict.fromkeys(recipe.trainer.logger):
         if name == "tensorboard":

@@ -1,17 +1,76 @@
-"""Sums over held-out anchors that processes can add up, and the numbers made of them."""
+"""What is counted: how far training has come, and a validation's sums, which processes add up, with the numbers made of them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from math import exp, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
 
 KINDS = ("greedy", "sampling")
+WINDOW = ("loss", "accepted", "anchors", "batches")
 
 
-class Tallies:
-    """Collects one validation: loss, accepted drafts by kind of text, acceptance by position. K positions."""
+@dataclass
+class TrainingProgress:
+    """How far a run has come over all its parts and processes, the same in each of these.
+
+    positions: drafted positions that the loss counted. tokens_seen: text tokens. seconds: time trained. window: sums since the
+    last progress line. stop_wanted: this process got a signal. stopping: one of the processes did, and all know it.
+    """
+
+    positions: int = 0
+    tokens_seen: int = 0
+    seconds: float = 0.0
+    window: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WINDOW, 0.0))
+    stop_wanted: bool = False
+    stopping: bool = False
+
+    def add(
+        self,
+        *,
+        loss: float,
+        accepted: float,
+        anchors: float,
+        positions: float,
+        tokens: float,
+        seconds: float,
+        stop: bool,
+    ) -> None:
+        """One micro-batch; `accepted`: expected drafts accepted, summed over `anchors` anchors."""
+        for name, value in zip(WINDOW, (loss, accepted, anchors, 1.0), strict=True):
+            self.window[name] += value
+        self.positions += int(positions)
+        self.tokens_seen += int(tokens)
+        self.seconds += seconds
+        self.stopping = stop
+
+    def means(self) -> dict[str, float]:
+        """Loss and, where it was estimated, expected τ since the last call."""
+        w = self.window
+        found = {"loss": w["loss"] / max(w["batches"], 1)}
+        if w["anchors"]:
+            found["tau"] = 1 + w["accepted"] / w["anchors"]
+        self.window = dict.fromkeys(w, 0.0)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "positions": self.positions,
+            "tokens_seen": self.tokens_seen,
+            "seconds": self.seconds,
+            "window": dict(self.window),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.positions, self.tokens_seen = state["positions"], state["tokens_seen"]
+        self.seconds, self.window = state["seconds"], dict(state["window"])
+
+
+class ValidationSums:
+    """One validation: loss, accepted drafts by kind of text, acceptance by position. K positions."""
 
     def __init__(self, block_size: int) -> None:
         self._loss = torch.zeros(2, dtype=torch.float64)  # sum, anchors
@@ -26,11 +85,11 @@ class Tallies:
         """The loss summed over `anchors` anchors."""
         self._loss += torch.stack([total.double(), anchors.double()]).cpu()
 
-    def accepted(self, kind: str, kept: Tensor) -> None:
-        """The chance that drafts from anchors of text of one kind are kept as far as each position, (n, K)."""
-        v = kept.sum(-1).double()
+    def accepted(self, kind: str, chances: Tensor) -> None:
+        """The chance that drafts from anchors of text of one kind are accepted as far as each position, (n, K)."""
+        v = chances.sum(-1).double()
         sums = torch.stack([torch.ones_like(v).sum(), v.sum(), (v * v).sum()])
-        self._accepted[kind] += torch.cat([sums, kept.double().sum(0)]).cpu()
+        self._accepted[kind] += torch.cat([sums, chances.double().sum(0)]).cpu()
 
     def positions(self, kind: str, acceptance: Tensor, valid: Tensor) -> None:
         """β = Σ min(p, q), (…, K), where valid."""
@@ -50,8 +109,8 @@ class Tallies:
 
     def numbers(self, vector: Tensor) -> dict[str, float]:
         """What is reported, from summed-up vectors; a τ without any anchor is left out. `acceptance_k` is the mean β given
-        the text before it, whether drafts got there or not; `kept_…_k` the share of drafts that were kept so far, and
-        their sum τ − 1.
+        the text before it, whether drafts got there or not; `kept_…_k` the share of drafts that were accepted up to there,
+        and their sum τ − 1.
 
         Standard errors take anchors as independent; anchors of one text are not quite.
         """

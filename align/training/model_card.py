@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +14,84 @@ from align.models.block_config import BlockConfig
 from align.models.causal import CausalConfig
 from align.models.standalone import DiffusionConfig
 
-_LIBRARIES = {
-    BlockConfig: "block-drafter",
-    DiffusionConfig: "diffusion-drafter",
-    CausalConfig: "transformers",
-}
+
+@dataclass(frozen=True)
+class About:
+    """What a card says of its kind of drafter: library, what it is in a few words, a paragraph, first rows of the table."""
+
+    library: str
+    title: str
+    text: str
+    tags: tuple[str, ...] = ("speculative-decoding", "discrete-diffusion", "drafter")
+    rows: list[str] = field(default_factory=list)
+
+
+def about_block(recipe: Recipe, config: BlockConfig, coverage: float) -> About:
+    """`coverage`: the share of the training answers' tokens that the draft vocabulary holds."""
+    layers = ", ".join(str(i) for i in config.target_layer_ids)
+    return About(
+        "block-drafter",
+        f"a block-diffusion drafter for {config.target}",
+        f"Drafts {config.block_size} tokens in one pass, conditioned on the target (`{config.context}`, target layers {layers}). "
+        "Useful with that target alone: embedding and head are the target's and not stored here.",
+        rows=[
+            f"| draft vocabulary | {config.draft_vocab_size or config.vocab_size:,} of {config.vocab_size:,} tokens, "
+            f"{coverage:.1%} of the training answers' tokens |"
+        ],
+    )
+
+
+def about_standalone(recipe: Recipe, config: DiffusionConfig, coverage: float) -> About:
+    kind = {"ddit": "DDiT", "masked_lm": "masked language model"}[recipe.drafter.kind]
+    return About(
+        "diffusion-drafter",
+        f"a standalone diffusion drafter for {config.target}",
+        f"A {kind} ({recipe.drafter.attention} attention, {config.graph} graph) that reads tokens alone; trained in blocks of "
+        f"{config.block_size}, stage {recipe.stage}. Its vocabulary is that target's.",
+    )
+
+
+def about_causal(recipe: Recipe, config: CausalConfig, coverage: float) -> About:
+    made = ", ".join(str(i) for i in config.layers)
+    start = f"layers {made} of that target" if made else str(recipe.drafter.init)
+    return About(
+        "transformers",
+        f"a small causal language model that drafts for {config.target}",
+        f"It started from {start}; its embedding and head were not trained. transformers opens this folder as it is. "
+        f"τ below is for drafts of {config.block_size} tokens.",
+        tags=("speculative-decoding", "drafter"),
+    )
 
 
 def write_card(
     recipe: Recipe,
+    about: About,
     config: BlockConfig | DiffusionConfig | CausalConfig,
     manifest: dict[str, Any],
     run: dict[str, Any],
     validation: dict[str, float],
 ) -> str:
-    """Markdown with hub metadata. `run`: steps, tokens_seen, positions, minutes, parameters, coverage."""
+    """Markdown with hub metadata. `run`: steps, tokens_seen, positions, minutes, parameters."""
     found = training_versions()
     acceptance = [v for k, v in validation.items() if k.startswith("acceptance_")]
     lines = [
         "---",
-        f"library_name: {_LIBRARIES[type(config)]}",
+        f"library_name: {about.library}",
         f"base_model: {config.target}",
         "license: apache-2.0",
-        f"tags: [speculative-decoding, {'' if isinstance(config, CausalConfig) else 'discrete-diffusion, '}drafter]",
+        f"tags: [{', '.join(about.tags)}]",
         "---",
         "",
-        *_about(recipe, config, run),
+        f"# {Path(recipe.output).name}: {about.title}",
+        "",
+        about.text,
+        "",
+        '    python -m decode.generate --drafter FOLDER "your prompt"',
+        "",
+        "| | |",
+        "|---|---|",
+        f"| trainable parameters | {run['parameters']:,} |",
+        *about.rows,
         f"| target sha256 | `{config.target_sha256}` |",
         f"| data | {manifest['samples']:,} samples, {manifest['tokens']:,} tokens written by the target "
         f"(temperatures {manifest['prompt_temperature']} / {manifest['answer_temperatures']}, seed {manifest['seed']}) |",
@@ -71,43 +124,6 @@ def write_card(
         "",
     ]
     return "\n".join(lines)
-
-
-def _about(
-    recipe: Recipe, config: BlockConfig | DiffusionConfig | CausalConfig, run: dict[str, Any]
-) -> list[str]:
-    """What it is, up to the first rows of the table."""
-    name, use = Path(recipe.output).name, '    python -m decode.generate --drafter FOLDER "your prompt"'
-    parameters = ["", use, "", "| | |", "|---|---|", f"| trainable parameters | {run['parameters']:,} |"]
-    if isinstance(config, DiffusionConfig):
-        kind = {"ddit": "DDiT", "masked_lm": "masked language model"}[recipe.drafter.kind]
-        return [
-            f"# {name}: a standalone diffusion drafter for {config.target}",
-            "",
-            f"A {kind} ({recipe.drafter.attention} attention, {config.graph} graph) that reads tokens alone; trained in blocks of "
-            f"{config.block_size}, stage {recipe.stage}. Its vocabulary is that target's.",
-            *parameters,
-        ]
-    if isinstance(config, CausalConfig):
-        made = ", ".join(str(i) for i in config.layers)
-        start = f"layers {made} of that target" if made else str(recipe.drafter.init)
-        return [
-            f"# {name}: a small causal language model that drafts for {config.target}",
-            "",
-            f"It started from {start}; its embedding and head were not trained. transformers opens this folder as it is. "
-            f"τ below is for drafts of {config.block_size} tokens.",
-            *parameters,
-        ]
-    layers = ", ".join(str(i) for i in config.target_layer_ids)
-    return [
-        f"# {name}: a block-diffusion drafter for {config.target}",
-        "",
-        f"Drafts {config.block_size} tokens in one pass, conditioned on the target (`{config.context}`, target layers {layers}). "
-        "Useful with that target alone: embedding and head are the target's and not stored here.",
-        *parameters,
-        f"| draft vocabulary | {config.draft_vocab_size or config.vocab_size:,} of {config.vocab_size:,} tokens, "
-        f"{run['coverage']:.1%} of the training answers' tokens |",
-    ]
 
 
 def _without_places(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,55 +1,51 @@
-"""One training run from its recipe to the saved drafter."""
+"""One training run, from its recipe to the saved drafter: data, drafter, Trainer, saving."""
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
+
+import lightning
+import torch
 
 from align.common.errors import UserError
-from align.common.hub import is_hub_id, local_path, nearby
-from align.config.parser import shipped
+from align.config.hardware import accelerator, devices, main_process, target_device
+from align.config.preflight import check_training
 from align.config.recipe import Recipe
 from align.config.run_record import save_run_record
 from align.data import shards as data
-from align.data.draft_vocab import coverage
 from align.data.packing import split_validation
-from align.data.synthesis import check_data, data_folder, ensure
-from align.models import causal as autoregressive
-from align.models import standalone_checkpoint as standalone
-from align.models.causal import CausalDrafter
-from align.models.standalone import DiffusionDrafter
+from align.data.synthesis import ensure
 from align.target.loading import load_target
+from align.target.model import Target
 from align.training import checkpoints
-from align.training.block_module import BlockDrafterModule
-from align.training.build import _module, _save, build_drafter
+from align.training.base_module import DrafterModule
+from align.training.build import KINDS, draft_vocab, save_trained
+from align.training.callbacks import CheckpointCallback, ProgressLogger
 from align.training.datamodule import RowsModule
-from align.training.hardware import accelerator, main_process, target_device
-from align.training.trainer import check_resume, fit
+from align.training.loggers import build_loggers
+from align.training.strategies import build_strategy, checkpoint_kind, launch_environment
 
 
-def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> BlockDrafterModule:
+def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
     """Run a recipe to its end and save the drafter to <output>/drafter.
 
     Raises:
         UserError: input that does not fit. NonFiniteLoss, Interrupted: training stopped before its end.
     """
-    # what is lacking is said before anything is loaded
-    accelerator(recipe)
-    _check_init(recipe)
-    check_data(recipe)
-    output, t = Path(recipe.output), recipe.target
+    check_training(recipe)
+    output, t, kind = Path(recipe.output), recipe.target, KINDS[recipe.drafter.kind]
     quiet = quiet or not main_process()
     target = load_target(
         t.name, t.dtype, target_device(recipe), revision=t.revision, trust_remote_code=t.trust_remote_code
     )
     # what can't be opened is said before the target writes for hours
-    alone: DiffusionDrafter | CausalDrafter | None = None
-    if recipe.drafter.kind == "autoregressive":
-        alone = autoregressive.make(target, recipe.drafter)
-    elif recipe.drafter.kind != "block":
-        alone = standalone.make(target, recipe.drafter, recipe.seed)
+    drafter = None if kind.chosen_vocabulary else kind.make(target, recipe, None)
     folder = ensure(recipe, target)
     manifest = data.read_manifest(folder)
     if manifest.get("target_sha256") != target.hash:
@@ -58,11 +54,11 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         )
     training, validation = split_validation(data.read_samples(folder), recipe.data.validation_fraction)
     resume = checkpoints.newest(output / "checkpoints", recipe.trainer.resume, target.hash)
-    vocabulary = None if resume is None else checkpoints.read_seal(resume)["draft_vocab"]
-    drafter = alone or build_drafter(recipe, target, training, vocabulary)
+    if drafter is None:
+        drafter = kind.make(target, recipe, draft_vocab(recipe, target, training, resume))
     exact = manifest.get("top_p", 1.0) == 1.0 and not manifest.get("top_k", 0)
     rows = RowsModule(recipe, training, validation, drafter.config.block_size, exact)
-    module = _module(drafter, recipe)
+    module = kind.module(drafter, recipe)
     if resume is not None:
         check_resume(recipe, drafter.config.to_dict(), resume)
     if main_process():
@@ -75,13 +71,13 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
             print("note: no drafter.init: this network starts from nothing", file=sys.stderr)
     trainer = fit(recipe, module, rows, resume, quiet)
     if trainer.is_global_zero:
-        if not quiet and trainer.global_step < recipe.trainer.max_steps:
-            minutes, steps = recipe.trainer.max_minutes, recipe.trainer.max_steps
-            print(f"trainer.max_minutes={minutes:g} ended it after {trainer.global_step} of {steps} steps")
-        run = {"steps": trainer.global_step, "coverage": coverage(training, drafter.draft_vocab, target)}
-        _save(recipe, module, manifest, run)
+        steps = trainer.global_step
+        if not quiet and steps < recipe.trainer.max_steps:
+            minutes, asked = recipe.trainer.max_minutes, recipe.trainer.max_steps
+            print(f"trainer.max_minutes={minutes:g} ended it after {steps} of {asked} steps")
+        saved = save_trained(module, training, manifest, steps)
         if not quiet:
-            print(_next(recipe, output / "drafter", argv or ()))
+            print(_next(recipe, saved, argv or ()))
     return module
 
 
@@ -93,14 +89,111 @@ def _data_line(folder: Path, training: data.Samples, held_out: data.Samples, wan
     return line
 
 
-def _check_init(recipe: Recipe) -> None:
-    """Raises UserError for a drafter to begin with that is not there, with the recipe that makes it."""
-    init = recipe.drafter.init
-    if init is None or local_path(init).exists() or is_hub_id(init):
-        return
-    maker = Path(init).parent.name
-    made = f"; python -m align.train recipe={maker} makes it" if maker in shipped() else nearby(Path(init))
-    raise UserError(f"drafter.init={init!r}: no such folder{made}")
+# ---- the Trainer ----
+
+
+def _silence_lightning() -> None:
+    """Keep Lightning's banners and advertisements off the terminal; errors still come through."""
+    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+
+
+def build_trainer(recipe: Recipe, target: Target, max_steps: int, quiet: bool = False) -> lightning.Trainer:
+    """The Trainer that a recipe describes.
+
+    Raises:
+        UserError: a strategy, device or package that this machine does not have.
+    """
+    _silence_lightning()
+    t, place = recipe.trainer, accelerator(recipe)
+    return lightning.Trainer(
+        accelerator=place,
+        devices=devices(recipe),
+        num_nodes=recipe.launch.num_nodes,
+        strategy=build_strategy(recipe, place),
+        plugins=launch_environment() or None,
+        precision=_precision(recipe, target),
+        max_steps=max_steps,
+        accumulate_grad_batches=t.accumulate,
+        gradient_clip_val=t.gradient_clip or None,
+        val_check_interval=t.validate_every * t.accumulate,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        logger=build_loggers(recipe),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        inference_mode=False,
+        callbacks=[  # in this order: a step is reported, then saved
+            ProgressLogger(recipe, quiet or not main_process()),
+            CheckpointCallback(recipe, _settings(recipe)),
+        ],
+        default_root_dir=recipe.output,
+    )
+
+
+def _precision(recipe: Recipe, target: Target) -> Literal["bf16-mixed", "32-true"]:
+    """Lightning's name for the products' type; weights and optimizer stay fp32.
+
+    Raises:
+        UserError: fp32 products over a target that is not fp32.
+    """
+    name, half = recipe.trainer.precision, target.dtype != torch.float32
+    if name == "auto":
+        name = "bf16" if half else "fp32"
+    if name == "fp32" and half:
+        raise UserError("trainer.precision=fp32 needs a target in fp32: add target.dtype=float32")
+    return "bf16-mixed" if name == "bf16" else "32-true"
+
+
+def _settings(recipe: Recipe) -> dict[str, str]:
+    """What a run that goes on from a checkpoint must have in common with the one that saved it."""
+    return {"stage": recipe.stage, "train": recipe.drafter.train, "strategy": checkpoint_kind(recipe)}
+
+
+def check_resume(recipe: Recipe, drafter: dict[str, Any], resume: Path) -> None:
+    """Raises UserError for a checkpoint that this recipe can't go on from; `drafter`: its config."""
+    checkpoints.check_same_run(resume, drafter, _settings(recipe))
+    steps, done = recipe.trainer.max_steps, checkpoints.read_seal(resume)["step"]
+    if done > steps:
+        raise UserError(f"trainer.max_steps={steps}: {resume} has {done} steps behind it")
+
+
+def fit(
+    recipe: Recipe,
+    module: DrafterModule,
+    rows: lightning.LightningDataModule,
+    resume: Path | None,
+    quiet: bool = False,
+) -> lightning.Trainer:
+    """Train, going on from the checkpoint `resume`, which `check_resume` has seen; afterwards `module.final_weights` are what
+    is to be saved.
+
+    Raises:
+        Interrupted, NonFiniteLoss: training stopped before its end.
+    """
+    steps, t = recipe.trainer.max_steps, recipe.trainer
+    if resume is not None:
+        done = checkpoints.read_seal(resume)
+        over = t.max_minutes is not None and done["seconds"] >= 60 * t.max_minutes
+        steps = done["step"] if over else steps
+    elif main_process():
+        checkpoints.set_aside(Path(recipe.output) / "checkpoints")
+    trainer = build_trainer(recipe, module.drafter.target, steps, quiet)
+    trainer.fit(
+        module,
+        rows,
+        ckpt_path=None if resume is None else str(resume),
+        weights_only=checkpoint_kind(recipe) == "one file",
+    )
+    if not module.final_weights:  # the checkpoint was the end of the run: nothing was left to train
+        module.copy_final_weights()
+    return trainer
+
+
+# ---- what to do next ----
 
 
 def _next(recipe: Recipe, folder: Path, argv: Sequence[str]) -> str:
@@ -120,7 +213,7 @@ def _next_stage(recipe: Recipe, folder: Path, argv: Sequence[str]) -> str:
     if stage is None:
         return ""
     words = [f"recipe={recipe.name}", f"stage={stage}", f"target.name={recipe.target.name}"]
-    words += [f"drafter.init={folder}", f"data.path={data_folder(recipe)}"]
+    words += [f"drafter.init={folder}", f"data.path={recipe.data_folder}"]
     same = ("data.", "target.")  # the data are taken for others where their keys differ
     words += [w for w in argv if w.startswith(same) and not w.startswith(("data.path=", "target.name="))]
     words += [f"output={recipe.output}-{stage}"]

@@ -90,23 +90,25 @@ class Launched(LightningEnvironment):
         """The launcher's variables stay."""
 
 
-def _environment() -> list[Any]:
+def launch_environment() -> list[Any]:
+    """Trainer plugins for processes that another launcher started; none where Lightning starts them."""
     launched = {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
     return [Launched()] if launched and "TORCHELASTIC_RUN_ID" not in os.environ else []
 
 
-def _strategy(recipe: Recipe, place: str) -> Strategy | str:
+def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
+    """What `launch.strategy` names, on `accelerator` (cpu or gpu)."""
     name = recipe.launch.strategy
     if name.startswith("deepspeed"):
-        if place == "cpu":
+        if accelerator == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
         share = recipe.trainer.batch_size // (recipe.trainer.accumulate * recipe.processes)
-        backend = "gloo" if place == "cpu" else None
+        backend = "gloo" if accelerator == "cpu" else None
         return Zero(stage=int(name[-1]), process_group_backend=backend, logging_batch_size_per_gpu=share)
     return "auto" if name == "auto" and recipe.processes == 1 else DDPStrategy(broadcast_buffers=False)
 
 
-def _kind(recipe: Recipe) -> str:
+def checkpoint_kind(recipe: Recipe) -> str:
     """Checkpoints of one kind can be read by that kind alone."""
     deepspeed = recipe.launch.strategy.startswith("deepspeed")
     return f"{recipe.launch.strategy} on {recipe.processes} processes" if deepspeed else "one file"

@@ -1,7 +1,7 @@
-"""What the target says of the training text, looked at anew or kept in memory from epoch to epoch.
+"""What the target computes over the training text, every time or once and then cached in memory from epoch to epoch.
 
 The target is frozen, so its forward over a row gives the same every time. A small machine that trains for several
-epochs spends about half its time on it: kept in fp16, a later epoch costs the drafter's work alone.
+epochs spends about half its time on it: cached in fp16, a later epoch costs the drafter's work alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from align.training.datamodule import Step
 
 
 @dataclass
-class View:
+class TargetOutputs:
     """The target over a micro-batch: features for the drafter, and p at `used_P`, the flat places (b·L + i) that some
     anchor's block asks for, ascending."""
 
@@ -39,12 +39,12 @@ def used_places(step: Step) -> Tensor:
 
 def compute_target_outputs(
     target: Target, step: Step, config: BlockConfig | None, temperature: float
-) -> View:
+) -> TargetOutputs:
     """One forward of the target; its head runs over the used places, not over prompts and padding."""
     features, used = target_features(target, step.batch, config), used_places(step)
     following = step.batch.tokens_BL.roll(-1, dims=1).flatten()
     hidden = features.hidden_BLD.flatten(0, 1)[used]
-    return View(features, target_places(hidden, following[used], target.head, temperature), used)
+    return TargetOutputs(features, target_places(hidden, following[used], target.head, temperature), used)
 
 
 @dataclass
@@ -67,10 +67,10 @@ class _Row:
 
 
 class TargetOutputCache:
-    """Views of rows, kept up to a limit of memory; rows beyond it are looked at anew every time.
+    """The target's outputs by row, cached up to a limit of memory; rows beyond it are computed every time.
 
-    A row is always computed alone and rounded to fp16 (fp32 stays where fp16 overflows), kept or not: what training
-    sees does not depend on what is still in memory, so a resumed run stays bit-identical.
+    A row is always computed alone and rounded to fp16 (fp32 stays where fp16 overflows), cached or not: what training
+    sees does not depend on what is in memory, so a resumed run stays bit-identical.
 
     Args:
         gigabytes: memory to use, 1e9 bytes each.
@@ -81,7 +81,7 @@ class TargetOutputCache:
         self.room = int(gigabytes * 1e9)
         self._rows: dict[tuple[int, float], _Row] = {}
 
-    def outputs(self, step: Step, temperature: float) -> View:
+    def outputs(self, step: Step, temperature: float) -> TargetOutputs:
         """As `compute_target_outputs`, from rows of `step.keys`."""
         rows = [self._row(step, i, temperature) for i in range(len(step.keys))]
         parts = [row.features for row in rows]
@@ -103,7 +103,7 @@ class TargetOutputCache:
             torch.cat([row.log_p_next_L for row in rows])[used],
             temperature,
         )
-        return View(features, places, used)
+        return TargetOutputs(features, places, used)
 
     def _row(self, step: Step, index: int, temperature: float) -> _Row:
         key = (step.keys[index], temperature)

@@ -24,6 +24,7 @@ from align.models.block import BlockDrafter
 from align.models.standalone import DiffusionDrafter
 from align.models.standalone_checkpoint import open_drafter
 from align.target.loading import load_target
+from align.training.base_module import DrafterModule
 from align.training.block_module import BlockDrafterModule
 from align.training.datamodule import Step, make_batch
 from align.training.diffusion_module import DiffusionDrafterModule
@@ -56,7 +57,7 @@ def compare(
     tokens, `repeats` decodings each."""
     target, size = drafter.target, drafter.config.block_size
     recipe, generator = load_recipe(["recipe=debug_block"]), torch.Generator().manual_seed(0)
-    module: BlockDrafterModule
+    module: DrafterModule
     proposer: BlockProposer | DiffusionProposer
     if isinstance(drafter, BlockDrafter):
         module, proposer = BlockDrafterModule(drafter, recipe), BlockProposer(drafter)

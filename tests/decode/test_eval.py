@@ -13,8 +13,9 @@ import torch
 import decode
 from align.common.errors import UserError
 from align.config.recipe import DrafterConfig
-from align.models.block_checkpoint import from_target, save_drafter
+from align.models.block_checkpoint import save_drafter
 from align.target.model import Target
+from align.training.makers import from_target
 from decode import eval
 from decode.benchmark import baseline
 from decode.benchmark import runner as measure

@@ -16,8 +16,9 @@ from align.data import packing
 from align.data import shards as data
 from align.diffusion.noise import sample_anchors
 from align.models.block import BlockDrafter, BlockSession, target_features
-from align.models.block_checkpoint import from_target, load_drafter, mask_token, save_drafter, tap_layers
+from align.models.block_checkpoint import load_drafter, save_drafter
 from align.target.model import Target
+from align.training.makers import from_target, mask_token, tap_layers
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import block_options as options
 from tests.builders import trained_block as build

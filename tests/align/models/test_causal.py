@@ -14,12 +14,13 @@ from align.common.batch import Anchors
 from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import DrafterConfig
-from align.models.causal import CausalDrafter, make, save_causal
+from align.models.causal import CausalDrafter, save_causal
 from align.target.loading import load_target
 from align.target.model import Target
-from align.training.block_module import BlockDrafterModule
+from align.training.base_module import DrafterModule
 from align.training.causal_module import CausalDrafterModule
 from align.training.datamodule import Step
+from align.training.makers import make_causal
 from align.training.run import train
 from tests.builders import ANCHORS
 from tests.builders import packed_batch as batch
@@ -35,7 +36,7 @@ def target() -> Target:
 
 def drafter(target: Target, init: str | None = None) -> CausalDrafter:
     """Changed a little, so that q is not p."""
-    made = make(target, DrafterConfig(kind="autoregressive", block_size=3, layers=2, init=init))
+    made = make_causal(target, DrafterConfig(kind="autoregressive", block_size=3, layers=2, init=init))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in made.parameters():
@@ -107,7 +108,7 @@ def test_a_head_of_its_own_gives_the_same_numbers_and_gradients(target: Target) 
 # ---- training ----
 
 
-def run(output: Path, data: Path, *words: str) -> BlockDrafterModule:
+def run(output: Path, data: Path, *words: str) -> DrafterModule:
     words = ("recipe=debug_autoregressive", f"output={output}", f"data.path={data}", *words)
     return train(load_recipe(words), quiet=True)
 
@@ -136,18 +137,18 @@ def test_golden_losses(tmp_path: Path, debug_data: Path) -> None:
 def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path) -> None:
     words = ("trainer.ema=0.9", "trainer.checkpoint_every=4", "trainer.keep_features_gb=1e-4")
     whole = run(tmp_path / "whole", debug_data, *words)
-    original = BlockDrafterModule.on_train_batch_start
+    original = DrafterModule.on_train_batch_start
 
     class Stop(Exception):
         pass
 
-    def stop_at_7(self: BlockDrafterModule, step: object, index: int) -> None:
+    def stop_at_7(self: DrafterModule, step: object, index: int) -> None:
         if self.global_step == 7:
             raise Stop
         original(self, step, index)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BlockDrafterModule, "on_train_batch_start", stop_at_7)
+        patch.setattr(DrafterModule, "on_train_batch_start", stop_at_7)
         with pytest.raises(Stop):
             run(tmp_path / "parts", debug_data, *words)
     parts = run(tmp_path / "parts", debug_data, *words)
@@ -166,7 +167,9 @@ def test_a_second_stage_goes_on_from_the_first(tmp_path: Path, debug_data: Path,
     run(tmp_path / "b", debug_data, init, "trainer.validate_first=true")
     begun = column(tmp_path / "b", "validation/tau_sampling")
     assert begun[0] == pytest.approx(first.validation_numbers["tau_sampling"], rel=1e-5)
-    again = make(target, DrafterConfig(kind="autoregressive", block_size=3, init=str(tmp_path / "b/drafter")))
+    again = make_causal(
+        target, DrafterConfig(kind="autoregressive", block_size=3, init=str(tmp_path / "b/drafter"))
+    )
     assert again.has_targets_head and again.config.layers == []
 
 
@@ -212,13 +215,13 @@ def test_any_causal_lm_over_the_targets_vocabulary_may_start_it(target: Target, 
 def test_what_does_not_fit_is_one_line(target: Target, tmp_path: Path) -> None:
     other = load_target("debug", dtype="float32", device="cpu", fast=False)
     other.model.resize_token_embeddings(300)
-    save_causal(make(Target(other.model, other.tokenizer, "wide", False), OPTIONS), tmp_path)
+    save_causal(make_causal(Target(other.model, other.tokenizer, "wide", False), OPTIONS), tmp_path)
     with pytest.raises(UserError, match="drafter.init=.* has a vocabulary of 300, target 'debug' has 260"):
-        make(target, DrafterConfig(kind="autoregressive", init=str(tmp_path)))
+        make_causal(target, DrafterConfig(kind="autoregressive", init=str(tmp_path)))
     with pytest.raises(UserError, match="drafter.target_layers=.*target 'debug' has the layers 0 to 3"):
-        make(target, DrafterConfig(kind="autoregressive", target_layers=[0, 9]))
+        make_causal(target, DrafterConfig(kind="autoregressive", target_layers=[0, 9]))
     with pytest.raises(UserError, match="its architecture 'GPTNeoForCausalLM' can't be trained"):
-        make(load_target("debug-gptneo", dtype="float32", device="cpu"), OPTIONS)
+        make_causal(load_target("debug-gptneo", dtype="float32", device="cpu"), OPTIONS)
     for words, line in (
         (["stage=finetune"], "stage=finetune: drafter.kind=autoregressive is calibrated"),
         (["drafter.lora_rank=4"], "drafter.lora_rank needs drafter.kind=masked_lm"),

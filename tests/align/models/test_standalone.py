@@ -21,10 +21,11 @@ from align.losses.diffusion_losses import masked_cross_entropy
 from align.losses.divergences import DIVERGENCES, DraftRows, logit_statistics, row_statistics, target_places
 from align.models.ddit import DDiT
 from align.models.standalone import DiffusionContext, DiffusionDrafter
-from align.models.standalone_checkpoint import make, open_drafter
+from align.models.standalone_checkpoint import open_drafter
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.diffusion_module import DiffusionDrafterModule
+from align.training.makers import make_standalone
 from align.training.run import train
 from tests.builders import ANCHORS
 from tests.builders import DIFFUSION_KINDS as KINDS
@@ -194,7 +195,7 @@ def test_statistics_of_logits_are_those_of_rows() -> None:
 
 
 def test_a_fresh_ddit_begins_at_log_of_the_vocabulary(target: Target) -> None:
-    made = make(target, DrafterConfig(block_size=3, **KINDS["ddit"]))  # type: ignore[arg-type]
+    made = make_standalone(target, DrafterConfig(block_size=3, **KINDS["ddit"]))  # type: ignore[arg-type]
     rows = batch(target)
     noisy = corrupt_blocks(
         rows, ANCHORS, made.graph, made.schedule, [0, 0, 1], torch.Generator().manual_seed(0)
@@ -284,7 +285,7 @@ def test_the_strength_of_distillation_rises(tmp_path: Path, debug_data: Path) ->
             f"output={tmp_path}",
         ]
     )
-    module = DiffusionDrafterModule(make(load_target("debug"), recipe.drafter), recipe)
+    module = DiffusionDrafterModule(make_standalone(load_target("debug"), recipe.drafter), recipe)
     found = []
     for step in range(6):
         with pytest.MonkeyPatch.context() as patch:

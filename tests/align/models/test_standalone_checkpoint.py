@@ -15,9 +15,10 @@ from align.models.ddit import DDiT, DDiTConfig
 from align.models.published import load_published, save_published
 from align.models.published_config import ScheduleSpec
 from align.models.standalone import DiffusionConfig, DiffusionContext, DiffusionDrafter
-from align.models.standalone_checkpoint import load_standalone, make, save_standalone
+from align.models.standalone_checkpoint import load_standalone, save_standalone
 from align.target.loading import load_target
 from align.target.model import Target
+from align.training.makers import make_standalone
 from align.training.run import train
 from tests.builders import DIFFUSION_KINDS as KINDS
 from tests.builders import diffusion_drafter as drafter
@@ -64,7 +65,7 @@ FRESH = {"hidden_size": 32, "layers": 2, "heads": 2, "cond_dim": 16}
 def test_whatever_can_be_trained_can_be_saved(
     target: Target, tmp_path: Path, options: dict[str, str]
 ) -> None:
-    made = make(target, DrafterConfig(kind="ddit", block_size=3, **FRESH, **options))  # type: ignore[arg-type]
+    made = make_standalone(target, DrafterConfig(kind="ddit", block_size=3, **FRESH, **options))  # type: ignore[arg-type]
     save_standalone(made, tmp_path)
     again = load_standalone(tmp_path, target)
     assert again.config == made.config and again.schedule == made.schedule and again.mask_id == made.mask_id
@@ -114,9 +115,9 @@ def test_radd_from_the_hub(target: Target, tmp_path: Path) -> None:
 
 
 def test_the_attention_that_was_asked_for_is_kept_with_a_start(target: Target, tmp_path: Path) -> None:
-    save_standalone(make(target, DrafterConfig(kind="ddit", attention="full", **FRESH)), tmp_path)  # type: ignore[arg-type]
+    save_standalone(make_standalone(target, DrafterConfig(kind="ddit", attention="full", **FRESH)), tmp_path)  # type: ignore[arg-type]
     options = DrafterConfig(kind="ddit", attention="full", init=str(tmp_path), attention_backend="flash_attn")
-    made = make(target, options)
+    made = make_standalone(target, options)
     with pytest.raises(UserError, match="'flash_attn'"):  # not here: and not silently another
         DiffusionContext(made, 20).denoise(torch.full((3,), made.mask_id))
 
@@ -138,7 +139,7 @@ def test_the_attention_that_was_asked_for_is_kept_with_a_start(target: Target, t
 def test_a_broken_record_is_one_line(
     target: Target, tmp_path: Path, change: dict[str, object], says: str
 ) -> None:
-    save_standalone(make(target, DrafterConfig(kind="ddit", **FRESH)), tmp_path)  # type: ignore[arg-type]
+    save_standalone(make_standalone(target, DrafterConfig(kind="ddit", **FRESH)), tmp_path)  # type: ignore[arg-type]
     record = tmp_path / "drafter.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), **change}))
     with pytest.raises(UserError, match=says):

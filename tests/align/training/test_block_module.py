@@ -236,7 +236,10 @@ def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, monkeypatch: 
         load_file(str(tmp_path / name / "drafter" / "model.safetensors")) for name in ("whole", "parts")
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert whole.validation_numbers == parts.validation_numbers and whole.positions == parts.positions
+    assert (
+        whole.validation_numbers == parts.validation_numbers
+        and whole.progress.positions == parts.progress.positions
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,12 @@ from align.diffusion.schedules import Cosine, Geometric
 from align.losses.diffusion_losses import masked_nll, score_entropy
 from align.models.ddit import DDiT
 from align.models.standalone import DiffusionDrafter
-from align.models.standalone_checkpoint import make, save_standalone
+from align.models.standalone_checkpoint import save_standalone
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.datamodule import RowsModule, Step
 from align.training.diffusion_module import DiffusionDrafterModule
+from align.training.makers import make_standalone
 from tests.builders import ANCHORS
 from tests.builders import diffusion_drafter as drafter
 from tests.builders import packed_batch as batch
@@ -36,7 +37,7 @@ def target() -> Target:
 def module(target: Target, tmp_path: Path, *words: str, recipe: str = "debug_sedd") -> DiffusionDrafterModule:
     common = (f"recipe={recipe}", f"output={tmp_path}", "drafter.block_size=3", "drafter.dropout=0")
     read = load_recipe([*common, *words])
-    made = make(target, read.drafter)
+    made = make_standalone(target, read.drafter)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(0)
         for p in made.parameters():

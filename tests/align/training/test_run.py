@@ -21,7 +21,7 @@ from align.config.parser import load_recipe
 from align.data.synthesis import synthesize
 from align.target.loading import load_target
 from align.train import main
-from align.training.block_module import BlockDrafterModule
+from align.training.base_module import DrafterModule
 from align.training.checkpoints import newest
 from align.training.run import train
 
@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "debug_block.json"
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def run(output: Path, debug_data: Path, *words: str) -> BlockDrafterModule:
+def run(output: Path, debug_data: Path, *words: str) -> DrafterModule:
     return train(
         load_recipe(["recipe=debug_block", f"output={output}", f"data.path={debug_data}", *words]), quiet=True
     )
@@ -60,15 +60,15 @@ def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str) ->
         pass
 
     recipe = load_recipe(["recipe=debug_block", f"output={parts}", f"data.path={debug_data}", *words])
-    original = BlockDrafterModule.on_train_batch_start
+    original = DrafterModule.on_train_batch_start
 
-    def stop_at_7(self: BlockDrafterModule, batch: object, index: int) -> None:
+    def stop_at_7(self: DrafterModule, batch: object, index: int) -> None:
         if self.global_step == 7:  # three steps after the last checkpoint: they are lost and done again
             raise Stop
         original(self, batch, index)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BlockDrafterModule, "on_train_batch_start", stop_at_7)
+        patch.setattr(DrafterModule, "on_train_batch_start", stop_at_7)
         with pytest.raises(Stop):
             train(recipe, quiet=True)
     two = train(recipe, quiet=True)
@@ -76,7 +76,10 @@ def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str) ->
     assert all(torch.equal(first[n], second[n]) for n in first)
     assert all(torch.equal(one.ema.shadow[n], two.ema.shadow[n]) for n in one.ema.shadow)
     assert one.validation_numbers == two.validation_numbers
-    assert (one.positions, one.tokens_seen) == (two.positions, two.tokens_seen)
+    assert (one.progress.positions, one.progress.tokens_seen) == (
+        two.progress.positions,
+        two.progress.tokens_seen,
+    )
     assert losses(parts)[-8:] == losses(whole)[-8:]
 
 
@@ -176,7 +179,7 @@ def test_card_and_record_come_from_the_run(tmp_path: Path, debug_data: Path) -> 
     module = run(tmp_path, debug_data)
     card = (tmp_path / "drafter" / "README.md").read_text()
     assert str(tmp_path) not in card and str(debug_data) not in card  # cards are published
-    assert f"{module.tokens_seen:,} text tokens seen" in card
+    assert f"{module.progress.tokens_seen:,} text tokens seen" in card
     assert f"{module.validation_numbers['tau_sampling']:.3f}" in card
     versions = json.loads((tmp_path / "versions.json").read_text())
     assert versions["torch"] == torch.__version__.split("+")[0] or versions["torch"] == torch.__version__

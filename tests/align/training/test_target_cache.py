@@ -8,11 +8,11 @@ import torch
 from align.config.recipe import DrafterConfig
 from align.data import packing
 from align.data import shards as data
-from align.models.block_checkpoint import from_target
 from align.models.block_config import BlockConfig
 from align.target.loading import load_target
-from align.training import target_cache as kept
+from align.training import target_cache
 from align.training.datamodule import Step, make_batch
+from align.training.makers import from_target
 
 
 def scene(context: str) -> tuple[BlockConfig, Step]:
@@ -30,10 +30,10 @@ def scene(context: str) -> tuple[BlockConfig, Step]:
 def test_same_numbers(context: str, temperature: float) -> None:
     config, step = scene(context)
     target = load_target("debug")
-    anew = kept.compute_target_outputs(target, step, config, temperature)
-    store = kept.TargetOutputCache(target, config, 1.0)
+    anew = target_cache.compute_target_outputs(target, step, config, temperature)
+    store = target_cache.TargetOutputCache(target, config, 1.0)
     first, again = store.outputs(step, temperature), store.outputs(step, temperature)
-    none = kept.TargetOutputCache(target, config, 1e-9).outputs(step, temperature)
+    none = target_cache.TargetOutputCache(target, config, 1e-9).outputs(step, temperature)
     for other in (again, none):
         assert all(torch.equal(a, b) for a, b in zip(vars_of(first), vars_of(other), strict=True))
     assert torch.equal(first.used_P, anew.used_P)
@@ -45,24 +45,26 @@ def test_a_row_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     config, step = scene("shared_kv")
     target, calls = load_target("debug"), []
     monkeypatch.setattr(
-        kept, "target_features", lambda *a, f=kept.target_features: (calls.append(1), f(*a))[1]
+        target_cache,
+        "target_features",
+        lambda *a, f=target_cache.target_features: (calls.append(1), f(*a))[1],
     )
-    store = kept.TargetOutputCache(target, config, 1.0)
+    store = target_cache.TargetOutputCache(target, config, 1.0)
     for _ in range(3):
         store.outputs(step, 1.0)
     assert len(calls) == 2
-    small = kept.TargetOutputCache(target, config, 1e-9)
+    small = target_cache.TargetOutputCache(target, config, 1e-9)
     for _ in range(3):
         small.outputs(step, 1.0)
     assert len(calls) == 8
 
 
 def test_what_overflows_fp16_stays_fp32() -> None:
-    assert kept._half(torch.tensor([1e6])).dtype is torch.float32
-    assert kept._half(torch.tensor([1e3])).dtype is torch.float16
+    assert target_cache._half(torch.tensor([1e6])).dtype is torch.float32
+    assert target_cache._half(torch.tensor([1e3])).dtype is torch.float16
 
 
-def vars_of(view: kept.View) -> list[torch.Tensor]:
+def vars_of(view: target_cache.TargetOutputs) -> list[torch.Tensor]:
     f, p = view.features, view.places
     taps = [] if f.taps_BLFD is None else [f.taps_BLFD]
     return [

@@ -200,10 +200,11 @@ def test_trees_keep_the_targets_joint_law(target: Target, siblings, verifier: st
 
 def test_uniform_noise_has_no_masks_to_draft_from(target: Target, tmp_path: Path) -> None:
     from align.config.recipe import DrafterConfig
-    from align.models.standalone_checkpoint import make
+    from align.training.makers import make_standalone
 
     save_standalone(
-        make(target, DrafterConfig(kind="ddit", hidden_size=32, heads=2, graph="uniform")), tmp_path
+        make_standalone(target, DrafterConfig(kind="ddit", hidden_size=32, heads=2, graph="uniform")),
+        tmp_path,
     )
     with pytest.raises(UserError, match="undoes uniform noise and has no masks"):
         decode.load(target, tmp_path)

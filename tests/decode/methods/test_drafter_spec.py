@@ -24,12 +24,13 @@ def test_drafters_by_kind() -> None:
 
 def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
     from align.config.recipe import DrafterConfig
-    from align.models.causal import make, save_causal
+    from align.models.causal import save_causal
     from align.models.standalone_checkpoint import save_standalone
+    from align.training.makers import make_causal
     from decode.methods.drafter_spec import DEFAULT_DRAFTER
 
     save_standalone(parts.diffusion, tmp_path / "sedd")
-    save_causal(make(parts.target, DrafterConfig(kind="autoregressive", layers=2)), tmp_path / "small")
+    save_causal(make_causal(parts.target, DrafterConfig(kind="autoregressive", layers=2)), tmp_path / "small")
     assert role_of(str(tmp_path / "sedd")) == "diffusion" and role_of(str(DEFAULT_DRAFTER)) == "block"
     assert role_of(str(tmp_path / "small")) == "autoregressive"
     assert (

@@ -1,22 +1,31 @@
-"""What a recipe asks of the machine, and what the machine has: processes, devices, packages, types of products."""
+"""What a recipe asks of the machine, and what the machine has: processes, devices, packages. torch is asked only about GPUs."""
 
 from __future__ import annotations
 
 import os
+from importlib import metadata
 from importlib.util import find_spec
-from typing import Literal
-
-import torch
 
 from align.common.errors import UserError
 from align.config.recipe import Recipe
-from align.target.model import Target
 
 
 def main_process() -> bool:
     """Whether this is the process that prints and writes: known before the processes know each other."""
     rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
     return rank == "0" and (os.environ.get("NODE_RANK") or "0") == "0"
+
+
+def gpu_count() -> int:
+    """GPUs that torch sees; the CPU build sees none, which its version says without seconds of importing it."""
+    try:
+        if metadata.version("torch").endswith("+cpu"):
+            return 0
+    except metadata.PackageNotFoundError:
+        pass
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def accelerator(recipe: Recipe) -> str:
@@ -26,23 +35,23 @@ def accelerator(recipe: Recipe) -> str:
         UserError: a GPU, or more of them, than this machine has; a package that is missing; devices that contradict.
     """
     launch, device = recipe.launch, recipe.target.device
-    name = launch.accelerator
-    if name == "auto":
-        name = "gpu" if torch.cuda.is_available() and device != "cpu" else "cpu"
-    if name == "gpu" and not torch.cuda.is_available():
-        raise UserError(
-            "launch.accelerator=gpu was asked for, but torch sees no GPU (launch.accelerator=cpu runs here)"
-        )
-    if name == "gpu" and launch.devices > torch.cuda.device_count():
-        raise UserError(f"launch.devices={launch.devices}: torch sees {torch.cuda.device_count()} GPUs")
-    if device != "auto" and (device == "cpu") != (name == "cpu"):
-        raise UserError(
-            f"target.device={device} contradicts launch.accelerator={launch.accelerator}; leave it at auto"
-        )
     if launch.strategy.startswith("deepspeed"):
         _need("deepspeed", f"launch.strategy={launch.strategy}")
     for logger in set(recipe.trainer.logger) & {"tensorboard", "wandb"}:
         _need(logger, f"trainer.logger={logger}")
+    name = launch.accelerator
+    if name == "auto":
+        name = "gpu" if device != "cpu" and gpu_count() else "cpu"
+    if name == "gpu" and not gpu_count():
+        raise UserError(
+            "launch.accelerator=gpu was asked for, but torch sees no GPU (launch.accelerator=cpu runs here)"
+        )
+    if name == "gpu" and launch.devices > gpu_count():
+        raise UserError(f"launch.devices={launch.devices}: torch sees {gpu_count()} GPUs")
+    if device != "auto" and (device == "cpu") != (name == "cpu"):
+        raise UserError(
+            f"target.device={device} contradicts launch.accelerator={launch.accelerator}; leave it at auto"
+        )
     outside = os.environ.get("WORLD_SIZE") if "RANK" in os.environ and "LOCAL_RANK" in os.environ else None
     if outside is not None and int(outside) != recipe.processes:
         raise UserError(
@@ -74,17 +83,3 @@ def target_device(recipe: Recipe) -> str:
         return "cpu"
     chosen = devices(recipe)
     return f"cuda:{chosen[0] if isinstance(chosen, list) else os.environ.get('LOCAL_RANK') or 0}"
-
-
-def precision(recipe: Recipe, target: Target) -> Literal["bf16-mixed", "32-true"]:
-    """Lightning's name for the products' type; weights and optimizer stay fp32.
-
-    Raises:
-        UserError: fp32 products over a target that is not fp32.
-    """
-    name, half = recipe.trainer.precision, target.dtype != torch.float32
-    if name == "auto":
-        name = "bf16" if half else "fp32"
-    if name == "fp32" and half:
-        raise UserError("trainer.precision=fp32 needs a target in fp32: add target.dtype=float32")
-    return "bf16-mixed" if name == "bf16" else "32-true"

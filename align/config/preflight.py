@@ -1,0 +1,62 @@
+"""What a command lacks, said before anything heavy is imported: drafter to begin with, data, output folder, device."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from align.common.errors import UserError
+from align.common.hub import is_hub_id, local_path, nearby
+from align.config.hardware import accelerator, gpu_count
+from align.config.parser import shipped
+from align.config.recipe import Recipe
+from align.target.debug import DEBUG
+
+
+def check_training(recipe: Recipe) -> None:
+    """Raises UserError for what `align.train` will lack."""
+    _check_init(recipe)
+    _check_data(recipe)
+    _check_folder(Path(recipe.output), "output")
+    accelerator(recipe)
+
+
+def check_writing(recipe: Recipe) -> None:
+    """Raises UserError for what `align.synthesize` will lack."""
+    if recipe.target.device.startswith("cuda") and not gpu_count():
+        raise UserError(f"device {recipe.target.device!r} was asked for, but torch sees no CUDA device")
+    _check_folder(recipe.data_folder, "data.path" if recipe.data.path else "output")
+
+
+def _check_init(recipe: Recipe) -> None:
+    init = recipe.drafter.init
+    if init is None or local_path(init).exists() or is_hub_id(init):
+        return
+    maker = Path(init).parent.name
+    made = f"; python -m align.train recipe={maker} makes it" if maker in shipped() else nearby(Path(init))
+    raise UserError(f"drafter.init={init!r}: no such folder{made}")
+
+
+def _check_data(recipe: Recipe) -> None:
+    """The data of `debug` targets write themselves when training starts."""
+    folder = recipe.data_folder
+    if recipe.target.name in DEBUG or (folder / "manifest.json").exists():
+        return
+    words = [f"recipe={recipe.name}", f"output={recipe.output}", f"target.name={recipe.target.name}"]
+    raise UserError(
+        f"{folder}: no data yet; write them with python -m align.synthesize {shlex.join(words)} "
+        "(or name others that this target wrote: data.path=FOLDER)"
+    )
+
+
+def _check_folder(folder: Path, key: str) -> None:
+    """Whether the folder can be written, or made; it is not made yet."""
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(None, f"{there} is not a folder")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(None, f"no permission in {there}")
+    except OSError as error:
+        raise UserError(f"{key}={folder}: can't be written ({error.strerror or error})") from None

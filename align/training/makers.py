@@ -1,0 +1,301 @@
+"""New drafters as a recipe's drafter group asks for them: from the target's layers, from nothing, or from `drafter.init`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import transformers
+from torch import Tensor
+
+from align.common.errors import UserError, nearest
+from align.config.recipe import DrafterConfig
+from align.models.block import BlockDrafter
+from align.models.block_checkpoint import initialise, load_drafter, with_confidence, without_confidence
+from align.models.block_config import BlockConfig
+from align.models.causal import CausalConfig, CausalDrafter
+from align.models.ddit import DDiT, DDiTConfig
+from align.models.families import BASES
+from align.models.masked_checkpoint import adapt, own_layers
+from align.models.masked_lm import MaskedLM, with_lora
+from align.models.standalone import DiffusionConfig, DiffusionDrafter
+from align.models.standalone_checkpoint import architecture, load_standalone
+from align.target.attention import register
+from align.target.loading import load_target
+from align.target.model import Target
+
+# ---- which layers of the target, and which token is the mask ----
+
+
+def tap_layers(num_layers: int, taps: int) -> list[int]:
+    """DFlash's spread of tapped layers (arXiv 2602.06036): round(1 + i·(L−4)/(F−1)), i = 0..F−1."""
+    if taps == 1:
+        return [num_layers - 3]
+    return [round(1 + i * (num_layers - 4) / (taps - 1)) for i in range(taps)]
+
+
+def shared_layers(num_layers: int, layers: int) -> list[int]:
+    """Target layers that a drafter starts from: the first, made for embeddings, then the last, whose outputs the head reads.
+
+    After 60 steps on SmolLM2 the drafter's argmax agreed with the target's on 17% of first positions with layers
+    (0, 29), on 10% with (28, 29): an embedding has a two-hundredth of the size that a late layer expects.
+    """
+    if layers == 1:
+        return [num_layers - 1]
+    return [0, *range(num_layers - layers + 1, num_layers)]
+
+
+def named_layers(target: Target, named: Sequence[int] | None) -> list[int]:
+    """The target layers that a recipe names, -1 the last one; none for None.
+
+    Raises:
+        UserError: a layer that the target lacks.
+    """
+    count = target.num_layers
+    if named is not None and not all(-count <= i < count for i in named):
+        raise UserError(
+            f"drafter.target_layers={list(named)}: target {target.spec!r} has the layers 0 to {count - 1} (-1 = the last one)"
+        )
+    return [i % count for i in named or ()]
+
+
+def first_layers(target: Target, options: DrafterConfig) -> list[int]:
+    """The target layers that a drafter starts from: those that the recipe names, else `shared_layers`."""
+    return named_layers(target, options.target_layers) or shared_layers(target.num_layers, options.layers)
+
+
+def mask_token(target: Target) -> int:
+    """A row of the frozen embedding that text never uses: a padding row, else an unused special token.
+
+    Raises:
+        UserError: the vocabulary has neither (name one with drafter.mask_token_id).
+    """
+    tokenizer = target.tokenizer
+    if target.vocab_size > len(tokenizer):
+        return target.vocab_size - 1
+    taken = {
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+        tokenizer.unk_token_id,
+        *target.eos_ids,
+    }
+    template = str(getattr(tokenizer, "chat_template", "") or "")
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    for index, token in sorted(added.items()):
+        if index not in taken and index < target.vocab_size and str(token) not in template:
+            return int(index)
+    raise UserError(
+        f"target {target.spec!r} has no unused special token for the mask; name one: drafter.mask_token_id=ID"
+    )
+
+
+# ---- block drafters ----
+
+
+def make_block(
+    target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
+) -> BlockDrafter:
+    """A block drafter after the recipe's drafter group: `init` as it was saved, with a confidence head where one is asked for,
+    or a fresh one that drafts over `draft_vocab` (None = the whole vocabulary).
+
+    Raises:
+        UserError: an option that does not fit the target.
+    """
+    if options.init is None:
+        drafter = from_target(target, options, draft_vocab, seed)
+    else:
+        drafter = load_drafter(options.init, target)
+        if options.confidence_head:
+            drafter = with_confidence(drafter)
+        elif drafter.confidence is not None:
+            print(
+                "drafter.init: its confidence head is left out (drafter.confidence_head=true keeps it)",
+                file=sys.stderr,
+            )
+            drafter = without_confidence(drafter)
+        # the same weights in another dtype are another target, and what is learnt here is this one
+        drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
+    if options.train == "confidence_head":
+        for name, parameter in drafter.named_parameters():
+            parameter.requires_grad_(name.startswith("confidence."))
+    return drafter
+
+
+def from_target(
+    target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
+) -> BlockDrafter:
+    """A fresh drafter for `target` after the recipe's drafter group, by default starting from the target's layers.
+
+    Raises:
+        UserError: an option that does not fit the target.
+    """
+    config = _block_config(target, options, draft_vocab)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        drafter = BlockDrafter(config, target, draft_vocab)
+        initialise(drafter, target, options.init_from_target)
+    return drafter.to(target.device)
+
+
+def _block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) -> BlockConfig:
+    hf, shared = target.model.config, options.context == "shared_kv"
+    layers = options.layers
+    if layers > target.num_layers:
+        raise UserError(f"drafter.layers={layers}: target {target.spec!r} has {target.num_layers} layers")
+    if options.markov_rank > target.hidden_size:
+        raise UserError(
+            f"drafter.markov_rank={options.markov_rank}: at most {target.hidden_size}, the target's width"
+        )
+    if shared:
+        chosen = first_layers(target, options)
+    else:
+        chosen = named_layers(target, options.target_layers) or tap_layers(target.num_layers, options.taps)
+    if shared and len(chosen) != layers:
+        raise UserError(f"drafter.target_layers names {len(chosen)} layers for drafter.layers={layers}")
+    return BlockConfig(
+        context=options.context,
+        block_size=options.block_size,
+        target_layer_ids=chosen,
+        init_layer_ids=chosen if shared else shared_layers(target.num_layers, layers),
+        hidden_size=target.hidden_size,
+        intermediate_size=hf.intermediate_size,
+        num_attention_heads=target.num_heads,
+        num_key_value_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        rms_norm_eps=hf.rms_norm_eps,
+        hidden_act=getattr(hf, "hidden_act", "silu"),
+        vocab_size=target.vocab_size,
+        mask_token_id=mask_token(target) if options.mask_token_id is None else options.mask_token_id,
+        num_target_layers=target.num_layers,
+        rope_theta=target.rope_theta,
+        target=target.spec,
+        target_sha256=target.hash,
+        qk_norm=not shared,
+        attention_bias="self_attn.q_proj.bias" in dict(target.layers[0].named_parameters()),
+        draft_vocab_size=0 if draft_vocab is None else len(draft_vocab),
+        markov_rank=options.markov_rank,
+        confidence_head=options.confidence_head,
+    )
+
+
+# ---- standalone diffusion drafters ----
+
+
+def make_standalone(target: Target, options: DrafterConfig, seed: int = 0) -> DiffusionDrafter:
+    """A standalone drafter after the recipe's drafter group: `init` as it was saved or published, else a fresh one.
+
+    Raises:
+        UserError: an option that does not fit the target.
+    """
+    if options.init is not None:
+        try:
+            drafter = load_standalone(options.init, target, attention_backend=options.attention_backend)
+        except UserError as error:
+            raise UserError(f"drafter.init: {error}") from None
+        if type(drafter.network) is not {"ddit": DDiT, "masked_lm": MaskedLM}[options.kind]:
+            raise UserError(f"drafter.init={options.init!r} is not of drafter.kind={options.kind}")
+        config = replace(drafter.config, block_size=options.block_size, window=options.window)
+        drafter = DiffusionDrafter(drafter.network, config, target)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = _fresh_network(target, options)
+        config = DiffusionConfig(
+            block_size=options.block_size,
+            vocab_size=target.vocab_size,
+            graph=options.graph,
+            schedule={"name": options.schedule},
+            # a language model's logits are no log-scores: their sum is far from 1
+            prediction="logits" if options.kind == "masked_lm" else options.prediction,
+            window=options.window,
+            target=target.spec,
+            target_sha256=target.hash,
+            network=architecture(network),
+        )
+        drafter = DiffusionDrafter(network, config, target)
+    if options.lora_rank:
+        if not isinstance(drafter.network, MaskedLM):
+            raise UserError("drafter.lora_rank needs drafter.kind=masked_lm")
+        alpha = 2.0 * options.lora_rank if options.lora_alpha is None else options.lora_alpha
+        with_lora(drafter.network, options.lora_rank, alpha, options.lora_targets, seed)
+    return drafter.to(target.device)
+
+
+def _fresh_network(target: Target, options: DrafterConfig) -> DDiT | MaskedLM:
+    if options.kind == "masked_lm":
+        layers = first_layers(target, options)
+        mask = mask_token(target) if options.mask_token_id is None else options.mask_token_id
+        return adapt(
+            target, layers, mask, attention=options.attention, share_embedding=options.share_embedding
+        )
+    absorbing = options.graph == "absorbing"
+    return DDiT(
+        DDiTConfig(
+            vocab_size=target.vocab_size + absorbing,
+            hidden_size=options.hidden_size,
+            n_blocks=options.layers,
+            n_heads=options.heads,
+            cond_dim=options.cond_dim,
+            dropout=options.dropout,
+            time_input=options.time_input,
+            norm_bias=options.time_input == "none",
+            scale_by_sigma=absorbing and options.prediction == "log_score" and options.time_input != "none",
+            attention=options.attention,
+        ),
+        options.attention_backend,
+    )
+
+
+# ---- autoregressive drafters ----
+
+
+def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
+    """A drafter after the recipe's drafter group: `init`, any causal LM over the target's vocabulary, or the target's layers.
+
+    Raises:
+        UserError: a layer, vocabulary or architecture that does not fit.
+    """
+    layers = first_layers(target, options)
+    embedding_VD, head_VD = target.embedding_VD, target.head_weight_VD
+    if options.init is not None:
+        start = load_target(options.init, "float32", str(target.device), fast=False)
+        if start.vocab_size != target.vocab_size:
+            raise UserError(
+                f"drafter.init={options.init!r} has a vocabulary of {start.vocab_size}, target {target.spec!r} has "
+                f"{target.vocab_size}"
+            )
+        model, layers = start.model.requires_grad_(True), []
+        if not _share_vocabulary(start, target):
+            embedding_VD, head_VD = start.embedding_VD, start.head_weight_VD
+    else:
+        _check_base(type(target.model).__name__, f"target {target.spec!r}")
+        config, tensors = own_layers(target, layers)
+        config.architectures = [type(target.model).__name__]
+        model = getattr(transformers, config.architectures[0]).from_pretrained(
+            None, config=config, state_dict=tensors, dtype=torch.float32, attn_implementation=register()
+        )
+    _check_base(type(model).__name__, f"drafter.init={options.init!r}")
+    c = model.config
+    config = CausalConfig(
+        block_size=options.block_size,
+        vocab_size=target.vocab_size,
+        layers=layers,
+        target=target.spec,
+        target_sha256=target.hash,
+        network={"base": type(model).__name__, "hidden_size": c.hidden_size, "layers": c.num_hidden_layers},
+    )
+    return CausalDrafter(model, embedding_VD, head_VD, config, target).to(target.device)
+
+
+def _share_vocabulary(one: Target, other: Target) -> bool:
+    """Whether both have the same embedding and head, as a drafter that was made here has its target's."""
+    pairs = ((one.embedding_VD, other.embedding_VD), (one.head_weight_VD, other.head_weight_VD))
+    return all(a.shape == b.shape and torch.equal(a.float(), b.float()) for a, b in pairs)
+
+
+def _check_base(base: str, where: str) -> None:
+    if base not in BASES:
+        raise UserError(f"{where}: its architecture {base!r} can't be trained{nearest(base, BASES)}")
