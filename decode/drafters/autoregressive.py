@@ -1,9 +1,9 @@
 """A smaller causal language model as the drafter: standard speculative decoding (Leviathan et al., arXiv 2211.17192; Chen
 et al., arXiv 2302.01318).
 
-One token after the other, each from the model's distribution given the text and the drafts before it: law `causal` with
-that very q, or the argmax, law `point`, at temperature 0. The processors are the target's and look at the drafts too: a
-drafter that equals the target has q = p.
+It drafts one token after the other, each drawn from the model's distribution given the text and the drafts before it (law
+`causal`); at temperature 0 the argmax (law `point`). The processors are the target's and see the drafts too: a drafter that
+equals the target has q = p.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from decode.speculation.tree import ancestors, chain
 
 DRAFT_TOKENS = 4
 LONGEST_CONTEXT = 4096
-"""Tokens of its own that a drafter with another vocabulary may be shown."""
+"""The longest context, in its own tokens, of a drafter with another vocabulary."""
 _READ_AT_ONCE = 2048
 
 
 def check_vocabulary(model: Target, target: Target) -> None:
-    """Raises UserError unless both have as many tokens."""
+    """Raises UserError unless both vocabularies have the same size."""
     if model.vocab_size != target.vocab_size:
         raise UserError(
             f"drafter {model.spec!r} has a vocabulary of {model.vocab_size}, target {target.spec!r} has "
@@ -36,10 +36,10 @@ def check_vocabulary(model: Target, target: Target) -> None:
 
 
 class CausalContext:
-    """What a causal language model has read of one text that grows and goes back.
+    """A causal language model's cache over one text that grows and is rolled back.
 
     Args:
-        capacity: the longest text, with every draft that is read beside it.
+        capacity: the longest text plus the drafts read after it.
     """
 
     def __init__(self, model: Target, capacity: int) -> None:
@@ -48,7 +48,7 @@ class CausalContext:
         """What the cache holds."""
 
     def follow(self, text: list[int]) -> list[int]:
-        """Forget what `text` does not begin with → the tokens of it that are not read yet, the last one always among them."""
+        """Roll back to the common prefix with `text` and return the tokens of `text` not read yet, always at least the last."""
         count = min(common_prefix_length(self.tokens, text), len(text) - 1)
         self.cache.length = count
         del self.tokens[count:]
@@ -76,7 +76,7 @@ class CausalContext:
         return self.model.head(output.hidden_BLD[:, -size - 1 :])[0]
 
     def keep(self, drafted: int, path: Sequence[int]) -> None:
-        """Of the `drafted` drafts read last keep those at the ascending `path`."""
+        """Of the last `drafted` drafts keep those at the ascending `path` and roll the others back."""
         first = len(self.tokens) - drafted
         self.cache.keep(first, path)
         self.tokens[first:] = [self.tokens[first + i] for i in path]
@@ -90,7 +90,7 @@ class CausalContext:
 
 
 class AutoregressiveDrafter:
-    """A causal language model over the target's vocabulary as the engine sees it.
+    """A causal language model over the target's vocabulary, as a drafter.
 
     Args:
         model: `align.target.loading.load_target` opens one; it may be on another device than the target.
@@ -122,7 +122,7 @@ class AutoregressiveSession(DraftSession):
 
     def __init__(self, drafter: AutoregressiveDrafter, request: Request) -> None:
         self.request, self.model = request, drafter.model
-        # coupled drafts are made with the noise that the target will use
+        # under `gumbel` drafts use the target's noise and have no q
         self.law: Law = drafter.law(request.sampling) if request.noise is None else "point"
         self.context = CausalContext(drafter.model, request.cache.capacity)
 
@@ -143,7 +143,7 @@ class AutoregressiveSession(DraftSession):
         return Proposal(tokens_K, self.law, DenseQ(torch.cat(rows)) if rows else None)
 
     def _choose(self, logits_1V: Tensor, drafts_K: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The token after some drafts, and the q (1, V) that it was drawn from."""
+        """The token after the given drafts, and the q (1, V) it was drawn from (None: it was chosen)."""
         request, at = self.request, len(drafts_K)
         before = request.history.rows(drafts_K, chain(at)).rows(slice(at, at + 1))
         if request.noise is None and self.law == "point":
@@ -155,7 +155,7 @@ class AutoregressiveSession(DraftSession):
 
 
 class AutoregressiveWriter:
-    """A causal language model with a vocabulary of its own, behind `decode.drafters.translated`: argmax drafts."""
+    """A causal language model with a vocabulary of its own, behind `decode.wrappers.translated`: argmax drafts."""
 
     name = "autoregressive"
 
@@ -174,7 +174,7 @@ class WriterSession:
         self.context = CausalContext(model, self.limit)
 
     def extend(self, kept: int, new_tokens: list[int]) -> None:
-        """The context becomes its first `kept` tokens and these after them."""
+        """Replace everything after the first `kept` tokens of the context by `new_tokens`."""
         self.text[kept:] = new_tokens
 
     def propose(self, k: int, sampling: Sampling) -> list[int]:

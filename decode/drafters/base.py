@@ -1,4 +1,4 @@
-"""What the engine asks of a drafter. The drafter is the model, shared; a session is its state for one
+"""The interface between engine and drafters. A drafter is the model, shared by all requests; a session is its state for one
 request."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from decode.speculation.tree import MOST_NODES
 
 
 def common_prefix_length(one: list[int], other: list[int]) -> int:
-    """How many tokens both texts begin with."""
+    """The length of the longest prefix that both texts share."""
     count = min(len(one), len(other))
     if one[:count] == other[:count]:
         return count
@@ -29,7 +29,7 @@ def common_prefix_length(one: list[int], other: list[int]) -> int:
 
 
 def check_range(name: str, value: int | None, least: int, most: int | None = MOST_NODES) -> None:
-    """Raises UserError for an option, where it is given, that is out of its range; `most` None = without end."""
+    """Raises UserError for an option that is given and out of range; `most` None = no upper limit."""
     if value is not None and (value < least or (most is not None and value > most)):
         raise UserError(
             f"{name}={value!r}: must be {f'at least {least}' if most is None else f'{least} to {most}'}"
@@ -38,12 +38,12 @@ def check_range(name: str, value: int | None, least: int, most: int | None = MOS
 
 @dataclass
 class Request:
-    """One request's state, owned by the engine; a drafter's session reads it.
+    """One request's state. The engine owns it; a drafter's session reads it.
 
-    tokens: prompt and everything committed so far. cache: the target's, it holds all of them but the last.
-    history: what `tokens` mean for the processors: q passes the same ones as p.
-    noise: under the verifier `gumbel`, the noise (V,) that the target will add at an absolute position: a drafter that adds
-        the same drafts what the target will say wherever q is near p.
+    tokens: prompt and committed output. cache: the target's; it holds all tokens but the last.
+    history: the state of the processors after `tokens`; q goes through the same processors as p.
+    noise: under the verifier `gumbel`, the noise (V,) that the target will add at an absolute position. A drafter that adds the
+        same noise drafts the target's own token wherever q is near p.
     """
 
     target: Target
@@ -56,37 +56,37 @@ class Request:
 
 
 class DraftSession(ABC):
-    """A drafter at work on one request. As it stands here it reads the text alone (`request.tokens`)."""
+    """A drafter's state for one request. By default it needs nothing but the text (`request.tokens`)."""
 
     taps: tuple[int, ...] = ()
     """Target layers whose outputs `observe` needs."""
     rewinds = False
-    """Whether the text may be another one, or shorter, than at the last call."""
+    """Whether the text may change, or become shorter, between calls."""
 
     def observe(self, output: TargetOutput, kept: int) -> None:  # noqa: B027
         """A target forward whose first `kept` ≥ 1 positions are committed and in the cache."""
 
     @abstractmethod
     def propose(self, k: int) -> Proposal | None:
-        """At most k ≥ 1 tokens, or levels of a tree, to follow `request.tokens`, drawn as the drafter's law says; None = none worth
-        a test. Whether a position is drafted at all may depend on the values drawn before it, never on its own, unless the law is
-        `point`."""
+        """Draft at most k ≥ 1 tokens (of a tree: levels) after `request.tokens`, drawn as the drafter's law says; None = nothing
+        worth verifying. Whether a position is drafted may depend on the values drawn before it, never on its own, unless the
+        law is `point`."""
 
     def close(self) -> None:  # noqa: B027
         """The request has ended or failed: wait for whatever still runs for it. May be called more than once."""
 
 
 class Drafter(Protocol):
-    """Where proposals come from."""
+    """What makes proposals."""
 
     name: str
     draft_tokens: int
-    """K: the most tokens that it can draft ahead for one target call; of a tree, its levels."""
+    """K: the most tokens it drafts for one target call; of a tree, its levels."""
     draft_nodes: int
     """The most tokens in one proposal: `draft_tokens` unless it drafts trees."""
 
     def law(self, sampling: Sampling) -> Law:
-        """The law of every proposal under these settings."""
+        """How the tokens of every proposal are drawn under these settings (decode/speculation/proposal.py)."""
 
     def start(self, request: Request) -> DraftSession:
-        """Begin a request, before its prompt goes through the target."""
+        """Begin a request, before the target reads its prompt."""

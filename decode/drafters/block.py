@@ -1,13 +1,12 @@
 """The block drafter at work: one pass of its network drafts K tokens (align/models/block.py).
 
-As a chain: at temperature 0 its argmax tokens, law `point`. Otherwise it draws from q, the processed distribution
-over its draft vocabulary: law `independent`, or `causal` where a Markov head looks at the token drafted before.
+Chains: at temperature 0 the argmax tokens, law `point`. Otherwise drawn from q, the processed distribution over the draft
+vocabulary: law `independent`, or `causal` where a Markov head looks at the token drafted before.
 
-As a tree: the paths that q holds most probable, as many tokens as one call verifies at little more than the price of
-one. Chosen and not drawn, so law `point` at every temperature. For verifiers that test siblings it draws a tree instead.
+Trees: the most probable paths under q, as many tokens as one call verifies at little more than the price of one. They are
+chosen, not drawn: law `point` at every temperature. For verifiers that test siblings a tree is drawn instead.
 
-What is drawn is accepted with Σ min(p, q) at each position, what is chosen with the p of the nodes chosen: the flatter p
-and q, the better the draw. SmolLM2 on MT-Bench prompts, τ of a tree of five / a chain of four: temperature 0
+A drawn token is accepted with probability Σ min(p, q), a chosen one with its p: the flatter p and q, the better the draw. SmolLM2 on MT-Bench prompts, τ of a tree of five / a chain of four: temperature 0
 1.68 / 1.45, 0.6 1.56 / 1.55, 1 1.42 / 1.52.
 """
 
@@ -34,17 +33,17 @@ TREES_UP_TO = 0.7
 
 
 class BlockProposer:
-    """A trained block drafter as the engine sees it.
+    """A trained block drafter.
 
     Args:
         network: the drafter, already tied to the target.
-        draft_tokens: draft fewer than its whole block.
+        draft_tokens: K, default the whole block.
         tree_nodes: how many tokens to draft as a tree; 0 = a chain; None = a tree of `TREE_NODES` at temperatures up to
             `TREES_UP_TO`, a chain above.
-        siblings: above temperature 0, draw the tree's tokens instead of choosing them, and its siblings so.
-        confidence: a chain stops before the position whose own path the network's confidence head thinks is accepted
-            with a smaller chance than this, 0..1; at least one token is drafted. It looks at the tokens before that
-            position alone, so their law is what it was.
+        siblings: above temperature 0 draw the tree's tokens instead of choosing them; how siblings are drawn.
+        confidence: stop a chain before the first position that is reached and accepted with a smaller probability than this,
+            0..1, by the network's confidence head; at least one token is drafted. The head sees only the tokens before that
+            position, so their law stays.
 
     Raises:
         UserError: a confidence without such a head, or with a tree.
@@ -97,7 +96,7 @@ class BlockDrafts(DraftSession):
 
     def __init__(self, proposer: BlockProposer, request: Request) -> None:
         self.proposer, self.network, self.request = proposer, proposer.network, request
-        # coupled drafts are made with the noise that the target will use
+        # under `gumbel` drafts use the target's noise and have no q
         self.law: Law = proposer.law(request.sampling) if request.noise is None else "point"
         self.session = BlockSession(self.network, request.cache, request.cache.capacity)
         self.taps = self.session.taps
@@ -126,7 +125,7 @@ class BlockDrafts(DraftSession):
         return self.network.draft_vocab
 
     def _before(self, first: int, count: int = 1) -> ProcessorState:
-        """Of the text, not of the drafts left of a position: q may leave them out, as long as it is what was drawn from."""
+        """The processors' state without the drafts left of a position: q may ignore them, as long as tokens are drawn from it."""
         return self.request.history.ahead(first, count).columns(self._ids)
 
     def _choose(self, logits: Tensor, first: int = 0) -> tuple[Tensor, Tensor | None]:
@@ -145,7 +144,7 @@ class BlockDrafts(DraftSession):
         return draw(q, self.request.generator), q
 
     def _choose_in_turn(self, hidden_KD: Tensor, logits_KV: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The same one position after the other: with the Markov bias of the token before, as long as confidence lasts."""
+        """As `_choose`, one position after the other: with the Markov bias of the token before, while the confidence suffices."""
         columns, rows, reach = [], [], 1.0
         token = torch.tensor(self.request.tokens[-1:], device=logits_KV.device)
         inputs_Kr = self.session.bias_inputs(hidden_KD)
@@ -162,9 +161,9 @@ class BlockDrafts(DraftSession):
         return torch.cat(columns), torch.cat(rows) if rows else None
 
     def _best_first_tree(self, hidden_KD: Tensor, logits_KV: Tensor, nodes: int) -> Proposal:
-        """The nodes whose paths q holds most probable."""
+        """The tree of the most probable paths under q."""
         inputs_Kr = self.session.bias_inputs(hidden_KD)
-        # at temperature 0 it is how sure q is that counts
+        # at temperature 0 rank by q at temperature 1
         scale, most = self.request.sampling.temperature or 1.0, min(nodes, logits_KV.shape[1])
 
         def children(k: int, above: Sequence[int | None]) -> list[tuple[list[float], list[int]]]:
@@ -182,13 +181,13 @@ class BlockDrafts(DraftSession):
         return Proposal(at, "point", parents=parents)
 
     def _after(self, logits_KV: Tensor, inputs_Kr: Tensor | None, k: int, tokens_P: Tensor) -> Tensor:
-        """Logits at position k after each of some tokens before it, (P, Vd); one row for all where they make no difference."""
+        """Logits at position k after each of the tokens before it, (P, Vd); (1, Vd) without a Markov head."""
         if inputs_Kr is None:
             return logits_KV[k : k + 1]
         return logits_KV[k] + self.session.bias(inputs_Kr[k], tokens_P)
 
     def _drawn_tree(self, hidden_KD: Tensor, logits_KV: Tensor, nodes: int) -> Proposal:
-        """A tree of drawn tokens; its shape is settled before."""
+        """A tree of drawn tokens; its shape does not depend on them."""
         siblings = self.proposer.siblings
         assert siblings is not None
         inputs_Kr, parents = self.session.bias_inputs(hidden_KD), drawn_tree_parents(nodes, len(logits_KV))

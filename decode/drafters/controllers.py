@@ -1,7 +1,8 @@
-"""How many tokens to draft next, and in which of several variants, from what earlier rounds took and kept. No model, no tensors.
+"""How many tokens to draft next, and with which of several variants, from the times and acceptance of earlier rounds. No model, no
+tensors.
 
-A controller sees how many tokens were drafted and accepted and how long that lasted, all of rounds that are over, and answers before
-anything of the next round is drawn: so whatever it answers, a proposal keeps its law (decode/wrappers/adaptive.py).
+A controller sees only finished rounds and answers before anything of the next one is drawn: whatever it answers, a proposal
+keeps its law (decode/wrappers/adaptive.py).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Protocol
 
 
 class Controller(Protocol):
-    """One request's."""
+    """Chooses the draft lengths of one request."""
 
     def length(self, most: int) -> int:
-        """Tokens to draft next, 1..most."""
+        """How many tokens to draft next, 1..most."""
 
     def observe(self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float) -> None:
-        """A round that is over: of `drafted` ≥ 1 tokens `accepted` were kept."""
+        """Take in a finished round: `accepted` of `drafted` ≥ 1 tokens, and its times in seconds."""
 
 
 @dataclass
@@ -42,7 +43,7 @@ class AdaptiveLength:
         self.tokens = self.longest
 
     def update(self, generated: int, accepted: int) -> None:
-        """After a round: tokens of its draft before an end of sequence, and how many of it were accepted."""
+        """Take in a finished round: tokens of its draft before an end of sequence, and how many were accepted."""
         self.generated += self.smoothing * (generated - self.generated)
         self.accepted += self.smoothing * (accepted - self.accepted)
         wanted = self.generated + (self.growth if self.accepted >= self.generated else 0.0)
@@ -62,8 +63,8 @@ def adaptive_range(longest: int) -> tuple[int, int, float]:
 
 
 class Line:
-    """Seconds as a line over a number of tokens, least squares over rounds that fade: a round weighs `keep` times what the next
-    one does. Never falling."""
+    """Seconds as a linear function of a number of tokens, by least squares with exponential forgetting: a round weighs `keep`
+    times the one after it. The slope is at least 0."""
 
     def __init__(self, keep: float) -> None:
         self.keep = keep
@@ -84,14 +85,13 @@ class Line:
 
 
 class CostAware:
-    """The length of the most tokens a second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / (draft(n) + verify(n)), every part of it measured on
-    this request (the idea of DuoDecoding, arXiv 2503.00784, and of SpecDec++, 2405.19715).
+    """The draft length with the most tokens per second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / (draft(n) + verify(n)), all measured on this
+    request (the idea of DuoDecoding, arXiv 2503.00784, and of SpecDec++, 2405.19715).
 
     Args:
         keep: what a round's weight is multiplied by with every further one.
-        prior: rounds' worth of belief that a position is accepted as often as the one before it, the first one in half
-            of all rounds.
-        tries: rounds at the beginning that try all lengths between the ends, so that costs become known.
+        prior: weight, in rounds, of the prior that a position is accepted as often as the one before it (the first: 1/2).
+        tries: rounds at the beginning that try lengths from the longest to 1, so that costs become known.
     """
 
     def __init__(self, keep: float = 0.97, prior: float = 2.0, tries: int = 3) -> None:
@@ -134,8 +134,8 @@ class CostAware:
 
 
 class Fastest:
-    """Which of several variants makes the most tokens a second: each tried in turn, then the one of the highest upper bound
-    (discounted UCB, arXiv 0805.3415), as rates drift with the text and the machine.
+    """The variant with the most tokens per second: each is tried in turn, then the one with the highest upper confidence bound
+    (discounted UCB, arXiv 0805.3415), because rates drift with the text and the machine.
 
     Args:
         variants: how many.
@@ -161,7 +161,7 @@ class Fastest:
         return rate * (1 + self.boldness * math.sqrt(math.log(max(total, 1.0)) / max(n, 1e-9)))
 
     def observe(self, variant: int, tokens: int, seconds: float) -> None:
-        """A round that is over made so many tokens in so many seconds, drafting and verification together."""
+        """Take in a finished round: its tokens, and the seconds of drafting and verification together."""
         for values in (self.rounds, self.tokens, self.seconds):
             for i in range(len(values)):
                 values[i] *= self.keep

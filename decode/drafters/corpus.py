@@ -1,4 +1,4 @@
-"""Texts for drafters that look things up or count, as the target's tokens."""
+"""Texts for drafters that look things up or count n-grams, as the target's tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from align.target.model import Target
 
 
 def read_corpus(path: str | Path, target: Target) -> list[list[int]]:
-    """The texts of a file, tokenize_prompts as plain text.
+    """The texts of a file, tokenized as plain text.
 
     Args:
         path: `.txt`, one text; or rows with the key `text`, one text each: `.jsonl`, `.json`, `.csv`, `.parquet`. `.gz` of the

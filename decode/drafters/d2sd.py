@@ -1,15 +1,15 @@
-"""D²SD (arXiv 2606.04446): two block drafters, the second of which goes on from where the first may have gone wrong.
+"""D²SD (arXiv 2606.04446): two block drafters; the second drafts again from where the first is probably wrong.
 
-The first drafts a block. Boundary i supposes that its first i tokens are right and the next one is not: by its
-confidences c_k = max_v q_k(v) that has the chance r(i) = (Π_{k≤i} c_k)·(1 − c_{i+1}). Behind the likeliest boundaries the
-second drafts anew, given the tokens that stand before them: all in one pass, over one copy of the context. It is a
+The first drafts a block. Boundary i assumes that its first i tokens are right and the next one is wrong; by the first drafter's
+confidences c_k = max_v q_k(v) that has the probability r(i) = (Π_{k≤i} c_k)·(1 − c_{i+1}). After each of the most probable
+boundaries the second drafts again, given the tokens before it: all in one pass, over one copy of the context. It is a
 variable-prefix drafter, trained with `objective.prefix_decay` (align/diffusion/noise.py: `clean_prefixes`).
 
-All drafts together are one tree. At temperature 0, and wherever `keep_q` is off, tokens are the most probable ones, merged
-where drafts begin alike: chosen and not drawn, law `point`. Else every token is drawn from its q, law `causal`: the first
-draft, and behind each boundary the second drafter's, whose first token stands beside the first draft's as an independent
-sibling of another q. Boundaries are then scored by what the first network says before a token is drawn (no Markov bias),
-so that the tree's shape is settled before its tokens are.
+All drafts together form one tree. At temperature 0, and where `keep_q` is off, the most probable tokens are chosen and drafts
+are merged where they share a prefix: law `point`. Else every token is drawn from its q, law `causal`: the first draft's, and
+after each boundary the second drafter's, whose first token is an independent sibling, with another q, of the first draft's
+token there. Boundaries are then scored by the first network without the Markov bias, that is before any token is drawn, so
+that the tree's shape does not depend on its tokens.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from decode.speculation.tree_drafts import concatenate_q, prefix_tree
 
 
 class D2SDDrafter:
-    """Two trained block drafters of one target as the engine sees them.
+    """Two trained block drafters of one target.
 
     Args:
         first: drafts the block.
-        second: drafts it again behind the boundaries; may be `first` itself, where that was trained with prefixes: then
-            not behind boundary 0, where it would say the same again.
-        boundaries: how many of them; more than there are are all.
+        second: drafts it again after the boundaries; may be `first` itself if that was trained with prefixes: then not after
+            boundary 0, where it would draft the same.
+        boundaries: how many of them, at most all.
         draft_tokens: K, default the shorter one's block.
-        keep_q: above temperature 0 draw the tokens and hand over what they were drawn from; else choose them there too, which
-            is accepted less often (τ 1.63 and 1.30 at temperature 1, 1.71 and 1.55 at 0.6, on SmolLM2).
+        keep_q: above temperature 0 draw the tokens from q; else choose them there too, which is accepted less often (τ on
+            SmolLM2 drawn and chosen: 1.63 and 1.30 at temperature 1, 1.71 and 1.55 at 0.6).
 
     Raises:
         UserError: drafters of two targets, an option out of its range, or more nodes than a tree may have.
@@ -68,12 +68,12 @@ class D2SDDrafter:
         self.first, self.second = first.eval(), second.eval()
         self.draft_tokens = min(draft_tokens or block, block)
         self.boundaries, self.lowest, self.keep_q = boundaries, int(first is second), keep_q
-        # the branch behind boundary i has its first i tokens in common with the first draft
+        # the branch after boundary i shares its first i tokens with the first draft
         fresh = [self.draft_tokens - i for i in range(self.lowest, self.draft_tokens)]
         self.draft_nodes = self.draft_tokens + sum(fresh[:boundaries])
         if self.draft_nodes > MOST_NODES:
             raise UserError(
-                f"boundaries={boundaries} behind {self.draft_tokens} tokens: a tree of {self.draft_nodes} nodes, at most "
+                f"boundaries={boundaries} after {self.draft_tokens} tokens: a tree of {self.draft_nodes} nodes, at most "
                 f"{MOST_NODES}; give fewer boundaries or draft_tokens"
             )
 
@@ -85,11 +85,11 @@ class D2SDDrafter:
 
 
 class D2SDSession(DraftSession):
-    """One request's drafts. What both networks see of the target is there once: the cache, and its tapped layers."""
+    """One request's drafts. Both networks share what they see of the target: its cache and tapped layers."""
 
     def __init__(self, proposer: D2SDDrafter, request: Request) -> None:
         self.proposer, self.request = proposer, request
-        # coupled drafts are made with the noise that the target will use
+        # under `gumbel` drafts use the target's noise and have no q
         self.law: Law = proposer.law(request.sampling) if request.noise is None else "point"
         self.first = BlockSession(proposer.first, request.cache, request.cache.capacity)
         self.second = self.first
@@ -109,7 +109,7 @@ class D2SDSession(DraftSession):
         k = min(k, self.proposer.draft_tokens)
         draft_1J = torch.tensor([[self.request.tokens[-1]] + [0] * k], device=self.request.target.device)
         written = self._write(self.first, draft_1J, [0])
-        # at temperature 0 it is how sure q is that counts
+        # at temperature 0 rank by q at temperature 1
         confidence_K = (written.logits_RV / (self.request.sampling.temperature or 1.0)).softmax(-1).amax(-1)
         kept = likeliest(boundary_scores(confidence_K), self.proposer.boundaries, self.proposer.lowest)
         if not kept:
@@ -124,7 +124,7 @@ class D2SDSession(DraftSession):
     def _drawn_tree(
         self, draft_K: Tensor, branches_NK: Tensor, kept: list[int], written: Written, anew: Written
     ) -> Proposal:
-        """The drawn tree: the first draft, then behind each boundary what was drawn there, equal tokens left apart."""
+        """The drawn tree: the first draft, then what was drawn after each boundary; equal tokens stay separate nodes."""
         parents, tokens, order = list(chain(len(draft_K))), [draft_K], []
         for n, (branch_K, i) in enumerate(zip(branches_NK, kept, strict=True)):
             for k in range(i, len(draft_K)):
@@ -139,12 +139,12 @@ class D2SDSession(DraftSession):
         return Proposal(torch.cat(tokens), self.law, q, parents=tuple(parents), siblings="independent")
 
     def _write(self, session: BlockSession, blocks_NJ: Tensor, kept: list[int]) -> Written:
-        """Fill blocks of the last token and J−1 drafts, in place, from behind their first `kept` drafts, one position after
-        the other."""
+        """Fill blocks of the last token and J−1 drafts, in place, one position after the other, after their first `kept`
+        drafts."""
         network, sampling, ids = session.drafter, self.request.sampling, session.drafter.draft_vocab
         shown_N = torch.tensor(kept, device=blocks_NJ.device)
         size, count = network.config.block_size, blocks_NJ.shape[1] - 1
-        # the last draft is nobody's input
+        # the last draft is not an input
         blocks_NK = F.pad(blocks_NJ, (0, size))[:, :size]
         hidden_NKD = session.hidden_of_blocks(network.masked(blocks_NK, shown_N))
         open_ = {k: [n for n, i in enumerate(kept) if i <= k] for k in range(min(kept), count)}
@@ -168,8 +168,8 @@ class D2SDSession(DraftSession):
         return Written(torch.cat(said), q, [(n, k) for k, own in open_.items() for n in own])
 
     def _choose(self, logits_RV: Tensor, k: int, ids: Tensor | None) -> Tensor:
-        """Columns of the draft vocabulary for position k of some blocks: the most probable ones, or with the noise that the
-        target will add there, those that it will say if q is p."""
+        """Columns of the draft vocabulary for position k of some blocks: the most probable ones, or, under `gumbel`, the argmax
+        with the noise that the target will add there."""
         noise = self.request.noise
         if noise is None:
             return best(logits_RV, self.request.sampling)
@@ -179,8 +179,8 @@ class D2SDSession(DraftSession):
 
 
 class Written(NamedTuple):
-    """Of every token that was filled in: the logits, penalties applied, (R, Vd), of one that was drawn without the Markov bias,
-    so that they have seen no draw; what it was drawn from, None where it was chosen; its block and its position."""
+    """Of every token that was filled in: the penalised logits (R, Vd), for drawn tokens without the Markov bias, which would
+    depend on a draw; what it was drawn from, None where it was chosen; its block and position."""
 
     logits_RV: Tensor
     q: DenseQ | SparseQ | None
@@ -188,13 +188,13 @@ class Written(NamedTuple):
 
 
 def boundary_scores(confidence_K: Tensor) -> Tensor:
-    """r(i) = (Π_{k≤i} c_k)·(1 − c_{i+1}), i = 0..K−1: the chance, by the drafter's own confidences c_1..c_K, that its first
-    mistake stands behind i right tokens (D²SD, arXiv 2606.04446), (K,)."""
+    """r(i) = (Π_{k≤i} c_k)·(1 − c_{i+1}), i = 0..K−1: the probability, by the drafter's own confidences c_1..c_K, that its first
+    wrong token follows i right ones (D²SD, arXiv 2606.04446), (K,)."""
     reached_K = torch.cat((torch.ones_like(confidence_K[:1]), confidence_K[:-1].cumprod(0)))
     return reached_K * (1 - confidence_K)
 
 
 def likeliest(scores_K: Tensor, count: int, lowest: int = 0) -> list[int]:
-    """The `count` boundaries from `lowest` on that have the highest scores, ascending; of equal ones the earlier."""
+    """The `count` boundaries from `lowest` on with the highest scores, ascending; among equal ones the earlier."""
     order = scores_K[lowest:].argsort(descending=True, stable=True)[:count] + lowest
     return sorted(order.tolist())

@@ -1,15 +1,15 @@
 """A standalone diffusion drafter at work: K masks after the text, unmasked in T steps (SpecDiff, arXiv 2408.05636).
 
-T = 1 draws every position from its own q, law `independent`. More steps draw some positions given those unmasked before:
-from left to right that is a draw given the tokens left of each one, law `causal`, exact under every verifier that
-tests drafts; in another order (`random`; `confidence`: where q is most peaked, settled before the step draws; `blockwise`: that
-within blocks of two steps each, the blocks from left to right) the law is `unmasked`, for point mass or the hybrid rule. At temperature 0 the argmax, law `point`.
+T = 1 draws every position from its own q: law `independent`. With more steps positions are drawn given those unmasked before.
+From left to right that gives law `causal`. In the other orders (`random`; `confidence`: where q is most peaked, decided before
+the step draws; `blockwise`: by confidence within blocks of two steps each, the blocks from left to right) the law is
+`unmasked`, for point mass or the hybrid rule. At temperature 0 the argmax: law `point`.
 
-Hot start: what the last draft's steps said of positions beyond the rejected token was said of a text that did not come
-about, but it is there: the first step draws from it instead of running the network. Only the distributions are kept, no
-token that was drawn from them, so each position has again a q that was settled before its token was drawn.
+Hot start: the first step draws from what the last draft's steps predicted for the positions beyond the rejected token, instead
+of running the network. Those predictions are for a text that was not accepted, so they are worse, but free. Only the
+distributions are kept, no drawn token, so each position again has a q that was fixed before its token was drawn.
 
-Trees (T = 1): the paths that the marginals hold most probable, chosen, law `point`; or drawn, for verifiers that test siblings.
+Trees (T = 1): the most probable paths under the marginals, chosen, law `point`; or drawn, for verifiers that test siblings.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from decode.speculation.tree_drafts import draw_tree, drawn_tree_parents, tree_f
 
 ORDERS = ("left_to_right", "blockwise", "random", "confidence")
 BLOCK_STEPS = 2
-"""Steps that the order `blockwise` takes for a block."""
+"""Steps per block in the order `blockwise`."""
 LONGEST_CONTEXT = 4096
-"""Tokens of its own that a drafter with another vocabulary is shown; of a longer text the later half of them."""
+"""The longest context, in its own tokens, of a drafter with another vocabulary; of a longer text it sees the later half of
+that."""
 
 
 class DiffusionProposer:
-    """A trained standalone drafter as the engine sees it.
+    """A trained standalone drafter.
 
     Args:
         drafter: over the target's vocabulary.
         draft_tokens: K, default its training's block.
         steps: T; more than K are K.
         order: a name of `ORDERS`.
-        hot_start: the first of at least two steps draws from what the last draft knew already.
-        tree_nodes: verify so many tokens of a tree over one step's marginals; 0 = a chain.
-        siblings: above temperature 0, draw the tree's tokens instead of choosing them, and its siblings so.
+        hot_start: the first of at least two steps draws from the last draft's predictions.
+        tree_nodes: tokens of a tree over one step's marginals; 0 = a chain.
+        siblings: above temperature 0 draw the tree's tokens instead of choosing them; how siblings are drawn.
 
     Raises:
         UserError: an unknown order, options that exclude each other.
@@ -91,7 +92,7 @@ class DiffusionProposer:
 
 
 class DiffusionSession(DraftSession):
-    """One request's clean text in front of a standalone drafter, and its rows as q: what several systems are made of."""
+    """One request's clean text as a standalone drafter's context: the base of several systems' sessions."""
 
     rewinds = True
 
@@ -100,7 +101,7 @@ class DiffusionSession(DraftSession):
         self.context = DiffusionContext(drafter, request.cache.capacity + draft_tokens)
 
     def masks(self, k: int) -> Tensor:
-        """k masks, (K,), after everything that was committed."""
+        """Bring the context up to date with the text; k masks (K,) to follow it."""
         text = self.request.tokens
         same = common_prefix_length(self.context.tokens, text)
         if same < len(self.context.tokens):
@@ -112,7 +113,7 @@ class DiffusionSession(DraftSession):
         return block_K == self.drafter.mask_id
 
     def before(self, at: Tensor) -> ProcessorState:
-        """What the processors take into account at positions ahead: the text, not the drafts left of them."""
+        """The processors' state at the positions `at` ahead: of the text, without the drafts left of them."""
         first, last = int(at[0]), int(at[-1])
         return self.request.history.ahead(first, last - first + 1).rows(at - first)
 
@@ -124,7 +125,7 @@ class DiffusionDrafts(DiffusionSession):
         super().__init__(proposer.drafter, request, proposer.draft_tokens)
         self.proposer = proposer
         self.law: Law = proposer.law(request.sampling) if request.noise is None else "point"
-        self.known_RV: Tensor | None = None  # logits of the last draft, and how long the text was then
+        self.known_RV: Tensor | None = None  # logits of the last draft, and the length of the text then
         self.known_at = 0
 
     def propose(self, k: int) -> Proposal:
@@ -154,7 +155,7 @@ class DiffusionDrafts(DiffusionSession):
         return Proposal(block_K, self.law, DenseQ(_in_order(q)))
 
     def _still_known(self, k: int) -> Tensor | None:
-        """Logits of the last draft at the first of the k positions, those that it reached; None = none."""
+        """The last draft's logits at those of the k positions that it reached; None = none."""
         if self.known_RV is None:
             return None
         gone = len(self.request.tokens) - self.known_at
@@ -162,8 +163,8 @@ class DiffusionDrafts(DiffusionSession):
         return left_RV if len(left_RV) else None
 
     def _block(self, left: int, count: int, step: int) -> int:
-        """How many of the masked positions are open to this step, from the left: of the order `blockwise` those that are left of
-        its block."""
+        """How many of the masked positions, from the left, this step may unmask: in the order `blockwise` what is left of its
+        block."""
         if self.proposer.order != "blockwise":
             return left
         most = 0
@@ -172,15 +173,15 @@ class DiffusionDrafts(DiffusionSession):
         return most
 
     def _ranks(self, k: int) -> Tensor:
-        """In which order positions are unmasked, as far as that is settled before the network is run."""
+        """The order in which positions are unmasked, as far as it does not depend on the network."""
         device = self.context.device
         if self.proposer.order == "random":
             return torch.randperm(k, generator=self.request.generator, device=device)
         return torch.arange(k, device=device)
 
     def _next(self, logits_RV: Tensor, block_K: Tensor, rank_K: Tensor, count: int) -> Tensor:
-        """The next `count` masked positions, ascending, of those that there are logits for. By q, or by nothing that is
-        drawn; never by what is drawn from this q."""
+        """The next `count` masked positions that there are logits for, ascending. The choice may look at q, never at what is
+        drawn from it."""
         rows = len(logits_RV)
         masked_R = self.masked(block_K[:rows])
         logits_RV, rank_R = logits_RV[: len(masked_R)], rank_K[: len(masked_R)].float()
@@ -190,7 +191,7 @@ class DiffusionDrafts(DiffusionSession):
         return first[:count].sort().values  # no more than are masked: a hot start's rows all are
 
     def _choose(self, logits_RV: Tensor, at: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Tokens for the positions `at` ahead, and the q they were drawn from."""
+        """Tokens for the positions `at` ahead, and the q they were drawn from (None: they were chosen)."""
         request, sampling, before = self.request, self.request.sampling, self.before(at)
         if request.noise is None and self.law == "point":
             return best(logits_RV, sampling, before, overwrite=True), None
@@ -203,7 +204,7 @@ class DiffusionDrafts(DiffusionSession):
         sampling, nodes = self.request.sampling, self.proposer.tree_nodes
         before = self.before(torch.arange(len(logits_KV), device=logits_KV.device))
         if self.law == "point":
-            # at temperature 0 it is how sure q is that counts
+            # at temperature 0 rank by q at temperature 1
             scaled_KV = penalised(logits_KV, sampling, before) / (sampling.temperature or 1.0)
             return tree_from_marginals(scaled_KV.log_softmax(-1), nodes)
         siblings, generator = self.proposer.siblings, self.request.generator
@@ -221,7 +222,7 @@ def _in_order(rows: dict[int, Tensor]) -> Tensor:
 
 
 class DiffusionWriter:
-    """A standalone drafter with a vocabulary of its own, behind `decode.drafters.translated`: argmax drafts in one pass."""
+    """A standalone drafter with a vocabulary of its own, behind `decode.wrappers.translated`: argmax drafts in one pass."""
 
     name = "diffusion"
 
@@ -247,7 +248,7 @@ class WriterSession:
         self.context = DiffusionContext(self.writer.drafter, LONGEST_CONTEXT + self.writer.draft_tokens)
 
     def extend(self, kept: int, new_tokens: list[int]) -> None:
-        """The context becomes its first `kept` tokens and these after them."""
+        """Replace everything after the first `kept` tokens of the context by `new_tokens`."""
         self.text[kept:] = new_tokens
         if kept < self.first or len(self.text) - self.first > LONGEST_CONTEXT:
             self.first = max(0, len(self.text) - LONGEST_CONTEXT // 2)

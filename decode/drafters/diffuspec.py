@@ -1,9 +1,9 @@
-"""DiffuSpec (arXiv 2510.02358): a standalone diffusion drafter's one-pass distributions searched for the path that reads best
-from left to right, and as many positions as lately paid. No training.
+"""DiffuSpec (arXiv 2510.02358): a standalone diffusion drafter's one-pass distributions are searched for the best path from left
+to right, and the draft is as long as recent rounds suggest. No training.
 
-Path search (CPS): decode/drafters/diffuspec_search.py, with an n-gram model of prompt, output and perhaps a corpus as the reader from left to
-right. Adaptive draft length (ADL): `AdaptiveLength`. Either can be switched off. What comes out was searched for, not drawn:
-law `point`.
+Path search (CPS): decode/drafters/diffuspec_search.py, with an n-gram model of prompt, output and perhaps a corpus as the causal
+model. Adaptive draft length (ADL): `decode.drafters.controllers.AdaptiveLength`. Either can be switched off. The drafts are
+searched for, not drawn: law `point`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from decode.speculation.sampling import Sampling, penalised, probs
 
 
 class DiffuSpecDrafter:
-    """A trained standalone drafter as DiffuSpec drafts with it.
+    """DiffuSpec with a trained standalone drafter.
 
     Args:
         drafter: over the target's vocabulary.
-        draft_tokens: the most that its network drafts usefully; default its training's block. `shortest` and `longest` are
-            cut down to it.
+        draft_tokens: the most tokens that its network drafts well; default its training's block. `shortest` and `longest` are
+            limited to it.
         path_search: CPS; without it each position's most probable token.
         adaptive_length: ADL; without it always `longest`.
         mass, candidates: a position's candidates are the most probable tokens with so much of q, at most so many.
@@ -106,7 +106,7 @@ class DiffuSpecSession(DiffusionSession):
     """One request's drafts."""
 
     rewinds = False
-    """What the n-gram model has read stays read."""
+    """The n-gram model cannot unread text."""
 
     def __init__(self, proposer: DiffuSpecDrafter, request: Request) -> None:
         super().__init__(proposer.drafter, request, proposer.draft_tokens)
@@ -116,7 +116,7 @@ class DiffuSpecSession(DiffusionSession):
         self.generated: int | None = None  # of a draft that was not verified yet
 
     def observe(self, output: TargetOutput, kept: int) -> None:
-        """Of a draft's verification: `kept` − 1 of its tokens were accepted."""
+        """After a verification: `kept` − 1 tokens of the draft were accepted."""
         if self.generated is not None and self.proposer.adaptive_length:
             self.length.update(self.generated, kept - 1)
         self.generated = None
@@ -133,8 +133,8 @@ class DiffuSpecSession(DiffusionSession):
         return Proposal(torch.tensor(tokens, device=self.context.device), "point") if tokens else None
 
     def _q(self, k: int) -> Tensor:
-        """The network's distributions of the next k positions, processed as the target's: (k, V). At temperature 0 as they
-        are at 1, without what cuts tokens off: how sure they are is what counts."""
+        """The network's distributions at the next k positions, (k, V), processed like the target's. At temperature 0: those of
+        temperature 1 without top-k, top-p and min-p, as the search compares probabilities."""
         sampling, before = self.request.sampling, self.request.history.ahead(0, k)
         logits_KV = self.context.denoise(self.masks(k))
         if sampling.greedy:

@@ -1,8 +1,8 @@
-"""A path through the candidates of positions that were predicted side by side: causal-consistency path search (DiffuSpec, arXiv
-2510.02358, section 4.2). Tensors and tokens, no model.
+"""Causal-consistency path search (DiffuSpec, arXiv 2510.02358, section 4.2), and the n-gram model that scores paths. No network.
 
-A one-pass diffusion draft gives each position's q without its neighbours' tokens. Of a few candidates a position, a
-beam search takes the path that q and a model reading from left to right agree upon.
+A one-pass diffusion draft predicts each position without its neighbours' tokens. Among a few candidates per position a beam
+search finds the path with the best mixture of q and a causal model. That model is `NgramModel`: counts of prompt, output and
+perhaps a corpus, each order smoothed with the next lower one (Dirichlet prior), down to the uniform distribution.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Reader = Callable[[tuple[int, ...], Sequence[int]], Sequence[float]]
 
 
 def columns(q_KV: Tensor, mass: float, most: int, ends: Collection[int]) -> list[Column]:
-    """Candidates (eq. 7): of each position the fewest most probable tokens that hold `mass` of q, or `most` where those hold
-    less; and the likeliest end of sequence, so that a path may end there. None of probability 0.
+    """Candidates (eq. 7): at each position the smallest set of most probable tokens with `mass` of q, at most `most`; and the
+    most probable end of sequence, so that a path may end there. None has probability 0.
 
     Args:
         q_KV: K distributions.
@@ -48,9 +48,9 @@ def best_path(
 ) -> list[int]:
     """One token of each column, up to the first end of sequence, which is part of the path.
 
-    Score (eq. 8): S = Σ_i weight·ln q_i + (1 − weight)·ln p_i. The `beam` best paths are continued. Paths of one length compare by
-    S; in the end those of different lengths do by S a token: as ln q and ln p are negative, S alone would prefer
-    whatever ends early.
+    Score (eq. 8): S = Σ_i weight·ln q_i + (1 − weight)·ln p_i. The `beam` best paths are continued. Paths of one length are
+    compared by S, at the end those of different lengths by S per token: as ln q and ln p are negative, S itself would favour
+    early ends.
     """
     open_: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     ended: list[tuple[float, tuple[int, ...]]] = []
@@ -72,13 +72,13 @@ def best_path(
 
 
 class NgramModel:
-    """Counts of all n-grams up to `order` tokens.
+    """Counts of all n-grams of up to `order` tokens, and a smoothed distribution from them.
 
     Args:
         vocab_size: V.
         order: n, the tokens of the longest n-gram.
         strength: s, how many observations the shorter context's distribution is worth.
-        base: a model whose counts are added to this one's, and left as they are; of the same vocabulary and order.
+        base: a model of the same vocabulary and order whose counts are added to this one's; it is not changed.
 
     Raises:
         UserError: a number out of its range.
@@ -93,23 +93,23 @@ class NgramModel:
             raise UserError(f"strength={strength!r}: must be above 0")
         self.vocab_size, self.order, self.strength, self.base = vocab_size, order, strength, base
         self.counts: dict[tuple[int, ...], int] = defaultdict(int)
-        """Of n-grams."""
+        """Count of each n-gram."""
         self.followed: dict[tuple[int, ...], int] = defaultdict(int)
-        """Of contexts: how many tokens came after each."""
+        """How many tokens followed each context."""
         self._tail: list[int] = []
 
     def continued(self) -> NgramModel:
-        """A model for one more text, on top of this one's counts."""
+        """A model of one more text on top of this one's counts."""
         return NgramModel(self.vocab_size, self.order, self.strength, self)
 
     def read(self, texts: Iterable[Sequence[int]]) -> None:
-        """Count texts of their own."""
+        """Count separate texts."""
         for text in texts:
             self._tail = []
             self.extend(text)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens to the text."""
+        """Append tokens to the text and count them."""
         for token in tokens:
             for first in range(len(self._tail) + 1):
                 context = tuple(self._tail[first:])
@@ -119,7 +119,7 @@ class NgramModel:
             del self._tail[: len(self._tail) - (self.order - 1)]
 
     def log_probs(self, context: Sequence[int], tokens: Sequence[int]) -> list[float]:
-        """ln p of each of some tokens after a context, of which the last `order` − 1 tokens count."""
+        """ln p of each of the tokens after a context; its last `order` − 1 tokens matter."""
         p = [1 / self.vocab_size] * len(tokens)
         for n in range(min(self.order - 1, len(context)) + 1):
             given = tuple(context[len(context) - n :])

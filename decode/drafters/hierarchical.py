@@ -1,9 +1,9 @@
-"""A drafter whose own drafts come from a cheaper drafter and are verified in between (hierarchical speculative decoding,
-arXiv 2510.19705): the middle model M decodes speculatively, and what it says are the drafts.
+"""Hierarchical speculative decoding (arXiv 2510.19705): a middle model M decodes speculatively with a cheaper drafter of its own,
+and M's output is the draft for the target.
 
-M's speculation keeps M's law, so k of its tokens are a draw from M whatever drafted for it: law `causal` with
-q_i = M(· | text, x_<i), the row that verified them; at temperature 0 M's argmax, law `point`. It goes on until there are
-exactly k and never drafts beyond, so how many there are says nothing of their values.
+M's speculation is lossless, so its k tokens are draws from M whatever drafted for it: law `causal` with q_i = M(· | text, x_<i),
+the row that verified them; at temperature 0 M's argmax, law `point`. M always decodes exactly k tokens, so their number does
+not depend on their values.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DRAFT_TOKENS = 8
 
 
 class HierarchicalDrafter:
-    """A causal language model with a cheaper drafter of its own, as the engine sees it.
+    """A causal language model with a cheaper drafter of its own.
 
     Args:
         model: M, over the target's vocabulary and on its device.
-        inner: what drafts for M, of any law, from the text alone: one that reads hidden states would need M's.
+        inner: drafts for M, of any law, from the text alone (one that reads hidden states would need M's).
         draft_tokens: K, of M's tokens.
 
     Raises:
@@ -41,7 +41,7 @@ class HierarchicalDrafter:
 
     def __init__(self, model: Target, inner: Drafter, draft_tokens: int = DRAFT_TOKENS) -> None:
         check_range("draft_tokens", draft_tokens, 1, None)
-        innermost: Any = inner  # behind CopyingDrafter and its like
+        innermost: Any = inner  # inside CopyingDrafter and other wrappers
         while not isinstance(innermost, BlockProposer) and hasattr(innermost, "inner"):
             innermost = innermost.inner
         if isinstance(innermost, BlockProposer):
@@ -71,13 +71,13 @@ def _reads_states(inner: Drafter) -> UserError:
 
 
 class HierarchicalSession(DraftSession):
-    """One request's drafts. `middle` is M's own request: the text, and behind it what M has said in this round."""
+    """One request's drafts. `middle` is M's own request: the text followed by M's tokens of this round."""
 
     rewinds = True
 
     def __init__(self, drafter: HierarchicalDrafter, request: Request) -> None:
         self.drafter, self.request = drafter, request
-        # coupled drafts are made with the noise that the target will use
+        # under `gumbel` drafts use the target's noise and have no q
         self.law: Law = drafter.law(request.sampling) if request.noise is None else "point"
         self.context = CausalContext(drafter.model, request.cache.capacity + drafter.inner.draft_nodes)
         self.middle = Request(
@@ -110,7 +110,7 @@ class HierarchicalSession(DraftSession):
         return Proposal(tokens_K, self.law, None if self.law == "point" else DenseQ(torch.cat(rows)))
 
     def _go_back(self) -> None:
-        """M's text becomes the committed one. An inner session that cannot lose tokens begins anew."""
+        """Reset M's text to the committed one. An inner session that cannot rewind is started again."""
         middle, text = self.middle, self.request.tokens
         lost = common_prefix_length(middle.tokens, text) < len(middle.tokens)
         middle.tokens[:] = text
@@ -121,10 +121,9 @@ class HierarchicalSession(DraftSession):
 
     @torch.no_grad()
     def _round(self, left: int) -> Tensor:
-        """One call of M, which adds at least one and at most `left` tokens to its text; the rows that they were drawn from,
-        (R, V)."""
+        """One call of M, which adds 1 to `left` tokens to its text. Returns the rows that they were drawn from, (R, V)."""
         middle, model = self.middle, self.drafter.model
-        # a call adds its drafts and one more
+        # a call adds its accepted drafts and one more token
         most = min(self.drafter.inner.draft_tokens, left - 1)
         draft = (self.inner.propose(most) if most > 0 else None) or NO_DRAFTS
         draft = draft.cut(most)
@@ -141,7 +140,7 @@ class HierarchicalSession(DraftSession):
         return p_MV[outcome.rows]
 
     def _verify(self, logits_MV: Tensor, draft: Proposal) -> tuple[Outcome, Tensor]:
-        """What M makes of the drafts, and its p at every node; of drafts without a q (law `point`) only something as long."""
+        """M's verification of the drafts, and M's p at every node (law `point`, which needs no p: the logits)."""
         middle, sampling = self.middle, self.middle.sampling
         before = middle.history.rows(draft.tokens_K, draft.tree)
         if self.law == "point":

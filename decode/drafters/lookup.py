@@ -1,8 +1,7 @@
-"""Prompt lookup: the tokens that followed the last occurrence of the text's own ending. No model, no
-training.
+"""Prompt lookup (Saxena, "Prompt Lookup Decoding", 2023): copy what followed the last occurrence of the text's own ending. No
+model, no training.
 
-The longest of the last 3, 2 or 1 tokens that occurred before is looked up (Saxena, "Prompt Lookup Decoding",
-2023).
+The longest of the last 3, 2 or 1 tokens that occurred before is looked up.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from decode.speculation.sampling import Sampling
 
 
 class LookupDrafter:
-    """Proposes copies out of prompt and output.
+    """Proposes copies from prompt and output.
 
     Args:
         draft_tokens: K, how many tokens to copy.
@@ -41,7 +40,7 @@ class LookupDrafter:
 
 
 class LookupSession(DraftSession):
-    """Keeps, for every n-gram of a request, where its latest occurrence ended; grows with the text."""
+    """One request's drafts: an index of where each n-gram of the text last ended, which grows with the text."""
 
     def __init__(self, request: Request, longest: int, shortest: int = 1) -> None:
         self.request, self.longest, self.shortest = request, longest, shortest
@@ -62,8 +61,7 @@ class LookupSession(DraftSession):
 
     @staticmethod
     def _copy(tokens: list[int], start: int, k: int) -> list[int]:
-        """k tokens from `start` on; past the end of the text it goes on copying from the copy, so that a
-        cycle is continued."""
+        """k tokens from `start` on; past the end of the text it copies from the copy, so that a cycle continues."""
         period = len(tokens) - start
         return [tokens[start + i % period] for i in range(k)]
 

@@ -1,8 +1,7 @@
-"""Retrieval: what most often followed the longest ending of the text that occurred before, in the text itself or in a
-datastore (SAM Decoding, arXiv 2411.10666; REST, arXiv 2311.08252). No model, no training.
+"""Retrieval (SAM Decoding, arXiv 2411.10666; REST, arXiv 2311.08252): propose what most often followed the longest suffix of the
+text that occurred before, in the text itself or in a datastore. No model, no training.
 
-Of the two places the one with the longer match drafts, the text itself where they are equal. Whatever is chosen is chosen
-by counts: law `point`.
+The source with the longer match drafts; the text itself if both are equal. Tokens are chosen by counts: law `point`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from decode.speculation.tree_drafts import best_first
 
 
 class RetrievalDrafter:
-    """Proposes what followed in prompt and output, or in other texts.
+    """Proposes what followed in prompt and output, or in a datastore.
 
     Args:
         draft_tokens: K, how many tokens to draft ahead, of a tree its levels.
@@ -60,7 +59,7 @@ class RetrievalSession(DraftSession):
     the datastore."""
 
     def __init__(self, drafter: RetrievalDrafter, request: Request) -> None:
-        # its options are read anew for every draft; the other texts stay those that `match` belongs to
+        # options are read at every draft; the datastore must stay the one that `match` belongs to
         self.proposer, self.datastore, self.request = drafter, drafter.datastore, request
         self.ends = frozenset(request.target.eos_ids)
         self.text = TextAutomaton()
@@ -91,7 +90,7 @@ class RetrievalSession(DraftSession):
         return source.continuations(state, self.proposer.shortest)
 
     def _chain(self, source: SuffixAutomaton, state: int, k: int) -> tuple[list[int], tuple[int, ...] | None]:
-        """The most frequent continuation of each step's; past the end of the text it goes on as what was drafted does."""
+        """The most frequent continuation at each step; past the end of the text the drafted tokens are continued."""
         tokens: list[int] = []
         while len(tokens) < k and (found := self._after(source, state)):
             tokens.append(found[0].token)
@@ -101,7 +100,7 @@ class RetrievalSession(DraftSession):
         return tokens, None
 
     def _tree(self, source: SuffixAutomaton, state: int, k: int) -> tuple[list[int], tuple[int, ...] | None]:
-        """The nodes whose paths were the most frequent, by the product of shares."""
+        """The nodes with the most frequent paths, by the product of their shares."""
         most = self.proposer.tree_nodes
         # (token, state): to `best_first` a node is an index into this, so that equal tokens are told apart
         places: list[tuple[int, int]] = []

@@ -1,8 +1,8 @@
-"""Several drafts from one step's marginals (SpecDiff-2, arXiv 2511.00606): S drawn at a draft temperature, verified in one call.
+"""SpecDiff-2 (arXiv 2511.00606): S drafts drawn from one step's marginals at a draft temperature, verified in one call.
 
-Merged where they begin alike they are a choice, law `point`, under which the target's own p may pick the one to follow
-(verifier `self_selection`, as published) or all are followed at once (`point_mass`: never fewer tokens, as the path that
-p picked is one of them). Or each keeps its q: S i.i.d. chains for recursive rejection and traversal.
+Merged where they share a prefix they have law `point`: the target's p then selects the draft to follow (verifier
+`self_selection`, as published), or all are followed at once (`point_mass`: never fewer tokens, as the selected path is among
+them). Or each keeps its q: S i.i.d. chains for recursive rejection and traversal.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from decode.speculation.tree_drafts import merge_iid_chains, prefix_tree
 
 
 class SpecDiff2Drafter:
-    """S drafts a call from a standalone drafter.
+    """S drafts per call from a standalone drafter.
 
     Args:
         drafter: over the target's vocabulary.
         draft_tokens: K, default its training's block.
         candidates: S.
         draft_temperature: of the draws; None = the target's, 1 where that is 0. The paper's is about 1.5.
-        keep_q: above temperature 0 leave the drafts apart, each with its q.
+        keep_q: above temperature 0 keep the drafts separate, each with its q.
 
     Raises:
         UserError: a number out of range.

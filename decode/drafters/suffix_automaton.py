@@ -1,7 +1,7 @@
-"""Suffix automata over tokens: the longest ending of a text that occurred before, and how often each token followed it.
+"""Suffix automata over tokens: the longest suffix of a text that occurred before, and how often each token followed it.
 
-A state stands for all strings that end at the same places (Blumer et al., 1985); built online, amortised O(1) a token. Two
-of them: of one text that grows, and of many texts that stay as they are (SAM Decoding, arXiv 2411.10666).
+A state stands for all strings that end at the same positions (Blumer et al., 1985); built online, amortised O(1) per token.
+There are two: of one growing text, and of many fixed texts (SAM Decoding, arXiv 2411.10666).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ ROOT = 0
 NOWHERE = -1
 """No state: the root's suffix link, a missing transition."""
 END = -1
-"""Stands behind each text of a datastore: no token, so that no match goes on into the next text."""
+"""Follows each text of a datastore: not a token, so that no match extends into the next text."""
 _UNSET = -2
 
 
 class Continuation(NamedTuple):
-    """A token that followed a string: its share of what did, ln, and the state of the string with it."""
+    """A token that followed a string: ln of its share among all that did, and the state of the string with it appended."""
 
     log_share: float
     token: int
@@ -30,7 +30,7 @@ class Continuation(NamedTuple):
 class SuffixAutomaton:
     """All substrings of the tokens so far.
 
-    length: of a state's longest string. link: to the state of the longest ending that occurs at more places.
+    length: of a state's longest string. link: to the state of its longest suffix that occurs at more positions.
     """
 
     def __init__(self) -> None:
@@ -44,14 +44,14 @@ class SuffixAutomaton:
         return len(self.length)
 
     def step(self, state: int, token: int) -> int:
-        """Where a token leads to; `NOWHERE`: it never followed."""
+        """The state after a token; `NOWHERE`: the token never followed."""
         if self._token[state] == token:
             return self._to[state]
         more = self._more.get(state)
         return NOWHERE if more is None else more.get(token, NOWHERE)
 
     def successors(self, state: int) -> Iterator[tuple[int, int]]:
-        """All (token, state) that follow, in the order in which they first did."""
+        """All (token, state) that follow, in order of first occurrence."""
         if self._token[state] != _UNSET:
             yield self._token[state], self._to[state]
             yield from self._more.get(state, {}).items()
@@ -66,7 +66,7 @@ class SuffixAutomaton:
             self._hang(new, ROOT)
         elif self.length[old] == self.length[at] + 1:
             self._hang(new, old)
-        else:  # the shorter strings of `old` end at a place more now
+        else:  # the shorter strings of `old` now end at one more position
             part = self._split(old, self.length[at] + 1)
             while at != NOWHERE and self.step(at, token) == old:
                 self._connect(at, token, part)
@@ -75,12 +75,12 @@ class SuffixAutomaton:
         self.last = new
 
     def count(self, state: int) -> int:
-        """At how many places the state's strings end."""
+        """At how many positions the state's strings end."""
         raise NotImplementedError
 
     def continuations(self, state: int, shortest: int) -> list[Continuation]:
-        """What followed the state's strings, the most frequent first, among equals what is new. Where nothing did, what
-        followed their longest ending after which something stands, of at least `shortest` tokens."""
+        """What followed the state's strings, the most frequent first, among equals the most recently seen. If nothing did: what
+        followed their longest suffix, of at least `shortest` tokens, that something followed."""
         while state != NOWHERE and self.length[state] >= shortest:
             found = [x for x in self.successors(state) if x[0] != END]
             if len(found) == 1:  # its share needs no count
@@ -103,7 +103,7 @@ class SuffixAutomaton:
         return len(self.length) - 1
 
     def _split(self, old: int, length: int) -> int:
-        """A state for the strings of `old` up to that length, above it."""
+        """Split off a state for the strings of `old` up to that length."""
         part = self._add(length)
         self.clone[part] = 1
         self._token[part], self._to[part] = self._token[old], self._to[old]
@@ -124,8 +124,7 @@ class SuffixAutomaton:
 
 
 class TextAutomaton(SuffixAutomaton):
-    """Of one text that grows. Counting takes a walk over the places counted; most matches have one continuation and ask
-    for none."""
+    """Of one growing text. Counting visits every position counted; most matches have one continuation and need no count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,8 +132,8 @@ class TextAutomaton(SuffixAutomaton):
 
     @property
     def repeated(self) -> tuple[int, int]:
-        """The longest ending of the text that occurred before: its state and its length, the root and 0 for none."""
-        state = max(self.link[self.last], ROOT)  # what ends at one place alone is all above this
+        """The longest suffix of the text that occurred before: its state and length; the root and 0 for none."""
+        state = max(self.link[self.last], ROOT)  # longer suffixes end at one position only
         return state, self.length[state]
 
     def count(self, state: int) -> int:
@@ -153,7 +152,7 @@ class TextAutomaton(SuffixAutomaton):
 
 
 class Datastore(SuffixAutomaton):
-    """Of texts that stay as they are, built once and shared by all requests.
+    """Of fixed texts, built once and shared by all requests.
 
     Args:
         texts: each a sequence of token ids, none below 0.
@@ -173,8 +172,8 @@ class Datastore(SuffixAutomaton):
         return self._counts[state]
 
     def match(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """The longest ending of a text that occurs here, after one more token: from its state and its length before
-        (the root and 0 to begin with) to those after."""
+        """Extend the longest suffix of a text that occurs here by one token: from its state and length before (at the start
+        the root and 0) to those after."""
         while (to := self.step(state, token)) == NOWHERE:
             if state == ROOT:
                 return ROOT, 0

@@ -1,7 +1,7 @@
-"""Drafts that are looked at again (Tolerator, arXiv 2510.05090): filled in as ever, then for some rounds a part is masked once
-more and decoded anew given the rest, so that tokens which were chosen without each other come to agree.
+"""Refined drafts (Tolerator, arXiv 2510.05090): masks are filled as usual; then for some rounds a part is masked again and decoded
+given the rest, so that tokens that were chosen independently of each other become consistent.
 
-What comes out is the end of a search and no draw from a q that anybody knows: law `point`.
+The result is not a draw from a known q: law `point`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from decode.speculation.sampling import Sampling, best
 
 
 class ToleratorDrafter:
-    """A standalone drafter that fills K masks in T steps, surest first, and then refines them.
+    """A standalone drafter that fills K masks in T steps, the most confident first, and then refines them.
 
     Args:
         drafter: over the target's vocabulary.
         draft_tokens: K, default its training's block.
         steps: T, of the filling.
-        rounds: R, of the refining; 0 = none. Round r masks the least sure part cos(π/2·r/R) of
-            the positions, at least one and never all (the paper's annealed rate).
+        rounds: R refining rounds; 0 = none. Round r masks the least confident share cos(π/2·r/R) of the positions, at least one
+            and never all (the paper's annealed rate).
 
     Raises:
         UserError: a number out of range.
@@ -72,7 +72,7 @@ class ToleratorSession(DiffusionSession):
         return Proposal(block_K, "point")
 
     def _decode(self, block_K: Tensor, sure_K: Tensor, count: int) -> None:
-        """The argmax at the `count` masked positions where q is most peaked, in place, and how peaked it is."""
+        """Fill the `count` masked positions where q is most peaked with the argmax, in place; record how peaked it is."""
         logits_KV = self.context.denoise(block_K)
         peak_K = logits_KV.softmax(-1).amax(-1)
         at = peak_K.masked_fill(~self.masked(block_K), -1.0).topk(count).indices.sort().values

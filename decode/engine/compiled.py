@@ -1,4 +1,4 @@
-"""A target through torch.compile, layer by layer."""
+"""A target compiled with torch.compile, layer by layer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from align.target.model import Target
 
 
 def compiled(target: Target) -> Target:
-    """The same model through torch.compile, layer by layer: another way to make plain decoding fast.
+    """The same model, its layers compiled with torch.compile: another way to make plain decoding fast.
 
-    All layers share their programs, half a minute's work for SmolLM2; its whole body took eight minutes. Decoding one
-    request alone runs them; several at once do not.
+    All layers share the compiled programs. That takes half a minute for SmolLM2; compiling its whole body took eight. Only
+    decoding one request at a time uses them, not batches.
 
     Raises:
-        UserError: it does not work here (no C++ compiler, say).
+        UserError: torch.compile does not work here (for example without a C++ compiler).
     """
     twin = reload(target, fast=fast_linear(target.dtype, target.device) is RowsLinear)
     layer_by_layer = torch.compile(_forward_of_its_class, dynamic=True)
@@ -43,7 +43,7 @@ def compiled(target: Target) -> Target:
 
 
 class _OneLayersCache:
-    """What one layer asks of a cache. Its number does not matter here, so that a program for one fits all."""
+    """The cache as one layer sees it, without the layer's number, so that one program fits all layers."""
 
     def __init__(self, slab: Slab) -> None:
         self.slab = slab

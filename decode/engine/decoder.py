@@ -18,15 +18,14 @@ Prompt = str | list[dict[str, str]] | list[int]
 
 
 class Decoder:
-    """A target and what drafts for it. `generate` may be called any number of times; nothing is kept in between. A seed
-    repeats a sampled text, unless the drafter looks at the clock (`controller=cost`, several ways in one method): how much
-    it drafts then differs from run to run, the law of the text does not.
+    """A target and its drafter. `generate` may be called any number of times; no state is kept in between. A seed repeats a
+    sampled text, unless the drafter looks at the clock (`controller=cost`, several variants in one method): how much it
+    drafts then differs from run to run; the distribution of the text does not.
 
     Args:
-        target: the model whose output law is kept.
+        target: the model whose output distribution is preserved.
         drafter: None = plain decoding.
-        verifier: a name in `decode.speculation.verifiers.VERIFIERS`, or auto: greedy at temperature 0, traversal (on
-            a chain: block verification) where the drafts have a q, else point_mass.
+        verifier: a name in `decode.speculation.verifiers.VERIFIERS`, or auto (`decode.speculation.verifiers.choose`).
     """
 
     def __init__(self, target: Target, drafter: Drafter | None = None, verifier: str = "auto") -> None:
@@ -43,7 +42,7 @@ class Decoder:
         """The verifier used under these settings.
 
         Raises:
-            UserError: it would change the target's output law: why, and which verifiers fit.
+            UserError: it would change the output's distribution: why, and which verifiers fit.
         """
         law = self.drafter.law(sampling) if self.drafter is not None else "point"
         name = choose(law, sampling.temperature) if self.verifier == "auto" else self.verifier
@@ -75,7 +74,7 @@ class Decoder:
             raw: a string is plain text, no chat template around it.
 
         Raises:
-            UserError: nothing can be generated from this, or not without changing the target's output law.
+            UserError: a wrong argument, or a verifier that would change the output's distribution.
         """
         engine = self._engine(prompt, max_new_tokens, sampling, stop, stream, record_gaps, raw)
         return engine.run()
@@ -92,9 +91,9 @@ class Decoder:
     ) -> list[Generation]:
         """Continue many prompts, `batch_size` at a time in one target call; as one ends the next begins.
 
-        Every output is the one that `generate` gives for its prompt, sampling and seed, whatever stands beside it (but for
-        the rounding of products over more rows, and for drafters that look at the clock: see the class). Times of a request
-        count what it shared with others.
+        Every output is the one that `generate` gives for its prompt, sampling and seed, whatever else is in the batch (except
+        for the rounding of products over more rows, and for drafters that look at the clock: see the class). The times of a
+        request include what it shared with others.
 
         Args:
             prompts, max_new_tokens, sampling, stop, raw: as in `generate`; `max_new_tokens` and `sampling` one for all, or
@@ -152,13 +151,13 @@ class Decoder:
 
 
 def check_banned(sampling: Sampling, target: Target) -> None:
-    """Raises UserError where banned tokens are not the target's, or leave nothing to say."""
+    """Raises UserError where a banned token is not in the target's vocabulary, or every token is banned."""
     outside = [i for i in sampling.banned if i >= target.vocab_size]
     if outside:
         raise UserError(f"banned: token {outside[0]} is not within 0..{target.vocab_size - 1}")
     held_back = target.eos_ids if sampling.min_new_tokens else ()
     if len({*sampling.banned, *held_back}) == target.vocab_size:
-        raise UserError("banned: every token is, so nothing could be said")
+        raise UserError("banned: every token is banned, so nothing can be generated")
 
 
 def prompt_tokens(target: Target, prompt: Prompt, raw: bool = False) -> list[int]:
@@ -181,7 +180,7 @@ def prompt_tokens(target: Target, prompt: Prompt, raw: bool = False) -> list[int
     limit = target.context_limit
     if len(tokens) >= limit:
         raise UserError(
-            f"the prompt has {len(tokens)} tokens: the target's context of {limit} leaves no room"
+            f"the prompt has {len(tokens)} tokens: the target's context of {limit} leaves no room for an answer"
         )
     return tokens
 

@@ -1,4 +1,4 @@
-"""Tokens → text as they come: never half a character, never past a stop string."""
+"""Text of tokens as they are generated: never half a character, never past a stop string."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TextStream:
 
     Args:
         decode: tokens → text, the tokenizer's.
-        stops: strings that end the text; it is cut before the first of them to be complete.
+        stops: strings that end the text; it is cut before the first one that is complete.
         emit: called with every new piece of text that can no longer change; the pieces make up `text`.
 
     Tokens are taken one by one, so that where the text stops does not depend on how they were grouped into
@@ -29,15 +29,12 @@ class TextStream:
         self.text = ""
         self.longest = max(map(len, self.stops), default=0)
         self.tokens: list[int] = []
-        self.window = (
-            0  # decoding starts here: one settled piece back, for tokenizers that look at what is before
-        )
+        self.window = 0  # decoding starts here: one settled piece back, for tokenizers that need context
         self.settled = 0  # the text holds the tokens before this
         self.sent = 0
 
     def push(self, token: int) -> bool:
-        """Take one token in. True when a stop string is complete: the text is cut before it and nothing may
-        follow."""
+        """Append one token. True when a stop string is complete: the text is cut before it and must not be continued."""
         self.tokens.append(token)
         before = self.decode(self.tokens[self.window : self.settled])
         fresh = self.decode(self.tokens[self.window :])[len(before) :]
@@ -50,7 +47,7 @@ class TextStream:
         return False
 
     def finish(self) -> str:
-        """No more tokens: what was held back is sent. The whole text."""
+        """After the last token: emit what was held back and return the whole text."""
         if self.settled < len(self.tokens):
             before = self.decode(self.tokens[self.window : self.settled])
             self.text += self.decode(self.tokens[self.window :])[len(before) :]

@@ -1,9 +1,8 @@
-"""The decoding loop: propose → forward → verify → commit. Plain decoding is the same loop without a drafter.
+"""The decoding loop: propose → target forward → verify → commit. Plain decoding is the same loop without a drafter.
 
-The cache holds every committed token but the last. A round runs the target over [last token, drafts], which
-writes their keys and values; the verifier keeps n drafts and adds one token; the cache's length goes back to
-what is committed. What a round needs from the device comes in one transfer. Drafts may branch (decode/speculation/tree.py):
-then the path that the target takes is moved together in the cache.
+The cache holds every committed token but the last. A round runs the target over [last token, drafts], which writes their keys
+and values; the verifier accepts n drafts and adds one token; the cache is rolled back to the committed tokens. Where drafts
+branch (decode/speculation/tree.py), the accepted path is first made contiguous in the cache.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ PREFILL_CHUNK = 2048
 
 
 class Call(NamedTuple):
-    """A round's target call: (1, L) tokens, and which of them each one sees where they branch."""
+    """A round's target call: its tokens, and, where drafts branch, which of them each one attends to (bool)."""
 
     tokens_1L: Tensor
     see_LL: Tensor | None
 
 
 class Engine:
-    """Runs one request, batch of one. Build one per request; it holds nothing that another would need.
+    """Runs one request. Build one per request.
 
     Args:
         prompt: at least one token, fewer than the target's context.
@@ -46,7 +45,7 @@ class Engine:
         drafter: None = plain decoding.
         verifier: a name in `VERIFIERS` that is exact for the drafter's law at this temperature.
         stop: strings that end the output, none empty.
-        stream: called with pieces of text as they are settled.
+        stream: called with pieces of the text once they can no longer change.
         record_gaps: fill `Generation.top2_gaps`.
     """
 
@@ -77,20 +76,20 @@ class Engine:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Prompt and first token."""
+        """Prefill the prompt and choose the first token."""
         self.started = perf_counter()
         logits_1V = self._prefill()
         self._commit(self._outcome(logits_1V, NO_DRAFTS))
         self.prefilled = perf_counter()
-        self._settle()
+        self._record_end()
 
     def close(self) -> None:
-        """Nothing runs for this request any more."""
+        """The request has ended or failed: end the drafter's session."""
         if self.session is not None:
             self.session.close()
 
-    def _settle(self) -> None:
-        """Where the output has ended: its text and times."""
+    def _record_end(self) -> None:
+        """If the output has ended: record its text and times."""
         out = self.out
         if out.finish:
             out.prefill_seconds = self.prefilled - self.started
@@ -119,12 +118,12 @@ class Engine:
         return target.head(output.hidden_BLD[:, -1:])[0]
 
     def _noise(self) -> Callable[[int], Tensor]:
-        """The noise of a position, kept a while: draft and target ask for the same."""
+        """The noise of a position, cached because drafter and target both ask for it."""
         seed, size, device = self.sampling.seed, self.target.vocab_size, self.target.device
         return lru_cache(maxsize=64)(lambda position: position_noise(seed, position, size, device))
 
     def _spare(self) -> int:
-        """Places for the nodes of a tree that will not be kept; a chain is never longer than what may be written."""
+        """Cache positions for tree nodes that will be rejected; a chain always fits what may still be written."""
         if self.drafter is None:
             return 0
         return min(self.drafter.draft_nodes, MOST_NODES)
@@ -138,7 +137,7 @@ class Engine:
 
     @torch.no_grad()
     def begin_round(self) -> Call:
-        """A round's first half: what the target is to be run over."""
+        """Draft: what the target has to be run over."""
         started = perf_counter()
         self.proposal = self._propose()
         parents = self.proposal.parents
@@ -149,7 +148,7 @@ class Engine:
 
     @torch.no_grad()
     def finish_round(self, output: TargetOutput) -> None:
-        """Its second half: what of it is kept."""
+        """Verify the drafts with the target's output and commit what is accepted."""
         proposal, cache = self.proposal, self.request.cache
         before = cache.length - len(proposal) - 1
         assert output.logits_BLV is not None
@@ -165,10 +164,10 @@ class Engine:
             self.session.observe(output if proposal.parents is None else output.at(rows), len(rows))
         self.out.verify_seconds += verified - self.drafted
         self.out.draft_seconds += perf_counter() - verified
-        self._settle()
+        self._record_end()
 
     def _propose(self) -> Proposal:
-        """A round commits its drafts and one more: as many drafts as still fit, known before anything is
+        """At most as many drafts as still fit (a round commits one token more); that number is known before anything is
         drawn."""
         if self.session is None or self.drafter is None:
             return NO_DRAFTS
@@ -185,7 +184,7 @@ class Engine:
         return (torch.cat((last, proposal.tokens_K)) if len(proposal) else last)[None]
 
     def _outcome(self, logits_MV: Tensor, proposal: Proposal) -> Outcome:
-        """What the target makes of the drafts."""
+        """The verification of the drafts."""
         request, sampling = self.request, self.sampling
         before = request.history.rows(proposal.tokens_K, proposal.tree)
         if self.out.top2_gaps is not None:
@@ -203,8 +202,8 @@ class Engine:
         )
 
     def _commit(self, outcome: Outcome) -> int:
-        """Add accepted drafts and the next token up to an end; sets `finish`. How many of them were
-        drafts."""
+        """Append the accepted drafts and the next token, up to where the output ends; sets `finish`. Returns how many of
+        them were drafts."""
         out, request = self.out, self.request
         first = len(out.tokens)
         for token in (*outcome.accepted, outcome.following):
@@ -222,10 +221,10 @@ class Engine:
 
 
 def run_together(engines: Sequence[Engine], most: int = 1) -> None:
-    """Run requests to their ends, at most `most` of them at a time in one target call; as one ends the next begins.
+    """Run requests to their ends, at most `most` at a time in one target call; as one ends the next begins.
 
-    They have one target, and drafters that ask for the same taps. What one of them says does not depend on the others,
-    but for the rounding of products over more rows.
+    They share one target, and their drafters need the same taps. The output of a request does not depend on the others, except
+    for the rounding of products over more rows.
     """
     try:
         _run_to_the_end(engines, most)

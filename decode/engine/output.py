@@ -1,4 +1,4 @@
-"""What came of one request, and what it took."""
+"""The output of one request, with its counts and times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Tree(NamedTuple):
-    """A call's drafts where they branch: every node's parent, and the nodes that were accepted, in order."""
+    """The drafts of a call where they branch: every node's parent, and the accepted nodes in order."""
 
     parents: tuple[int, ...]
     path: list[int]
@@ -15,7 +15,7 @@ class Tree(NamedTuple):
 
 @dataclass
 class Generation:
-    """One request's output and what it took.
+    """One request's output, counts and times.
 
     A *call* is a target forward that verifies; the prefill, which gives the first token, is not one.
     """
@@ -30,7 +30,7 @@ class Generation:
     """eos, length (max_new_tokens), stop (a stop string) or context (the target's context is full)."""
     calls: int = 0
     drafted: list[int] = field(default_factory=list)
-    """Tokens drafted ahead per call; of a tree, its levels."""
+    """Drafted tokens per call; of a tree, its levels."""
     trees: list[Tree | None] = field(default_factory=list)
     """The shape of each call's drafts and the path taken; None for a chain."""
     accepted: list[int] = field(default_factory=list)

@@ -104,7 +104,7 @@ class Proposal:
     Args:
         tokens_K: int64 ids in the target's vocabulary.
         law: how they were drawn, see the module's docstring. `independent` and `causal` rows of q are what each
-            token was REALLY drawn from, processors included.
+            token was actually drawn from, processors included.
         q: None for `point`, needed by every other law. One row per token; of siblings drawn without replacement
             each row is the q of the first draw.
         steps_K: the step at which each position was unmasked; needed by `unmasked` and by no other law.

@@ -1,1 +1,1 @@
-"""Drafters around other drafters: copying in front, adaptive length, ahead of the target, side by side, another vocabulary."""
+"""Drafters that wrap other drafters: copies first, adaptive length, drafting ahead, two merged, another vocabulary."""

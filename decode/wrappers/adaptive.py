@@ -1,6 +1,7 @@
-"""Any drafter, as long a draft as a controller says (decode/drafters/controllers.py).
+"""Drafters that adapt to what earlier rounds cost and got accepted (decode/drafters/controllers.py): `AdaptiveDrafter` chooses the
+draft length by a controller, `SwitchingDrafter` chooses among variants of one drafter by their measured speed.
 
-The controller is asked before the inner drafter draws, and knows earlier rounds alone: a proposal keeps the inner law.
+Both choose before anything of a round is drawn and look at finished rounds only, so proposals keep the inner law.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from decode.speculation.sampling import Sampling
 
 
 class AdaptiveDrafter:
-    """`inner` under a controller of its own for every request.
+    """`inner`, with its draft length chosen by a controller.
 
     Args:
-        inner: its `draft_tokens` is the most.
-        controller: makes one.
+        inner: its `draft_tokens` is the longest draft.
+        controller: called once per request; makes its controller.
     """
 
     def __init__(self, inner: Drafter, controller: Callable[[], Controller] = CostAware) -> None:
@@ -43,7 +44,7 @@ class AdaptiveSession(DraftSession):
     def __init__(self, inner: DraftSession, controller: Controller) -> None:
         self.inner, self.controller = inner, controller
         self.taps = inner.taps
-        self.drafted = 0  # of the round that is not over
+        self.drafted = 0  # in the current round
         self.draft_seconds = self.proposed = 0.0
 
     def observe(self, output: TargetOutput, kept: int) -> None:
@@ -67,11 +68,11 @@ class AdaptiveSession(DraftSession):
 
 
 class SwitchingDrafter:
-    """`ways` of one drafter, and what was measured of them, over all requests.
+    """Variants of one drafter that differ in their options. Their measured speeds are shared by all requests.
 
     Args:
-        ways: of one class, over the same networks; their sessions read `proposer` anew for every proposal.
-        names: of the ways, for what is printed.
+        variants: drafters of one class over the same networks, whose sessions read `proposer` at every proposal.
+        names: of the variants, for messages.
     """
 
     def __init__(self, variants: Sequence[Drafter], names: Sequence[str]) -> None:
@@ -82,14 +83,14 @@ class SwitchingDrafter:
         self.reset()
 
     def reset(self) -> None:
-        """As if nothing had been measured yet."""
+        """Discard all measurements."""
         self.fastest = Fastest(len(self.variants))
 
     def law(self, sampling: Sampling) -> Law:
-        """The widest one: independent draws are causal ones, and either are unmasked ones, from left to right.
+        """The widest of the variants' laws: independent drafts are causal ones, and both are unmasked ones (left to right).
 
         Raises:
-            UserError: ways whose laws have no verifier in common.
+            UserError: no verifier is exact for all variants.
         """
         laws = dict.fromkeys(variant.law(sampling) for variant in self.variants)
         for law in ("causal", "unmasked"):
@@ -97,7 +98,7 @@ class SwitchingDrafter:
                 return law
         if len(laws) > 1:
             raise UserError(
-                f"the ways {', '.join(self.names)} draft by different laws ({', '.join(laws)}): they can't take turns"
+                f"the variants {', '.join(self.names)} draw drafts in different ways ({', '.join(laws)}): no verifier fits all"
             )
         return next(iter(laws))
 
@@ -115,7 +116,7 @@ class SwitchingSession(DraftSession):
         if request.noise is None:
             self.inner.law = drafter.law(request.sampling)
         self.taps = self.inner.taps
-        self.variant: int | None = None  # that of the round that is not over
+        self.variant: int | None = None  # of the current round
         self.began = 0.0
 
     def observe(self, output: TargetOutput, kept: int) -> None:

@@ -1,9 +1,9 @@
-"""A drafter, and copies where the text repeats itself: prompt lookup proposes when a long enough ending of the text
-occurred before, the drafter otherwise. A copy costs no drafting, and a text that has begun to repeat goes on with it.
+"""A drafter with prompt lookup in front: if a long enough suffix of the text occurred before, its continuation is copied; otherwise
+the drafter proposes. A copy costs no drafting, and a text that has begun to repeat itself tends to go on.
 
-Which of the two proposes is settled by the text so far, before anything is drawn, so every proposal keeps its own law
-and the output the target's. A copied token is a draw from the distribution that has all its mass there: under
-sampling a copy travels under the drafter's law with that q, and token verification accepts it with probability p.
+The text so far decides which of the two proposes, before anything is drawn, so every proposal keeps its own law. A copied token
+is a draw from the distribution with all its mass there: under sampling a copy has the drafter's law with that q, and token
+verification accepts it with probability p.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class CopyingDrafter:
 
     Args:
         inner: a drafter of any law.
-        copy_tokens: how many tokens a first copy holds; after one that was accepted whole, the next holds twice as many
-            and one more (with the token before them that doubles the rows of a call).
-        most_tokens: where that growth ends.
-        shortest, shortest_sampled: the shortest ending, in tokens, that a copy needs at temperature 0 and above. On
-            SmolLM2's own greedy answers, text after a repeated pair continued as before for 1.6 tokens of 8; on
-            answers at temperature 1 it takes three to reach 0.9. A trained drafter's own drafts lie between.
-        longest: the longest ending looked up.
+        copy_tokens: length of a first copy; after one that was accepted whole the next has twice as many tokens and one more
+            (which doubles the rows of a call).
+        most_tokens: the longest copy.
+        shortest, shortest_sampled: the shortest match, in tokens, that a copy needs at temperature 0 and above. On SmolLM2's
+            own greedy answers the text after a repeated pair continued as before for 1.6 tokens of 8; on answers at
+            temperature 1 three tokens are needed for 0.9. A trained drafter's own drafts lie between.
+        longest: the longest match looked up.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class CopyingSession(DraftSession):
         self.drafter, self.inner, self.lookup, self.law = drafter, inner, lookup, law
         self.taps = inner.taps
         self.length = drafter.copy_tokens
-        self.whole = -1  # how long the text is if the last copy was accepted whole
+        self.whole = -1  # the text's length if the last copy is accepted whole
 
     def observe(self, output: TargetOutput, kept: int) -> None:
         self.inner.observe(output, kept)
@@ -82,7 +82,7 @@ class CopyingSession(DraftSession):
             return copy
         ids_S, column_K = copy.tokens_K.unique(return_inverse=True)
         q = SparseQ(ids_S, F.one_hot(column_K, len(ids_S)).to(torch.float32))
-        if self.law == "unmasked":  # all at once, and settled by the text
+        if self.law == "unmasked":  # all in one step, and decided by the text
             return Proposal(copy.tokens_K, self.law, q, torch.zeros_like(copy.tokens_K), state_only=True)
         return Proposal(copy.tokens_K, self.law, q)
 

@@ -1,6 +1,6 @@
-"""Two drafters' chains side by side, merged where they begin alike: the target follows whichever it agrees with.
+"""The drafts of two drafters merged into one tree: the target follows whichever it agrees with.
 
-Which tokens stand in the tree is a choice, whatever they were drawn from: law `point`.
+Which tokens the tree holds is a choice, whatever they were drawn from: law `point`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from decode.speculation.tree_drafts import prefix_tree
 
 
 class MergedDrafter:
-    """`first` and `second`, both over the target's vocabulary; where only one has a proposal, that one.
+    """`first` and `second`, both over the target's vocabulary; if only one has a proposal, that one.
 
     Args:
-        first, second: of any law. Their targets' states come to whichever asks for them; not both may.
+        first, second: of any law. At most one of them may read the target's hidden states.
     """
 
     def __init__(self, first: Drafter, second: Drafter) -> None:

@@ -1,11 +1,11 @@
-"""Drafting while the target verifies: as soon as a draft is handed over the next one is begun behind it, in a thread of its own, on
-the guess that all of it will be accepted and that the token after it is the one the drafter itself would say (DuoDecoding,
-arXiv 2503.00784; Double, 2601.05524). Where the guess holds the next draft costs no time; else it is made anew.
+"""Drafting while the target verifies (DuoDecoding, arXiv 2503.00784; Double, 2601.05524). As soon as a draft is handed over, the next
+one is started in a thread, on the guess that all of it will be accepted and followed by the drafter's own next token. If the
+guess is right the next draft costs no time; else it is made again.
 
-The law is the inner one. What is drawn ahead is drawn from q after the guessed text, with randomness of its own; whether the text
-becomes that one is up to tokens drawn before, and to the target. So given that it does, they are draws from q after the text.
+The law is the inner one. The next draft is drawn from q after the guessed text, with a generator of its own; whether the text
+becomes the guessed one depends on tokens drawn before and on the target. So given that it does, the tokens are draws from q.
 
-It needs a drafter on another device than the target, or cores to spare: two that share one take each other's time.
+It needs a drafter on another device than the target, or spare cores: on shared ones each slows the other down.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling
 
 _OWN_STREAM = 0x0A17
-"""What the seed of the randomness ahead differs by from the request's."""
+"""XORed with the request's seed, it seeds the generator of drafts made ahead."""
 
 
 class OverlappedDrafter:
-    """`inner`, one round ahead.
+    """`inner`, drafting one round ahead.
 
     Args:
-        inner: one that drafts chains from the text alone and lets the text go back. Of the tokens it drafts the last one is
-            the guess.
+        inner: drafts chains from the text alone, and its text can be rewound. Its last drafted token is the guess.
 
     Raises:
-        UserError: it drafts fewer than two tokens; when a request begins, it is of another kind.
+        UserError: it drafts fewer than two tokens; when a request begins: it reads the target's states or cannot rewind.
     """
 
     def __init__(self, inner: Drafter) -> None:
         if inner.draft_tokens < 2:
             raise UserError(
-                f"drafter {inner.name!r}: one draft at a time leaves none to guess by: at least 2"
+                f"drafter {inner.name!r} drafts one token: drafting ahead needs at least 2, the last one is the guess"
             )
         self.inner = inner
         self.name = f"{inner.name}+overlap"
@@ -90,15 +89,15 @@ class OverlappedSession(DraftSession):
         if len(tokens) > k:
             self._guess(tokens[: k + 1])
         if len(self.request.tokens) < len(self.guessed.tokens) < self.request.cache.capacity - k:
-            # A thread for every draft: OpenMP keeps a team for each thread that lives, and with more of them than cores
-            # every team sleeps between products, which halves the speed of all that the process decodes from then on.
+            # A thread lives for one draft: OpenMP keeps a team per living thread, and with more of them than cores every
+            # team sleeps between products, which halves the speed of everything that the process decodes from then on.
             self.worker = ThreadPoolExecutor(1)
             self.ahead = self.worker.submit(self._run, k + 1)
             self.worker.shutdown(wait=False)
         return draft.cut(k)
 
     def _guess(self, tokens: list[int]) -> None:
-        """The text that the inner drafter sees: the committed one and these tokens."""
+        """Set the text that the inner drafter sees: the committed one followed by `tokens`."""
         self.guessed.tokens[:] = [*self.request.tokens, *tokens]
         self.guessed.history = self.request.history.fork()
         self.guessed.history.extend(tokens)
@@ -109,7 +108,7 @@ class OverlappedSession(DraftSession):
         return proposal
 
     def close(self) -> None:
-        """Wait for a draft that was begun and that nobody will ask for."""
+        """Wait for a draft that was started and will not be used."""
         if self.worker is not None:
             self.worker.shutdown()
         self.inner.close()

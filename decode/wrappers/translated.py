@@ -1,9 +1,8 @@
-"""A drafter with a vocabulary of its own in front of any target: its context is the committed text in its tokens, its
-drafts are the target's tokens of what it wrote (decode/wrappers/vocabularies.py).
+"""A drafter with its own vocabulary for any target: its context is the committed text in its tokens, and what it drafts is
+translated into the target's tokens (decode/wrappers/vocabularies.py).
 
-The law is `point` whatever the inner side does. Of its q nothing is left after the map: many drafts of its tokens become
-one of the target's, and how a draft is cut depends on the tokens after it, so that no q of a position given its prefix
-can be stated.
+The law is `point` whatever the inner drafter does. The translation loses its q: many drafts in its tokens become one in the
+target's, and how a draft is tokenized depends on the tokens after it, so no q of a position given its prefix can be stated.
 """
 
 from __future__ import annotations
@@ -20,35 +19,35 @@ from decode.wrappers.vocabularies import VocabularyMap
 
 
 class InnerSession(Protocol):
-    """A model at work on one text, in its own tokens."""
+    """A model's state for one text, in its own tokens."""
 
     def extend(self, kept: int, new_tokens: list[int]) -> None:
-        """The context becomes its first `kept` tokens and these after them. What was drafted is not part of it."""
+        """Replace everything after the first `kept` tokens of the context by `new_tokens`. Drafts are not part of it."""
 
     def propose(self, k: int, sampling: Sampling) -> list[int]:
         """At most k ≥ 1 tokens to follow the context, chosen in any way."""
 
 
 class InnerDrafter(Protocol):
-    """A model that drafts in its own tokens and knows nothing of the target."""
+    """A model that drafts in its own tokens and knows nothing of the target's."""
 
     name: str
     draft_tokens: int
-    """The most of its tokens that it drafts ahead."""
+    """The most tokens, of its own, in a draft."""
 
     def start(self, tokens: list[int]) -> InnerSession:
         """Begin a text; `tokens`, the prompt, may be empty."""
 
 
 class TranslatedDrafter:
-    """`inner` as a drafter of the engine.
+    """`inner` as a drafter over the target's vocabulary.
 
     Args:
         inner: see `InnerDrafter`.
-        vocabulary: between the inner side's tokens and the target's. A special token of the target's chat template that
-            the inner side lacks is text to it.
-        draft_tokens: the most target tokens in a proposal; default: as many as `inner` drafts of its own. Worth raising
-            where the target's tokens are the shorter ones.
+        vocabulary: maps between the inner drafter's tokens and the target's. Special tokens of the target's chat template that
+            the inner drafter lacks are plain text to it.
+        draft_tokens: the most target tokens in a proposal; default: as many as `inner` drafts of its own. Worth raising where
+            the target's tokens are shorter.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class TranslatedDrafter:
 
 
 class TranslatedSession(DraftSession):
-    """One request's drafts. `context` is what the inner side has seen: the committed text in its tokens."""
+    """One request's drafts. `context`: the committed text in the inner drafter's tokens."""
 
     def __init__(self, drafter: TranslatedDrafter, request: Request) -> None:
         self.drafter, self.request = drafter, request
@@ -83,6 +82,6 @@ class TranslatedSession(DraftSession):
         most = self.drafter.inner.draft_tokens
         drafts = self.inner.propose(min(k, most) if vocabulary.same else most, request.sampling)
         tokens = vocabulary.to_target(drafts, request.tokens)
-        # a tokenizer may name more tokens than the model has rows
+        # a tokenizer may have more tokens than the model has rows
         tokens = list(takewhile(lambda token: token < request.target.vocab_size, tokens))[:k]
         return Proposal(torch.tensor(tokens, device=request.target.device), "point") if tokens else None

@@ -1,9 +1,8 @@
-"""Two vocabularies of the same text: what the drafter writes in its tokens, in the target's, and the other way round.
+"""Translation between two vocabularies: the drafter's tokens as the target's, and the other way round.
 
-Both tokenizers are taken as codes for bytes. Where they cut every text alike, tokens are mapped one by one. Elsewhere the
-bytes are handed over and tokenize_prompts again (string-level exact match, arXiv 2502.05202): committed tokens are never
-touched, a draft begins exactly where they end. Whatever goes wrong here costs acceptance and nothing else: the
-target tests every token.
+Both tokenizers are treated as codes for bytes. Where they split every text alike, tokens are mapped one by one. Otherwise the
+bytes are tokenized again (string-level exact match, arXiv 2502.05202): committed tokens never change, and a draft begins
+exactly where they end. A wrong translation only costs acceptance, because the target verifies every token.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from torch import Tensor
 from align.common.errors import UserError
 
 CONTEXT = 16
-"""Committed tokens looked back at: a draft's first token may depend on the word or the run of spaces before it."""
+"""Committed tokens used as context: a draft's first token may depend on the word or the run of spaces before it."""
 SYNCHRONISED = 8
-"""Tokens that have to come out as before, for a text that is tokenize_prompts again from its middle, to be taken for the same."""
+"""How many tokens must come out as before when a text is tokenized again from its middle, for the rest to count as unchanged."""
 _SPACE = "▁"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
@@ -39,7 +38,7 @@ def _alphabet() -> dict[str, int]:
 
 
 def _steps(stage: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The steps of a normaliser or pre-tokenizer, sequences opened."""
+    """The steps of a normaliser or pre-tokenizer, with sequences flattened."""
     if stage is None:
         return []
     inside = stage.get("normalizers", stage.get("pretokenizers"))
@@ -47,15 +46,15 @@ def _steps(stage: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 class ByteTokenizer:
-    """A tokenizer as a code for bytes: what every token spells, and the tokens that spell given bytes in the middle of a
-    text. It normalises nothing, puts nothing in front and reads no special token out of text.
+    """A tokenizer as a code for bytes: the bytes of every token, and the tokens of given bytes in the middle of a text. It does
+    not normalise, adds no prefix and finds no special tokens in text.
 
     Args:
         tokenizer: a fast tokenizer of transformers, byte-level or SentencePiece (spaces as ▁, <0xNN> for bytes).
-        whose: who it belongs to, for errors.
+        whose: drafter or target, for errors.
 
     Raises:
-        UserError: a tokenizer of another kind: WordPiece, say, which forgets spaces.
+        UserError: a tokenizer of another kind, such as WordPiece, which loses spaces.
     """
 
     def __init__(self, tokenizer: Any, whose: str) -> None:
@@ -75,7 +74,7 @@ class ByteTokenizer:
                 " it must be byte-level or SentencePiece"
             )
         self.prefix = b""
-        """The space that it puts in front of a whole text."""
+        """The space with which it begins a whole text."""
         for step in before + cuts:
             scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space") else "never")
             if scheme != "never" or step["type"] == "Prepend":
@@ -93,16 +92,16 @@ class ByteTokenizer:
         self._core.encode_special_tokens = True
         self.eos, self.bos = tokenizer.eos_token_id, tokenizer.bos_token_id
         self.begins = self.bos is not None and list(tokenizer("")["input_ids"])[:1] == [self.bos]
-        """Whether it puts a BOS in front of a whole text."""
+        """Whether it begins a whole text with a BOS."""
         self._spell_out(model, {token["id"]: token["special"] for token in spec["added_tokens"]})
         # a BPE's vocabulary is its tokens, whatever their ids; a Unigram's is a list, with scores
         rules = {key: value for key, value in model.items() if not isinstance(value, dict)}
         cut = json.dumps([code | {"model": rules}, sorted(self.ids)], sort_keys=True)
         self.cut = hashlib.sha256(cut.encode()).hexdigest()
-        """Equal for tokenizers that cut every text alike; ids and special tokens may differ."""
+        """Equal for tokenizers that split every text alike; ids and special tokens may differ."""
 
     def _spell_out(self, model: dict[str, Any], added: dict[int, bool]) -> None:
-        """What every token spells. added: tokens outside the model, and whether they are special."""
+        """Compute the bytes of every token. added: tokens outside the model, and whether they are special."""
         vocab: dict[str, int] = self._core.get_vocab(with_added_tokens=True)
         unknown = model.get("unk_token")
         if model.get("unk_id") is not None:  # of a Unigram
@@ -111,9 +110,9 @@ class ByteTokenizer:
         self.ids = {name: i for name, i in vocab.items() if name not in self.specials and name != unknown}
         self.names = {i: name for name, i in self.specials.items()}
         self.pieces = [b""] * (max(vocab.values()) + 1)
-        """The bytes of every token; none where it stands for no text."""
+        """The bytes of every token; empty where it stands for no text."""
         self.of: dict[bytes, int] = {}
-        """The token that spells these bytes: of several the one that is written out, not <0xNN>."""
+        """The token of these bytes; among several the one written as text, not as <0xNN>."""
         alphabet, in_bytes = _alphabet(), bool(model.get("byte_fallback"))
         ordered = sorted((in_bytes and bool(_BYTE.fullmatch(name)), i, name) for name, i in self.ids.items())
         for is_byte, i, name in ordered:
@@ -134,7 +133,7 @@ class ByteTokenizer:
         self._odd = re.compile(f"([\udc80-\udcff{re.escape(odd)}])")
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token spells; none for special tokens and rows of a model that no token has."""
+        """The bytes of a token; empty for special tokens and for rows of a model without a token."""
         return self.pieces[token] if 0 <= token < len(self.pieces) else b""
 
     def spell(self, tokens: Sequence[int]) -> bytes:
@@ -147,8 +146,8 @@ class ByteTokenizer:
         return at < len(self._sorted) and self._sorted[at].startswith(data)
 
     def encode(self, data: bytes) -> list[int]:
-        """The tokens of these bytes: the tokenizer's own as long as they spell them, else one for each byte; -1 stands for
-        a byte that no token spells."""
+        """The tokens of these bytes: the tokenizer's own where they spell them exactly, else one per byte; -1 for a byte
+        without a token."""
         tokens: list[int] = []
         for i, part in enumerate(self._odd.split(data.decode(errors="surrogateescape"))):
             raw, at = part.encode(errors="surrogateescape"), 0
@@ -168,7 +167,7 @@ class ByteTokenizer:
         return tokens
 
     def text_start(self, tokens: Sequence[int], most: int) -> int:
-        """Where the text at the tokens' end begins: after the last special token, at most so many tokens back."""
+        """Where the text at the end of the tokens begins: after the last special token, at most `most` tokens back."""
         start = len(tokens)
         while start > max(0, len(tokens) - most) and self.piece(tokens[start - 1]):
             start -= 1
@@ -176,7 +175,7 @@ class ByteTokenizer:
 
 
 class VocabularyMap:
-    """Drafter tokens ↔ target tokens.
+    """Maps drafter tokens to target tokens and back.
 
     Special tokens are matched by role (EOS, BOS) and by name among special tokens alone: in a draft the role decides, so
     that an end is the target's end, in the drafter's context the name. Text that looks like one stays text. A special
@@ -195,7 +194,7 @@ class VocabularyMap:
     agreement: float
     """Share of the drafter's tokens, special ones left out, that the target has too."""
     same: bool
-    """Both cut every text alike: tokens are mapped one by one, nothing is tokenize_prompts again."""
+    """Both split every text alike: tokens are mapped one by one, nothing is tokenized again."""
 
     def __init__(self, drafter_tokenizer: Any, target_tokenizer: Any) -> None:
         self.drafter = ByteTokenizer(drafter_tokenizer, "drafter")
@@ -248,7 +247,7 @@ class VocabularyMap:
         return self.target.encode(data)
 
     def _unsettled(self, tokens: list[int], last: int) -> int:
-        """How many tokens at the end together begin a longer token, and hold more than the `last` bytes."""
+        """How many tokens at the end together begin a longer token and have more than `last` bytes."""
         found, end = 0, b""
         for n, token in enumerate(reversed(tokens), 1):
             end = self.target.piece(token) + end
@@ -318,7 +317,7 @@ class VocabularyMap:
 
 
 def _alike(one: ByteTokenizer, other: ByteTokenizer) -> dict[int, int]:
-    """Tokens of one side → those of the other that spell the same."""
+    """Tokens of one tokenizer → those of the other with the same bytes."""
     found = {}
     for name, i in one.ids.items():
         twin = other.ids.get(name, -1)  # two tokens may spell one byte: A and <0x41>
@@ -329,23 +328,23 @@ def _alike(one: ByteTokenizer, other: ByteTokenizer) -> dict[int, int]:
 
 
 def _named(one: ByteTokenizer, other: ByteTokenizer) -> dict[int, int]:
-    """The same of special tokens, by their names."""
+    """Special tokens of one → those of the other, by name."""
     return {i: other.specials[name] for name, i in one.specials.items() if name in other.specials}
 
 
 def _roles(one: ByteTokenizer, other: ByteTokenizer) -> dict[int, int]:
-    """The same of BOS and EOS; a token that is both is an EOS."""
+    """BOS and EOS of one → those of the other; a token that is both counts as EOS."""
     roles = ((one.bos, other.bos), (one.eos, other.eos))
     return {i: match for i, match in roles if i is not None and match is not None}
 
 
 def _known(tokens: Iterable[int]) -> list[int]:
-    """Those before the first that is -1."""
+    """The tokens before the first -1."""
     return list(takewhile(lambda token: token >= 0, tokens))
 
 
 def _unfinished(data: bytes) -> int:
-    """How many bytes at the end are the beginning of a character."""
+    """How many bytes at the end are an unfinished character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data)
     return len(decoder.getstate()[0])

@@ -139,7 +139,7 @@ def test_ways_that_cannot_take_turns_are_refused(parts: Parts) -> None:
     ]
     mixed = build(read_method("specdiff:nodes=0/4"), parts)
     assert mixed.generate(PROMPT, max_new_tokens=6).tokens  # argmax drafts either way
-    with pytest.raises(UserError, match=r"draft by different laws \(independent, point\)"):
+    with pytest.raises(UserError, match=r"draw drafts in different ways \(independent, point\)"):
         mixed.generate(PROMPT, max_new_tokens=6, sampling=Sampling(1.0))
     assert read_method(f"retrieval:corpus={__file__}").options == {"corpus": __file__}
 
