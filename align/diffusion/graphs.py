@@ -1,6 +1,6 @@
 """The forward process of one token: a continuous-time Markov chain whose rate matrix is Q = 1πᵀ − I.
 
-π is its stationary law, and each token is replaced by a draw from π at rate 1: the mask (absorbing) or any token
+π is its stationary distribution, and each token is replaced by a draw from π at rate 1: the mask (absorbing) or any token
 (uniform). Q² = −Q, hence e^(σQ) = e^(−σ)·I + (1−e^(−σ))·1πᵀ, and its inverse with −σ. Matrices act on row vectors:
 Q(x, y) is the rate from x to y. SEDD: arXiv 2310.16834. V counts the mask. Computed in fp32 (fp64 stays).
 """
@@ -65,7 +65,7 @@ class Graph(ABC):
     def corrupt(
         self, tokens: Tensor, sigma: Tensor, generator: torch.Generator, may: Tensor | None = None
     ) -> Tensor:
-        """A draw of x_t given x_0 = tokens, each position by itself; only where `may` (bool), if given."""
+        """A draw of x_t given x_0 = tokens, positions independent; with `may` (bool), only where it is True."""
         place = generator.device
         chance = -torch.expm1(-full_precision(sigma))
         u = torch.rand(tokens.shape, generator=generator, dtype=chance.dtype, device=place).to(tokens.device)
@@ -89,8 +89,8 @@ class Graph(ABC):
     def analytic_step(self, x: Tensor, score_V: Tensor, dsigma: Tensor) -> Tensor:
         """p(x_s | x_t = x) for σ_s = σ_t − dsigma, (…, V): SEDD's analytic predictor, exact per position for an exact score.
 
-        `score_V` is s at σ_t, with 1 at x. An inexact one can give values below 0; they count 0, and the rest is
-        normalised, which is what SEDD's sampler draws from.
+        `score_V` is s at σ_t, with 1 at x. An inexact score can give negative values; they are set to 0 and the rest is
+        normalised, as in SEDD's sampler.
         """
         likely = self.staggered_score(score_V, dsigma) * self.transition_transposed(x, dsigma)
         return _normalised(likely.clamp_min(0.0))
@@ -120,9 +120,9 @@ class Absorbing(Graph):
             raise UserError(f"absorbing graph: mask_id={self.mask_id} is not within 0..{self.size - 1}")
 
     def stationary(self, like: Tensor) -> Tensor:
-        law = torch.zeros(self.size, dtype=like.dtype, device=like.device)
-        law[self.mask_id] = 1.0
-        return law
+        pi_V = torch.zeros(self.size, dtype=like.dtype, device=like.device)
+        pi_V[self.mask_id] = 1.0
+        return pi_V
 
     def limit(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         return torch.full(tuple(shape), self.mask_id, device=generator.device)
@@ -185,7 +185,7 @@ def excess(x_V: Tensor, x_0: Tensor, mask_id: int, shift: Tensor | float) -> Ten
 def on_rows(statistic: Callable[..., Tensor], where: Tensor, x_V: Tensor, *values: Tensor) -> Tensor:
     """`statistic(x_RV, *values_R)` of the R positions that `where` marks, put back into its shape; 0 elsewhere.
 
-    The rows of `x_V` are gathered before they are made fp32, and not copied at all where every one is marked.
+    The rows of `x_V` are gathered before they are converted to fp32, and not copied at all where all are marked.
     """
     index = where.reshape(-1).nonzero()[:, 0]
     rows = x_V.expand(*where.shape, x_V.shape[-1]).reshape(-1, x_V.shape[-1])

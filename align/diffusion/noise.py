@@ -1,10 +1,9 @@
 """The forward process over rows of text: which positions are noisy, and how.
 
-Block drafters: a clean anchor, then K−1 absorbed positions, at random places of a row. Every anchor sees the clean
-text before it; its own block holds the anchor token and masks (DFlash, arXiv 2602.06036: anchor clean, rest masked,
-context strictly before the anchor, blocks invisible to each other); a variable-prefix drafter's holds some of the
-tokens after the anchor too (D²SD). Standalone drafters: K positions after the anchor, or all of a document after its
-prefix, hit by the noise of a time that was drawn for them.
+Block drafters: a clean anchor followed by K−1 masked positions, at random places of a row. A block attends to the clean text
+before its anchor and to itself (DFlash, arXiv 2602.06036: anchor clean, rest masked, context strictly before the anchor, blocks
+invisible to each other); a variable-prefix drafter's block also shows some tokens after the anchor (D²SD). Standalone
+drafters: the K positions after the anchor, or all of a document after its prefix, get the noise of a time drawn for them.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ TIMES = (*_TIMES, "count")
 
 
 def sample_anchors(batch: Batch, count: int, block_size: int, generator: torch.Generator) -> Anchors:
-    """`count` distinct anchors a row, uniformly among those whose first drafted token belongs to an answer.
+    """`count` distinct anchors per row, uniformly among those whose first drafted token belongs to an answer.
 
-    A row with fewer places repeats one with nothing valid in it. An anchor is never a document's first token: the
+    A row with fewer such places gets further anchors with no valid position. An anchor is never a document's first token: the
     drafter needs the target's hidden state before it.
     """
     length = batch.tokens_BL.shape[1]
@@ -52,14 +51,14 @@ def sample_anchors(batch: Batch, count: int, block_size: int, generator: torch.G
 def clean_prefixes(
     anchors: Anchors, decay: float, length: int, generators: Sequence[torch.Generator]
 ) -> Tensor:
-    """How many tokens after its anchor every block keeps, (B, A): j with a chance ∝ decay^j, 0 < decay ≤ 1, over the j
-    that leave something valid to predict: 0..n−1 of a block with n valid positions (D²SD, arXiv 2606.04446, which trains
-    its variable-prefix drafter with decay 0.9).
+    """How many tokens after its anchor each block shows, (B, A): j with probability ∝ decay^j, 0 < decay ≤ 1, over j = 0..n−1 for
+    a block with n valid positions, so that one is left to predict (D²SD, arXiv 2606.04446, trains its variable-prefix drafter
+    with decay 0.9).
 
     Args:
-        length: L. The draw belongs to the anchor's place in its row, not to its number among the anchors, which depends
-            on the rows beside it.
-        generators: one a row.
+        length: L. The draw depends on the anchor's place in its row, not on its number among the anchors, which depends on
+            the other rows.
+        generators: one per row.
     """
     u_BL = torch.stack(
         [torch.rand(length, generator=g, dtype=torch.float64, device=g.device) for g in generators]
@@ -82,9 +81,9 @@ def apply_noise(
     least: float,
     u: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Noisy tokens (…, K), times (…,) and their importance (…,) of clean tokens (…, K), which may change where `valid`.
+    """Corrupt clean tokens (…, K) where `valid`: noisy tokens (…, K), times (…,) and importance weights (…,).
 
-    `u`: where in 0..1 each time lies, or each number of masks; None = drawn."""
+    `how`, `least`: as in `corrupt_blocks`. `u`: the quantile in 0..1 of each time, or of each number of masks; None = drawn."""
     count, shape, device = valid[..., 0].numel(), valid.shape[:-1], valid.device
     if u is None:
         u = draw_times(
@@ -112,21 +111,21 @@ def apply_noise(
 
 
 def block_lengths(anchors: Anchors, weights: Sequence[float], generator: torch.Generator) -> Tensor:
-    """A length for every block, (B, A), 1..K: length k with a chance proportional to weights[k−1].
+    """A length for every block, (B, A), 1..K: length k with probability proportional to weights[k−1].
 
     Raises:
         UserError: not K weights, a negative one, or none above 0.
     """
     size = anchors.block_size
-    law = torch.tensor(list(weights), dtype=torch.float64, device=generator.device)
-    if len(law) != size:
+    weight_K = torch.tensor(list(weights), dtype=torch.float64, device=generator.device)
+    if len(weight_K) != size:
         raise UserError(
-            f"block lengths: {len(law)} weights for blocks of {size}; give one for each length 1..{size}"
+            f"block lengths: {len(weight_K)} weights for blocks of {size}; give one for each length 1..{size}"
         )
-    if not bool((law >= 0).all()) or not 0 < float(law.sum()) < float("inf"):
+    if not bool((weight_K >= 0).all()) or not 0 < float(weight_K.sum()) < float("inf"):
         raise UserError(f"block lengths: weights {list(weights)} must be at least 0, finite, and not all 0")
     index_BA = anchors.index_BA
-    drawn = law.multinomial(index_BA.numel(), replacement=True, generator=generator)
+    drawn = weight_K.multinomial(index_BA.numel(), replacement=True, generator=generator)
     return (drawn + 1).to(index_BA.device).view_as(index_BA)
 
 
@@ -140,17 +139,18 @@ def corrupt_blocks(
     how: str = "low_discrepancy",
     least: float = 1e-3,
 ) -> Corrupted:
-    """The K tokens after every anchor, hit by noise up to a drawn length (`block_lengths`) at a drawn time.
+    """Corrupt the K tokens after every anchor, up to a drawn length (`block_lengths`), at a drawn time.
 
-    Positions that are not valid, beyond the length or by `anchors`, hold a draw from the graph's limit: the mask.
+    Positions that are not valid (beyond the length, or by `anchors`) hold a draw from the graph's stationary distribution: for
+    the absorbing graph the mask.
 
     Args:
-        how: `uniform`, `antithetic`, `low_discrepancy`: a time within `least` and 1 (`draw_times`), and every token is
-            hit by itself. `count`, absorbing only: the number of masks is drawn, uniformly over 1..the block's
-            length, then which, and a time that fits (how LLaDA, arXiv 2502.09992, evaluates likelihoods; here for any
-            schedule, and for networks that see the time). The loss keeps its mean (but for the share ε of all noise that
-            lies beyond t = 1, which the any-order form counts too) and loses most of its variance: its weights are at most
-            the length, where those of small times have no limit.
+        how: `uniform`, `antithetic`, `low_discrepancy`: a time between `least` and 1 (`draw_times`); tokens are corrupted
+            independently. `count`, absorbing only: the number of masks is drawn, uniformly over 1..the block's length, then
+            their places, then a matching time (as LLaDA, arXiv 2502.09992, evaluates likelihoods; here for any schedule, and
+            for networks that see the time). The loss keeps its mean (up to the share ε of noise beyond t = 1, which the
+            any-order form counts too) with much less variance: its weights are at most the length, while those of small
+            times are unbounded.
     """
     lengths_BA = block_lengths(anchors, length_weights, generator)
     steps = torch.arange(anchors.block_size, device=lengths_BA.device)
@@ -181,12 +181,12 @@ def corrupt_suffix(
     least: float = 1e-3,
     u_B: Tensor | None = None,
 ) -> Corrupted:
-    """Whole rows, as SEDD pretrains, but for a clean prefix of every document; one time a row, as its network takes it.
+    """Corrupt whole rows, as in SEDD's pretraining, except for a clean prefix of every document; one time per row.
 
     Args:
         prefix_BN: clean tokens at the start of each document, by its number in the row; zeros corrupt everything,
             `random_prefixes` draws them. Prefix and padding keep their tokens and are not valid.
-        u_B: where in 0..1 each row's time lies; None = drawn, for these rows together.
+        u_B: the quantile in 0..1 of each row's time; None = drawn, for these rows together.
     """
     prefix_BL = torch.gather(prefix_BN, 1, batch.document_BL.clamp_min(0))
     valid_BL = (batch.document_BL >= 0) & (batch.positions_BL >= prefix_BL)

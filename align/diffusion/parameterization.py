@@ -1,4 +1,4 @@
-"""What a diffusion network's output means: a masked predictor (SUBS) or SEDD's log-score, and one made from the other.
+"""Parameterisations of a diffusion network's output: a masked predictor (SUBS) and SEDD's log-score, each from the other.
 
 V counts the mask, as SEDD's vocabulary does. Everything is elementwise over the leading dimensions: rows (R, V) with
 tokens and σ of shape (R,) serve as well as (B, L, V) with (B, L), and σ may be (B, 1). Computed in fp32 (fp64 stays).
@@ -55,7 +55,7 @@ class _LogSumExpAndLabel(torch.autograd.Function):
 def subs_log_probs(logits_V: Tensor, tokens_t: Tensor, mask_id: int) -> Tensor:
     """log p(x_0 | x_t), (…, V): the mask never predicted, a token that is not masked certain of itself.
 
-    MDLM's SUBS (arXiv 2406.07524). It reads SEDD's raw output f too: the softmax of f without the mask.
+    MDLM's SUBS (arXiv 2406.07524). SEDD's raw output f can be read so too: the softmax of f without the mask.
     """
     clean = tokens_t != mask_id
     column = torch.tensor([mask_id], device=logits_V.device)
@@ -81,7 +81,7 @@ def predictor_log_score(logits_V: Tensor, tokens_t: Tensor, sigma: Tensor, mask_
 
 
 def _pinned(log_score_V: Tensor, tokens_t: Tensor) -> Tensor:
-    """In place, on a tensor of our own: a ratio of x_t to itself is 1."""
+    """Set the log-score of x_t itself to 0, in place: its ratio to itself is 1."""
     return log_score_V.scatter_(-1, tokens_t[..., None], 0.0)
 
 

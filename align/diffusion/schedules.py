@@ -34,7 +34,7 @@ class Schedule(ABC):
         """The t at which σ(t) = `sigma`, for σ(0) ≤ sigma ≤ σ(1)."""
 
     def masked(self, t: Tensor) -> Tensor:
-        """1 − e^(−σ(t)): the probability that a token was hit by noise; λ in RADD (arXiv 2406.03736)."""
+        """1 − e^(−σ(t)): the probability that a token is corrupted; λ in RADD (arXiv 2406.03736)."""
         return -torch.expm1(-self.total(t))
 
 
@@ -138,16 +138,16 @@ def draw_times(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """`count` times in [least, 1], (count,); each is uniform there by itself, however they are drawn together.
+    """`count` times in [least, 1], (count,); each has a uniform distribution, whatever their joint one.
 
     Args:
         how: `uniform`: independent. `antithetic`: one in each of `count` equal strata, ((u+i)/count) mod 1 with
-            a u for each i as in MDLM, in random order so that a time says nothing of its place. `low_discrepancy`: the van der
-            Corput sequence in base 2, shifted by one draw (mod 1): every run of neighbours is spread out too.
+            a u for each i as in MDLM, in random order so that a time does not depend on its place. `low_discrepancy`: the van
+            der Corput sequence in base 2, shifted by one draw (mod 1): consecutive times are spread out too.
         generator: draws on its own device; the times are then moved to `device`.
 
     Raises:
-        UserError: an unknown `how`, a `least` that is not within 0 and 1.
+        UserError: an unknown `how`, or a `least` outside [0, 1).
     """
     if how not in TIMES:
         raise UserError(f"times={how!r} is unknown{nearest(how, TIMES)}")
@@ -163,7 +163,7 @@ def draw_times(
 
 
 def from_least(u: Tensor, least: float) -> Tensor:
-    """Places in 0..1 as times in [least, 1]. Raises UserError for a `least` that is not within 0 and 1."""
+    """Map u in 0..1 to times in [least, 1]. Raises UserError for a `least` outside [0, 1)."""
     if not 0 <= least < 1:
         raise UserError(f"least time {least} must be at least 0 and less than 1")
     return least + (1 - least) * u

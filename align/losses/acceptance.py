@@ -1,7 +1,6 @@
-"""What training predicts of decoding: the expected τ and the acceptance per position, estimated on text.
+"""Estimates, from training text, of what decoding will measure: expected τ and acceptance per position.
 
-The number that training reports has to be the one that the decoder measures; each function says on which text it is
-unbiased. Shapes: … any leading dimensions (B, A), K drafted positions. Where `valid` (…, K) is false, drafts are cut:
+The number that training reports must be the one that the decoder measures; each function says on which text it is unbiased. Shapes: … any leading dimensions (B, A), K drafted positions. Where `valid` (…, K) is false, drafts are cut:
 the text, its document or the answer ends there. Compare with a decoder only over anchors whose whole block is valid,
 or whose text ends where the decoder's does, at the end of sequence.
 """
@@ -18,8 +17,8 @@ from torch import Tensor
 def reach(log_q_label: Tensor, p_label: Tensor, valid: Tensor) -> Tensor:
     """Π_{j<m} min(1, q_j(x_j)/p_j(x_j)) at every position m, (…, K) → (…, K), zero where not valid.
 
-    Its mean over text x drawn from p is the chance that token verification gets as far as testing draft m, because
-    the chance that it keeps a draft x_j that p would have drawn is min(1, q/p).
+    Its mean over text x drawn from p is the probability that token verification reaches draft m, because an x_j drawn from p
+    is the accepted draft with probability min(1, q/p).
     """
     # in logarithms: p may underflow where q does not
     ratio = (log_q_label - p_label.clamp_min(1e-37).log()).clamp_max(0.0).exp() * valid
@@ -28,11 +27,11 @@ def reach(log_q_label: Tensor, p_label: Tensor, valid: Tensor) -> Tensor:
 
 @torch.no_grad()
 def kept_token(log_q_label: Tensor, p_label: Tensor, acceptance: Tensor, valid: Tensor) -> Tensor:
-    """Chance that token verification keeps draft m and all before it, (…, K) → (…, K); over m it falls.
+    """Probability that token verification accepts draft m and all before it, (…, K) → (…, K), falling in m.
 
     [Π_{j<m} min(1, q_j(x_j)/p_j(x_j))]·β_m with β_m = Σ_x min(p_m, q_m): unbiased over text x drawn from the very p of the
     statistics (same temperature, no other processor), for q independent over positions and for q that depends on the
-    drafts before. Π_{j≤m} β_j along one path is NOT: it multiplies averages over all tokens along a path of one.
+    drafts before. Π_{j≤m} β_j along one path is NOT: it multiplies averages over all tokens along a single path.
     """
     return reach(log_q_label, p_label, valid) * acceptance
 
@@ -46,12 +45,11 @@ def expected_accepted_token(
 
 @torch.no_grad()
 def kept_greedy(match: Tensor, greedy_label: Tensor, valid: Tensor) -> Tensor:
-    """Whether greedy verification keeps draft m and all before it, (…, K) → (…, K), 0 or 1; summed, the drafts accepted, and
-    τ is one more.
+    """Whether greedy verification accepts draft m and all before it, (…, K) → (…, K), 0 or 1; summed, the accepted drafts (τ is
+    one more).
 
-    Exact on text that the target wrote greedily: the leading run of positions where argmax q = argmax p. On other
-    text a run ends after the first token that is not argmax p, because p of what follows is not known; those anchors
-    count low, so this is a lower bound there.
+    Exact on text that the target wrote greedily: the leading run of positions where argmax q = argmax p. On other text the run
+    ends after the first token that is not argmax p, because p after argmax p is not known: a lower bound.
     """
     hit = (match > 0.5) & valid
     on_path = torch.cat((torch.ones_like(hit[..., :1]), (greedy_label > 0.5)[..., :-1]), dim=-1)
@@ -60,7 +58,7 @@ def kept_greedy(match: Tensor, greedy_label: Tensor, valid: Tensor) -> Tensor:
 
 @dataclass
 class Estimate:
-    """A mean with its standard error over anchors, and how many there were."""
+    """A mean over anchors, its standard error, and the number of anchors."""
 
     mean: float
     error: float
@@ -68,10 +66,10 @@ class Estimate:
 
     @staticmethod
     def of(values: Tensor, texts: Tensor | None = None) -> Estimate:
-        """From one value an anchor, (n,), and the text (any integer id) that each anchor lies in, (n,).
+        """From one value per anchor, (n,), and the text (any integer id) that each anchor lies in, (n,).
 
-        Anchors of one text share their difficulty, and overlap: with `texts` the error is that of texts drawn
-        independently (the linearised ratio of sums); without, anchors are taken as independent, which is optimistic.
+        Anchors of one text are correlated and overlap: with `texts` the error treats texts as independent (the linearised
+        ratio of sums); without, anchors, which is optimistic.
         """
         count = values.numel()
         if count == 0:

@@ -1,6 +1,6 @@
 """Losses of discrete diffusion: denoising score entropy and masked cross-entropy, per position, unreduced, in nats.
 
-Everything is elementwise over the leading dimensions: rows (R, V) with tokens and σ of shape (R,) serve as well as
+Every function is elementwise over the leading dimensions: rows (R, V) with tokens and σ of shape (R,) serve as well as
 (B, L, V) with (B, L); σ and its rate broadcast, (B, 1). Rows that do not count (not `valid`; not masked, for the
 absorbing graph) are left out before anything of size V is computed. In fp32 whatever comes in (fp64 stays).
 """
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Bound(NamedTuple):
-    """Nats of each sequence, (…,), and nats per token over all of them, a scalar."""
+    """Nats of each sequence, (…,), and nats per token over all sequences, a scalar."""
 
     sequence: Tensor
     token: Tensor

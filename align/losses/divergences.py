@@ -1,8 +1,7 @@
-"""How far the drafter's q is from the target's p at every drafted position: values, and their gradients, in fp32.
+"""Divergences between the drafter's q and the target's p at every drafted position: values and gradients, in fp32.
 
-Rows of the head are computed in chunks and the gradients are written out by hand, so that memory is (chunk × Vd),
-never (rows × Vd), and no pass over a (chunk, Vd) tensor is made that a value or a gradient does not need. p is
-constant; gradients reach the drafter's hidden states and the two factors of its Markov bias. Shapes: P positions of
+Logits are computed in chunks of rows and the gradients are written by hand, so that memory is (chunk × Vd), never
+(rows × Vd), with no unneeded pass over a (chunk, Vd) tensor. p is constant; gradients reach the drafter's hidden states and the two factors of its Markov bias. Shapes: P positions of
 text, R = B·A·K drafted rows, D width, r rank of the bias, Vd draft vocabulary, V whole vocabulary.
 """
 
@@ -31,20 +30,20 @@ _BLOCK_ROWS = 128  # fewer, and the product waits for the head to be read
 
 @dataclass
 class RowStatistics:
-    """What the losses need of every drafted position; each field has shape (B, A, K), fp32 (None = not asked for).
+    """What the losses need at every drafted position; each field has shape (B, A, K), fp32 (None = not asked for).
 
     With a pruned draft vocabulary q is 0 outside it while p is not:
 
     log_q_label: log q_k(x_k) of the token in the text; LOG_ZERO and no gradient outside the draft vocabulary.
-    forward_kl: Σ p log(p/q) over the draft vocabulary. What p has outside it would add +∞, whose gradient is 0: left
-        out. The value is not a divergence then and may be below 0; its gradient is the right one.
+    forward_kl: Σ p log(p/q) over the draft vocabulary. p's mass outside it would add +∞ with gradient 0 and is left out.
+        The value may then be below 0; its gradient is the right one.
     reverse_kl: Σ q log(q/p), the whole of it, as q = 0 outside.
     jensen_shannon: ½ KL(p‖m) + ½ KL(q‖m), m = ½(p+q), the whole of it: p's mass outside adds ½·mass·log 2.
     total_variation: 1 − Σ min(p, q), the whole of it.
     acceptance: β = Σ min(p, q), the chance that token verification accepts a draw from q. No gradient.
     p_label: p_k(x_k). match: argmax q = argmax p over the whole vocabulary, 0 or 1, so 0 where the drafter cannot
         propose argmax p. greedy_label: x_k = argmax p, 0 or 1. No gradient.
-    confidence: the logit of a head that foretells `acceptance`, where the drafter has one.
+    confidence: the logit of a head that predicts `acceptance`, where the drafter has one.
     """
 
     log_q_label: Tensor
@@ -66,7 +65,7 @@ class RowStatistics:
 
 @dataclass
 class TargetPlaces:
-    """p at every text position P, over the token that follows it: one pass of the head serves all anchors.
+    """p of the next token at every text position P: one pass of the head serves all anchors.
 
     hidden_PD: the target's last hidden states; log_z_P: log-sum-exp over the WHOLE vocabulary of logits/temperature;
     best_P: argmax p; next_P: the token that follows in the text; log_p_next_P: its log-probability.
@@ -108,8 +107,8 @@ def target_places(
 
 @dataclass
 class DraftRows:
-    """The drafter's R rows: hidden_RD, the text position whose p each row imitates (its label is the token that
-    follows there), and the Markov bias z_Rr @ basis_rV added to the logits, or None."""
+    """The drafter's R rows: hidden_RD; place_R, the text position whose p each row approximates (its label is the token that
+    follows there); and the Markov bias z_Rr @ basis_rV added to the logits, or None."""
 
     hidden_RD: Tensor
     place_R: Tensor
@@ -128,7 +127,7 @@ def row_statistics(
     chunk_rows: int = 1024,
     draft_temperature: float = 1.0,
 ) -> RowStatistics:
-    """Statistics of R rows, reshaped to `shape`; at most `chunk_rows` rows of logits are ever kept.
+    """Statistics of R rows, reshaped to `shape`; at most `chunk_rows` rows of logits are in memory at a time.
 
     Up to `chunk_rows` rows keep their logits for the backward pass; beyond, each chunk computes them again there.
 
@@ -172,7 +171,7 @@ def logit_statistics(
     head_VD: Tensor,
     wanted: frozenset[str] = frozenset(),
 ) -> RowStatistics:
-    """The same of a drafter with a head of its own: q = softmax(logits_RV) over the whole vocabulary; fields (R,).
+    """Statistics of a drafter with its own head: q = softmax(logits_RV) over the whole vocabulary; fields (R,).
 
     Args:
         place_R: as in `DraftRows`. head_VD: the TARGET's head, which turns the hidden states of `places` into p.
@@ -190,7 +189,7 @@ def logit_statistics(
 
 @dataclass
 class _Work:
-    """What all chunks share. keep: save logits for the backward pass instead of computing them again."""
+    """What all chunks share. keep: save log q for the backward pass instead of computing it again."""
 
     places: TargetPlaces
     head_VdD: Tensor

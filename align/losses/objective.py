@@ -1,4 +1,4 @@
-"""Calibration losses: what is made of the statistics of `align.losses.divergences`, per drafted position, unreduced.
+"""Losses of block drafters from the statistics of `align.losses.divergences`, per drafted position, unreduced.
 
 A loss is a weighted sum of terms; every term but `streak`, which has its own, is multiplied by a weight of its
 position in the block, a constant. Shapes: B rows of text, A anchors, K drafted positions.
@@ -72,8 +72,8 @@ def d_pace_weights(log_q_label: Tensor, alpha: float, valid: Tensor | None = Non
 
 
 def after_prefix(statistics: RowStatistics, valid: Tensor, clean: Tensor) -> tuple[RowStatistics, Tensor]:
-    """Statistics and `valid` (…, K) as the losses of a block are taken whose first `clean` (…) tokens it shows: moved to
-    the left, so that position 1 of every weight and product is the first masked one, and not valid at the end."""
+    """Statistics and `valid` (…, K) for the losses of a block that shows its first `clean` (…) tokens: shifted left, so that
+    position 1 of every weight and product is the first masked one; the end is not valid."""
     steps = torch.arange(valid.shape[-1], device=valid.device) + clean[..., None]
     inside, steps = steps < valid.shape[-1], steps.clamp_max(valid.shape[-1] - 1)
     moved = {f.name: getattr(statistics, f.name) for f in fields(RowStatistics)}
@@ -85,7 +85,7 @@ def after_prefix(statistics: RowStatistics, valid: Tensor, clean: Tensor) -> tup
 
 
 def cross_entropy(log_q_label: Tensor, valid: Tensor) -> Tensor:
-    """−log q_k(x_k). A label that the drafter cannot propose counts 0: it would add a constant without a gradient."""
+    """−log q_k(x_k). A label that the drafter cannot propose counts 0, as it has no gradient."""
     return torch.where(valid & (log_q_label > LOG_ZERO), -log_q_label, 0.0)
 
 
@@ -160,7 +160,9 @@ class Objective:
             return confidence(statistics.confidence, statistics.acceptance, valid)
         value: Tensor | None = getattr(statistics, name)
         if value is None:
-            raise ValueError(f"row_statistics was not asked for {name!r}: give it wanted=objective.wanted")
+            raise ValueError(
+                f"the statistics lack {name!r}: call row_statistics with wanted=objective.wanted"
+            )
         return torch.where(valid, value, 0.0)
 
     def per_position(self, statistics: RowStatistics, valid: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ It is conditioned on the target, in one of two ways:
 - `taps` (DFlash, arXiv 2602.06036): hidden states after chosen target layers are fused, `H_ctx = RMSNorm(fc[h_1; …;
   h_F])`, and every layer makes context keys and values from them. Parameter names are the published ones.
 
-The block attends to itself both ways. Embedding and head are the target's, frozen and not stored. Row k predicts the
+The block attends to itself in both directions. Embedding and head are the target's, frozen and not stored. Row k predicts the
 token k+1 places after the last token (`sample_from_anchor`).
 
 A variable-prefix drafter (D²SD, arXiv 2606.04446) is the same network trained over [last token, x_1..x_j, MASK …] as
@@ -32,7 +32,7 @@ from align.target.model import Target
 
 @dataclass
 class TargetFeatures:
-    """What the drafter sees of the target over packed rows, all without gradient.
+    """What the drafter reads of the target over packed rows, without gradients.
 
     hidden_BLD: last hidden state; keys, values: per shared layer (B, Hkv, L, d), rotary positions applied; taps_BLFD.
     """
@@ -45,7 +45,7 @@ class TargetFeatures:
 
 @torch.no_grad()
 def target_features(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
-    """One frozen forward of the target over packed rows; without a config the last hidden state alone."""
+    """One frozen forward of the target over packed rows; without a config only the last hidden state."""
     shared = config is not None and config.context == "shared_kv"
     rows, length = batch.tokens_BL.shape
     cache = target.new_cache(rows, length) if shared else None
@@ -65,21 +65,22 @@ def target_features(target: Target, batch: Batch, config: BlockConfig | None) ->
 
 @dataclass
 class _RoundedWeights:
-    """What `BlockDrafter.prepare_for_drafting` keeps: the head's rows (Vd, D); the Markov basis times its last product (Vd, r)."""
+    """The weights that `BlockDrafter.prepare_for_drafting` rounds: the head's rows (Vd, D), and the Markov basis with its last linear
+    layer multiplied in (Vd, r)."""
 
     head_VdD: Tensor
     basis_Vr: Tensor | None
 
 
 class BlockDrafter(nn.Module):
-    """The network q. Its parameters are the trainable ones alone; the target is referred to, not owned."""
+    """The network q. Its parameters are the trainable ones; the target is referenced, not owned."""
 
     draft_vocab: Tensor | None
 
     def __init__(self, config: BlockConfig, target: Target, draft_vocab: Tensor | None = None) -> None:
         super().__init__()
         self.config = config
-        self._target = [target]  # in a list, so that it is no submodule
+        self._target = [target]  # in a list, so that it is not a submodule
         self.blocks = [BlockLayer(config) for _ in config.init_layer_ids]
         self.layers = nn.ModuleList(self.blocks)  # under their published names
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -195,21 +196,21 @@ class BlockDrafter(nn.Module):
 
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
-        """Make ready for drafting on a CPU, for good: weights in forms that few rows read fastest, rounded to bf16
-        where that is half the price. Drafts may change by that rounding; the law of what is decoded does not."""
+        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows, rounded to bf16 where that
+        halves what is read. The rounding may change drafts, never the distribution of the output."""
         target = self.target
         dtype = self.norm.weight.dtype
         if not speed_up_linears(self, dtype, target.device, round_to_bf16=True):
             return
         kept = torch.bfloat16 if fast_linear(dtype, target.device) is RowsLinear else dtype
         basis = None
-        if self.markov is not None:  # one product less a token: basis ∘ out
+        if self.markov is not None:  # one product less per token: basis ∘ out
             basis = (self.markov.basis.t() @ self.markov.out.weight.to(dtype)).to(kept).contiguous()
         self._rounded = _RoundedWeights(self.head_weight_VdD.to(kept), basis)
 
 
 class BlockSession:
-    """One request's drafting state: the context that the drafter sees, kept in step with the target's cache.
+    """One request's drafting state: the context that the drafter reads, in step with the target's cache.
 
     Call `observe` after every target forward whose first `kept` tokens are committed and in the cache; then `hidden`
     drafts after the cache's `length` positions. Batch of one.
@@ -219,7 +220,7 @@ class BlockSession:
         self.drafter, self.cache = drafter, cache
         self.before: Tensor | None = None
         config = drafter.config
-        # by rows of the vocabulary: the layout that a product of one row reads fastest
+        # rows are vocabulary entries: the fastest layout for a product with one row
         self.basis_Vr: Tensor | None = None
         if drafter.markov is not None:
             rounded = drafter._rounded
@@ -263,8 +264,7 @@ class BlockSession:
     def hidden_of_blocks(self, tokens_NK: Tensor) -> Tensor:
         """Hidden states of N blocks that all follow the cached context, in one pass: (N, K, D).
 
-        They do not see one another; the keys of the context are there once, for all of them. `tokens_NK`: what
-        `BlockDrafter.masked` leaves of them.
+        The blocks do not attend to each other and share the context's keys. `tokens_NK`: from `BlockDrafter.masked`.
         """
         drafter, config = self.drafter, self.drafter.config
         assert self.before is not None
@@ -292,7 +292,7 @@ class BlockSession:
 
     @torch.no_grad()
     def bias_inputs(self, hidden_KD: Tensor) -> Tensor | None:
-        """What `bias` needs of all rows, computed at once: (K, r), or None without a Markov head."""
+        """The inputs of `bias` for all rows at once: (K, r), or None without a Markov head."""
         markov = self.drafter.markov
         return None if markov is None else markov.hidden(hidden_KD)
 
@@ -303,12 +303,13 @@ class BlockSession:
         markov = self.drafter.markov
         assert markov is not None and self.basis_Vr is not None
         z = markov.mixed(input_r, self.drafter.target.embed(previous).to(input_r.dtype))
-        # a rounded basis holds the last product already
+        # the rounded basis has the last layer multiplied in
         return few_rows(z if self.drafter._rounded is not None else markov.out(z), self.basis_Vr).float()
 
     @torch.no_grad()
     def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:
-        """How probably the draft of one row (D,) is accepted after the token `previous` (1,), 0..1, if those before it are."""
+        """Predicted probability, 0..1, that the draft of one row (D,) after the token `previous` (1,) is accepted if those before
+        it are."""
         head = self.drafter.confidence
         assert head is not None
         embedded = self.drafter.target.embed(previous).to(hidden_D.dtype)

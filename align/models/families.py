@@ -1,6 +1,6 @@
-"""Published masked-diffusion language models: one record a family says all that an adapter must know.
+"""Published masked-diffusion language models: one record per family with all that is needed to load it.
 
-Every family is a known autoregressive architecture that sees another mask, under names of its own. `rename` and the
+Every family is a known autoregressive architecture with another attention mask and its own parameter names. `rename` and the
 record's `config` turn those names into transformers' own, so that no remote code is ever run.
 """
 

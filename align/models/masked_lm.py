@@ -47,7 +47,7 @@ class MaskedLM(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its arithmetic: the weights', but where `prepare_for_drafting` rounded those."""
+        """The dtype of its arithmetic: the weights' before `prepare_for_drafting` rounded them."""
         return self._dtype or self.model.dtype
 
     @property
@@ -75,15 +75,17 @@ class MaskedLM(nn.Module):
 
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
-        """Make ready for drafting on a CPU, for good: the linear layers in the form that is fastest for few rows, rounded to
-        bf16 where that halves what is read. Drafts may change by that rounding; the law of what is decoded does not."""
+        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows, rounded to bf16 where that
+        halves what is read. The rounding may change drafts, never the distribution of the output."""
         self._dtype, device = self.model.dtype, self.model.device
         speed_up_linears(self.model, self._dtype, device, round_to_bf16=True)
         if fast_linear(self._dtype, device) is RowsLinear:
-            self._head_VD = self.head_weight_VD.detach().to(torch.bfloat16)  # one of its own is that already
+            self._head_VD = self.head_weight_VD.detach().to(
+                torch.bfloat16
+            )  # an own head has been rounded above
 
     def see(self, tokens_BL: Tensor) -> Tensor:
-        """Who sees whom where nothing else is asked for: bool, broadcastable to (B, 1, L, L), by the family.
+        """The family's default attention mask: bool, broadcastable to (B, 1, L, L).
 
         full: everything; block_causal: its own and earlier blocks, counted from the row's start; prefix_causal: what
         is before the row's first mask sees causally, the rest sees everything.

@@ -1,4 +1,4 @@
-"""A standalone diffusion drafter: a network that reads tokens alone, the forward process that it undoes, and its target's
+"""A standalone diffusion drafter: a network that reads tokens only, the forward process that it reverses, and its target's
 vocabulary.
 
 The network is a DDiT (align/models/ddit.py) or a masked language model (align/models/masked_lm.py). Whatever its
@@ -37,8 +37,7 @@ class DiffusionConfig:
     prediction: `log_score` (SEDD) or `logits`; with the mask graph both give the same q.
     window: clean tokens that a network of full attention is shown before a block.
     mask_id: of a DDiT, where it is not the last id.
-    mask_rates: the shares of masks that a published checkpoint came with (BD3-LM's clipped schedule), kept for whoever
-    saves it again. network: its architecture, to tell one checkpoint from another.
+    mask_rates: the mask rates of a published checkpoint (BD3-LM's clipped schedule), written again when it is saved. network: its architecture, to tell one checkpoint from another.
 
     Raises:
         UserError: a value that does not fit, with its key.

@@ -1,6 +1,6 @@
 """One attention function for target and drafter: grouped queries without repeating keys, through SDPA.
 
-`attend` is the door for networks of our own: SDPA, or flash-attn where it was asked for and can do the same.
+`attend` is for our own networks: SDPA, or flash-attn where it is asked for and computes the same.
 
 transformers repeats K and V for every query head as soon as a mask is given (9 heads read 3 times the memory on
 SmolLM2). Here the query heads of a group become extra query rows of their shared key head instead.
@@ -28,7 +28,7 @@ WIDE = 64  # from here on repeating the keys is cheap beside the product
 def block_mask(
     see_LL: Tensor | None, length: int, past: int, groups: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """The mask of `length` tokens that all see `past` others and each other as `see_LL` says, made once for all layers.
+    """The mask of `length` tokens that attend to `past` earlier ones and to each other as `see_LL` says, made once for all layers.
 
     `see_LL`: bool, itself included; None = causal. Returns None for one token, which sees everything; for few, an
     additive mask laid out as `grouped_attention` lays out its query rows, (1, 1, groups·L, S), so that no layer has
@@ -48,7 +48,7 @@ def block_mask(
 
 
 def clean_then_noisy(clean: int, noisy: int, device: torch.device) -> Tensor:
-    """Who sees whom among clean tokens and a noisy block after them, bool (L, L): the clean ones causally, the block
+    """Attention among clean tokens and a noisy block after them, bool (L, L): clean tokens are causal, the block attends to
     everything."""
     see_LL = torch.ones(clean + noisy, clean + noisy, dtype=torch.bool, device=device).tril()
     see_LL[clean:] = True
@@ -90,7 +90,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, backe
     `mask` as in `grouped_attention`; None = everything. `backend` is a name of `BACKENDS`.
 
     Raises:
-        UserError: flash_attn where it can't run or would compute something else; nothing is swapped in silently.
+        UserError: flash_attn can't run here or would compute something else; nothing is substituted silently.
     """
     if backend == "sdpa":
         return grouped_attention(query, key, value, mask, query.shape[-1] ** -0.5)
@@ -113,8 +113,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, backe
 
 
 def segment_starts(mask: Tensor) -> Tensor | None:
-    """Where the segments of a mask begin that lets every position see its own segment of neighbours and nothing else, as packed
-    documents and windows have it: int32, cumulative over the rows one after the other, with the end. None = another mask.
+    """Where the segments of a block-diagonal mask begin (packed documents, windows): int32, cumulative over the concatenated rows,
+    the end included. None = another kind of mask.
 
     `mask`: bool (B, 1, L, L).
     """
@@ -137,7 +137,7 @@ def _flash_refusal(query: Tensor, masked: bool) -> str:
         return f"needs a GPU, not {query.device.type}"
     if query.dtype not in (torch.float16, torch.bfloat16):
         return f"computes in float16 or bfloat16, not {str(query.dtype).removeprefix('torch.')}"
-    return "takes masks of whole segments alone, and this one is another" if masked else ""
+    return "takes block-diagonal masks only, and this is another" if masked else ""
 
 
 def _interface(
@@ -151,7 +151,7 @@ def _interface(
 ) -> tuple[Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     causal = bool(kwargs.get("is_causal", getattr(module, "is_causal", True)))
-    if isinstance(key, Parts):  # several requests side by side, each with its own past
+    if isinstance(key, Parts):  # several requests in one forward, each with its own past
         assert isinstance(value, Parts)
         queries = query.split(key.widths, dim=2)
         each = zip(queries, key.tensors, value.tensors, key.masks, strict=True)
@@ -162,7 +162,7 @@ def _interface(
 
 
 def register() -> str:
-    """Make the function known to transformers (its documented interface) and return its name."""
+    """Register the function with transformers (its documented interface) and return its name."""
     AttentionInterface.register(NAME, _interface)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     return NAME

@@ -1,4 +1,4 @@
-"""A preallocated key/value cache: writing moves a length forward, rolling back moves it back, nothing is copied."""
+"""A preallocated key/value cache: writing advances a length, rolling back reduces it, nothing is copied."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Slab(CacheLayerMixin):
 
 
 class KVCache(Cache):
-    """The target's keys and values, allocated once; `length` says how much of it counts.
+    """The target's keys and values, allocated once; the first `length` positions count.
 
     Args:
         layers: number of layers.
         shape: (B, Hkv, capacity, head_dim) of each layer's keys and of its values.
 
-    `cache.length = n` with n ≤ the current length is the whole rollback. With `slots_B` set (B,), a forward of one
+    `cache.length = n` with n ≤ the current length rolls back. With `slots_B` set (B,), a forward of one
     token a row writes row b at `slots_B[b]` instead (batched writing with rows of different lengths).
     """
 
@@ -109,8 +109,8 @@ class KVCache(Cache):
         self._all = self._all[:, :, : len(rows)]
 
     def keep(self, start: int, offsets: Sequence[int]) -> None:
-        """Of the positions written from `start` on, keep those at the ascending `offsets`, moved together; the length
-        becomes start + len(offsets). A rollback that keeps one path of a tree."""
+        """Of the positions written from `start` on, keep those at the ascending `offsets`, made contiguous; the length becomes
+        start + len(offsets). This rolls back to one path of a tree."""
         count = len(offsets)
         if list(offsets) != list(range(count)):
             kept = torch.tensor(offsets, device=self._all.device) + start
@@ -118,15 +118,15 @@ class KVCache(Cache):
         self.length = start + count
 
     def fill(self, source: KVCache) -> None:
-        """Copy what the one-row `source` holds into the start of every row; the length stays as it is."""
+        """Copy the one-row `source` to the start of every row; the length does not change."""
         for slab, other in zip(self.slabs, source.slabs, strict=True):
             slab.keys[:, :, : source.length] = other.keys[:, :, : source.length]
             slab.values[:, :, : source.length] = other.values[:, :, : source.length]
 
 
 class Parts(NamedTuple):
-    """Keys or values of several requests side by side in one forward: each with its own past, its own width in the
-    forward and its own mask. `align.attention` takes them apart again."""
+    """Keys or values of several requests in one forward, each with its own past, its own width in the forward and its own mask;
+    `align.target.attention` separates them."""
 
     tensors: list[Tensor]
     widths: list[int]
@@ -162,8 +162,8 @@ class _SharedSlab(CacheLayerMixin):
 
 
 class SharedCache(Cache):
-    """One-row caches of several requests, for a forward over all their new tokens one after the other: the products
-    with the weights see all of them at once, attention each alone, and nothing is padded.
+    """One-row caches of several requests, for one forward over their concatenated new tokens: weights are multiplied once for all,
+    attention is per request, and nothing is padded.
 
     Args:
         caches: one row each, of any lengths.

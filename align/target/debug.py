@@ -1,4 +1,4 @@
-"""Random tiny targets over a byte vocabulary, by architecture: they prove wiring, nothing else."""
+"""Tiny random targets over a byte vocabulary, one per architecture, to test the wiring."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def debug_model(kind: str, attention_of: Callable[[str], str]) -> tuple[Any, Any
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = getattr(transformers, f"{kind}{architecture}")(config)
-    with torch.no_grad():  # turns that end now and then, so that text can be written with it
+    with torch.no_grad():  # so that turns end now and then and text can be generated
         model.get_input_embeddings().weight[2] *= 2
     return model, tokenizer

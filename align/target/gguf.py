@@ -1,6 +1,6 @@
-"""A GGUF file becomes a folder in hub layout (config.json, model.safetensors, tokenizer), once, in the cache.
+"""Convert a GGUF file into a folder in hub layout (config.json, model.safetensors, tokenizer), once, in the cache.
 
-The weights are de-quantised exactly as `gguf` does it and stored in fp32, so that later loads are plain safetensors.
+The weights are dequantised by `gguf` and stored in fp32, so that later loads read plain safetensors.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _DIGITS_ALONE = {"smollm"}
 
 
 def converted_folder(path: Path) -> Path:
-    """The hub-layout folder made from the GGUF at `path`; converted at the first call, found again afterwards.
+    """The hub-layout folder made from the GGUF at `path`; converted at the first call, reused afterwards.
 
     Raises:
-        UserError: not a GGUF, or an architecture or tokenizer that has no conversion here.
+        UserError: not a GGUF file, or an architecture or tokenizer that is not supported.
     """
     destination = cache_folder() / "targets" / f"{path.stem}-{sha256_file(path)[:12]}"
     if (destination / "config.json").is_file():

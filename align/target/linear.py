@@ -1,15 +1,14 @@
-"""Linear layers for few rows on a CPU: a step that decodes one token, or verifies a short draft, reads all weights to
-multiply a few rows with them.
+"""Linear layers for few rows on a CPU: decoding one token, or verifying a short draft, reads all weights to multiply a few rows.
 
-torch's default product is made for many rows. Two AVX2 cores, SmolLM2-135M's 106M parameters in layers, idle:
+torch's default product is optimised for many rows. Two AVX2 cores, SmolLM2-135M's 106M parameters in layers, idle:
 
     rows                      1     2     5     9    16
     torch's default, ms      29    46    48    66    66
     oneDNN, packed, ms       21    22    25    33    40
     rows.c, ms               19    18    18    22    36
 
-In fp32 `rows.c` is used where the installation could compile it and the processor has AVX2; else oneDNN's packed form,
-and that in bf16. `rows.c` adds up a row in the same order whatever rows come with it.
+In fp32 `rows.c` is used where the installation compiled it and the processor has AVX2, else oneDNN's packed form; in bf16
+oneDNN's. `rows.c` sums a row in the same order whatever other rows come with it.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ def rows_library() -> Any:
 
 
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out); through `rows.c` where that fits.
+    """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out); by `rows.c` where it applies.
 
-    `x` in fp32 may meet a weight in bf16, read at half the price: the sums are fp32.
+    `x` in fp32 may be multiplied with a bf16 weight, which halves what is read; sums are fp32.
     """
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
@@ -88,7 +87,7 @@ class RowsLinear(nn.Module):
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # it can't look into C
+        if torch.compiler.is_compiling():  # torch.compile can't trace C
             return torch.ops.specalign.few_rows(x, self.weight, self.bias)
         return few_rows(x, self.weight, self.bias)
 
@@ -113,13 +112,13 @@ class PackedLinear(nn.Module):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.numel() == self.in_features:  # one row: waiting threads asleep, packed was 12% slower
+        if x.numel() == self.in_features:  # one row: with sleeping threads packed was 12% slower
             return _product(x, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
 
 def fast_linear(dtype: torch.dtype, device: torch.device) -> type[RowsLinear] | type[PackedLinear] | None:
-    """The layer that is fastest for few rows here, tried on a small example; None = torch's own."""
+    """The layer class that is fastest for few rows on this machine, tested on a small example; None = torch's own."""
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return None
     if dtype == torch.float32 and rows_library() is not None and _right(RowsLinear, dtype):
@@ -142,9 +141,9 @@ def _right(kind: type[RowsLinear] | type[PackedLinear], dtype: torch.dtype) -> b
 def speed_up_linears(
     module: nn.Module, dtype: torch.dtype, device: torch.device, round_to_bf16: bool = False
 ) -> int:
-    """Replace every `nn.Linear` below `module` by the form that is fastest for few rows; returns how many.
+    """Replace every `nn.Linear` in `module` by the class that is fastest for few rows; returns how many.
 
-    `round_to_bf16`: rounding weights to bf16 is welcome where it saves time (drafters alone: p must stay what it is).
+    `round_to_bf16`: round weights to bf16 where that saves time (drafters only: p must not change).
     """
     kind = fast_linear(dtype, device)
     if kind is None:

@@ -1,4 +1,4 @@
-"""A target by name: hub id, folder, GGUF file or debug model, opened on a device in a type."""
+"""Loading a target by name: hub id, folder in hub layout, GGUF file or debug model."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def load_target(
         spec: hub id, folder in hub layout, `FILE.gguf`, `debug` (a tiny random Llama for tests).
         dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32; a debug target fp32), float32, bfloat16, float16.
         device: auto, cpu, cuda, cuda:N.
-        fast: pack linear layers where that helps (CPU).
-        round_to_bf16: and round their weights to bf16 where that halves what is read: for a drafter, never for p.
+        fast: replace linear layers by faster ones for few rows (CPU).
+        round_to_bf16: also round their weights to bf16 where that halves what is read; for drafters, never for p.
         options: `revision`, `trust_remote_code` (default False), passed to transformers.
 
     Raises:
-        UserError: what can't be found or read, in one line.
+        UserError: the target can't be found or read.
     """
     place = _device(device)
     number = _dtype(dtype, place)
@@ -84,13 +84,13 @@ def load_target(
         return Target(loaded.to(place), tokenizer, spec, fast, round_to_bf16)
     except UserError:
         raise
-    except Exception as error:  # what a broken folder makes of transformers has no common class
+    except Exception as error:  # transformers' errors for broken folders have no common class
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"target {spec!r} can't be loaded: {lines[0]}") from None
 
 
 def _attention(model_type: str) -> str:
-    """The attention that an architecture is run with."""
+    """The attention implementation for an architecture."""
     return "eager" if model_type in _EAGER else attention.register()
 
 
@@ -188,5 +188,5 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def reload(target: Target, device: str | None = None, fast: bool = True) -> Target:
-    """The same model once more, in the same dtype; `device`: another one, `fast` as in `load_target`."""
+    """Load the same model again in the same dtype; `device`: default the same, `fast` as in `load_target`."""
     return load_target(target.spec, dtype=target.dtype_name, device=device or str(target.device), fast=fast)

@@ -1,7 +1,7 @@
-"""Any target: a hub id, a folder in hub layout, a GGUF. Frozen, with what a drafter needs to see of it.
+"""The target: a frozen causal language model p, with what drafters read of it.
 
-The target offers logits, its last hidden state, the hidden states after chosen layers, its key/value cache, its
-embedding and its head. p is its distribution, everywhere in this project.
+It offers logits, its last hidden state, the hidden states after chosen layers, its key/value cache, its embedding and its
+head. Everywhere in this project p is the target's distribution.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Target:
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         self.eager = config.model_type in _EAGER
-        # beyond a sliding window a call over several tokens and calls over one would be different models
+        # beyond a sliding window one call over several tokens and single-token calls would differ
         window = None if self.eager else _window(config)
         self.context_limit: int = min(
             config.max_position_embeddings, window or config.max_position_embeddings
@@ -76,7 +76,8 @@ class Target:
 
     @property
     def chains_only(self) -> bool:
-        """Whether its attention windows by place in memory: a branch behind another would lose context."""
+        """Whether its attention window counts places in the cache, so that one branch of a tree would push context out of
+        another's window."""
         return self.eager and any("local" in str(kind) for kind in self.model.config.attention_layers)
 
     @property
@@ -93,7 +94,7 @@ class Target:
 
     @cached_property
     def hash(self) -> str:
-        """sha256 (hex) over every weight's name, dtype, shape and bytes: the identity of p."""
+        """sha256 (hex) over every weight's name, dtype, shape and bytes: it identifies p."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -193,7 +194,7 @@ class Target:
             masks.append(attention.block_mask(see_LL, width, past, groups, self.dtype, self.device))
             depth = torch.arange(width, device=self.device) if see_LL is None else see_LL.sum(1) - 1
             positions.append(past + depth)
-        # each has a mask of its own: transformers is to make none
+        # each request has its own mask: this keeps transformers from making one
         none = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         shared = SharedCache(caches, widths, masks)
         hidden_BLD, taps_BLFD = self._run(
@@ -248,7 +249,7 @@ def log_softmax_full(target: Target, hidden: Tensor) -> Tensor:
 
 
 _EAGER = {"gpt_neo"}
-"""Architectures with attention of their own, which takes an additive mask and no other implementation."""
+"""Architectures with their own attention, which takes an additive mask and can't be replaced."""
 
 
 def _window(config: Any) -> int | None:

@@ -6,8 +6,9 @@ vocabulary: law `independent`, or `causal` where a Markov head looks at the toke
 Trees: the most probable paths under q, as many tokens as one call verifies at little more than the price of one. They are
 chosen, not drawn: law `point` at every temperature. For verifiers that test siblings a tree is drawn instead.
 
-A drawn token is accepted with probability Σ min(p, q), a chosen one with its p: the flatter p and q, the better the draw. SmolLM2 on MT-Bench prompts, τ of a tree of five / a chain of four: temperature 0
-1.68 / 1.45, 0.6 1.56 / 1.55, 1 1.42 / 1.52.
+A drawn token is accepted with probability Σ min(p, q), a chosen one with its p: the flatter p and q, the better the draw.
+SmolLM2 on MT-Bench prompts, τ of a tree of five / a chain of four: 1.68 / 1.45 at temperature 0, 1.56 / 1.55 at 0.6, 1.42 / 1.52
+at 1.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ def test_flash_attention_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPa
     query: Any = OnGpu()
     assert attention._flash_refusal(query, False) == "computes in float16 or bfloat16, not float32"
     query.dtype = torch.bfloat16
-    assert "takes masks of whole segments alone" in attention._flash_refusal(query, True)
+    assert "takes block-diagonal masks only" in attention._flash_refusal(query, True)
     assert attention._flash_refusal(query, False) == ""
 
 
