@@ -8,6 +8,7 @@ from align.common.errors import cli
 from align.config.hardware import main_process
 from align.config.parser import parse_command
 from align.config.preflight import check_training
+from align.training.checkpoints import check_named
 
 
 @cli
@@ -15,6 +16,7 @@ def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     recipe = parse_command(words, "align.train", __doc__ or "")
     check_training(recipe)
+    check_named(recipe.trainer.resume)
     # only now: torch, Lightning and transformers take seconds to import
     from align.training.base_module import NonFiniteLoss
     from align.training.callbacks import Interrupted

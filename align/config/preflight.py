@@ -1,4 +1,5 @@
-"""What a command lacks, said before anything heavy is imported: drafter to begin with, data, output folder, device."""
+"""What a command lacks, said before anything heavy is imported: target, drafter to begin with, data, output folder,
+device."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ from align.config.hardware import accelerator, gpu_count
 from align.config.parser import shipped
 from align.config.recipe import Recipe
 from align.target.debug import DEBUG
+from align.target.names import check_name
 
 
 def check_training(recipe: Recipe) -> None:
     """Raises UserError for what `align.train` will lack."""
+    check_name(recipe.target.name)
     _check_init(recipe)
     _check_data(recipe)
     _check_folder(Path(recipe.output), "output")
@@ -24,6 +27,7 @@ def check_training(recipe: Recipe) -> None:
 
 def check_writing(recipe: Recipe) -> None:
     """Raises UserError for what `align.synthesize` will lack."""
+    check_name(recipe.target.name)
     if recipe.target.device.startswith("cuda") and not gpu_count():
         raise UserError(f"device {recipe.target.device!r} was asked for, but torch sees no CUDA device")
     _check_folder(recipe.data_folder, "data.path" if recipe.data.path else "output")

@@ -136,7 +136,7 @@ class DrafterConfig(Group):
     markov_rank: int = option(192, "rank of the bias from the token before; 0 = independent positions", low=0)
     confidence_head: bool = option(
         False,
-        "block: a head that foretells each position's acceptance (objective.terms.confidence trains it)",
+        "block: a head that predicts each position's acceptance (objective.terms.confidence trains it)",
     )
     train: Literal["all", "confidence_head"] = option("all", "block: what is trained; the rest is frozen")
     mask_token_id: int | None = option(
@@ -177,7 +177,7 @@ class DrafterConfig(Group):
 
 @dataclass
 class ObjectiveConfig(Group):
-    """The calibration loss."""
+    """The loss."""
 
     terms: dict[str, float] = option(
         {"forward_kl": 1.0}, f"loss name: weight; names: {', '.join(LOSS_NAMES)}", above=0
@@ -248,7 +248,7 @@ class TrainerConfig(Group):
     )
     keep_features_gb: float = option(
         0.0,
-        "memory, in GB a process, for keeping the target's view of each row from epoch to epoch; 0 = look anew",
+        "memory, in GB a process, for caching the target's outputs from epoch to epoch; 0 = computed every time",
         low=0,
     )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb")

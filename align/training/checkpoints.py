@@ -92,22 +92,27 @@ def fault(path: Path) -> str | None:
     return None if _sizes(path) == sizes else "torn"
 
 
+def check_named(resume: str) -> None:
+    """Raises UserError where `trainer.resume` names a checkpoint that is not there or torn."""
+    if resume in ("auto", "never"):
+        return
+    if why := fault(Path(resume).expanduser()):
+        raise UserError(
+            f"trainer.resume={resume}: no complete checkpoint there ({why}); auto, never, or a step-N.ckpt"
+        )
+
+
 def newest(folder: Path, resume: str, target_sha256: str) -> Path | None:
     """The checkpoint that `trainer.resume` means: auto = the newest complete one or None, never = None, else a path.
 
     Raises:
         UserError: a named checkpoint that is not there or torn, or one of another target.
     """
+    check_named(resume)
     if resume == "never":
         return None
     if resume != "auto":
-        path = Path(resume).expanduser()
-        why = fault(path)
-        if why:
-            raise UserError(
-                f"trainer.resume={resume}: no complete checkpoint there ({why}); auto, never, or a step-N.ckpt"
-            )
-        return _of_target(path, target_sha256)
+        return _of_target(Path(resume).expanduser(), target_sha256)
     for path in _steps(folder):
         why = fault(path)
         if why is None:

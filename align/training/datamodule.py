@@ -139,8 +139,8 @@ def validation_rows(samples: Samples, length: int, count: int, exact: bool) -> l
         indices = chosen.nonzero()[:, 0].tolist()
         return [(kind, row) for row in pack(samples.select(indices), length, 0)] if indices else []
 
-    told = [rows(kind, chosen) for kind, chosen in kinds.items() if kind != "other"]
-    mixed = [pair for pair in chain.from_iterable(zip_longest(*told)) if pair is not None]
+    for_tau = [rows(kind, chosen) for kind, chosen in kinds.items() if kind != "other"]
+    mixed = [pair for pair in chain.from_iterable(zip_longest(*for_tau)) if pair is not None]
     return (mixed or rows("other", kinds["other"]))[:count]
 
 

@@ -37,7 +37,7 @@ class MetricsFile:
         return [{k: v for k, v in row.items() if k and v} for row in rows]
 
     def rewind(self, step: int) -> None:
-        """Keep rows up to `step`: what came later is about to be trained, and logged, again."""
+        """Keep rows up to `step`: later steps are about to be trained once more."""
         rows = [row for row in self.read() if int(row["step"]) <= step]
         if rows:
             self._write(rows)

@@ -20,7 +20,7 @@ from align.config.recipe import Recipe
 from align.config.run_record import save_run_record
 from align.data import shards as data
 from align.data.packing import split_validation
-from align.data.synthesis import ensure
+from align.data.synthesis import ensure_data
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training import checkpoints
@@ -46,7 +46,7 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     )
     # what can't be opened is said before the target writes for hours
     drafter = None if kind.chosen_vocabulary else kind.make(target, recipe, None)
-    folder = ensure(recipe, target)
+    folder = ensure_data(recipe, target)
     manifest = data.read_manifest(folder)
     if manifest.get("target_sha256") != target.hash:
         raise UserError(

@@ -208,7 +208,7 @@ def test_the_data_are_said_and_compared_with_the_recipe(
     assert re.search(r"training on \d+ samples \(\d+ tokens\) of .*, \d+ held out", said)
     assert "warning" not in said
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("align.training.run.ensure", lambda recipe, target: debug_data)
+        patch.setattr("align.training.run.ensure_data", lambda recipe, target: debug_data)
         train(load_recipe([*words, "data.samples=100000", f"output={tmp_path / 'two'}"]))
     assert "warning: the recipe asks for 100000 samples" in capsys.readouterr().err
 
