@@ -283,7 +283,7 @@ def test_a_lossy_verifier_is_marked_everywhere(
 
 
 def test_a_verifier_that_does_not_fit_is_refused(prompts: Path, drafter: Path, tmp_path: Path) -> None:
-    for name, line in (("greedi", "unknown verifier 'greedi'"), ("greedy", "exact at temperature 0 only")):
+    for name, line in (("greedi", "unknown verifier 'greedi'"), ("greedy", "exact only at temperature 0")):
         with pytest.raises(UserError, match=line):
             run(
                 "--prompts",

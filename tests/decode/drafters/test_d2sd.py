@@ -415,7 +415,7 @@ def test_options_are_checked(target: Target, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UserError, match="both must be loaded for one"):
         D2SDDrafter(net, network(other, 1, "shared_kv"))
     monkeypatch.setattr(d2sd, "MOST_NODES", 10)
-    with pytest.raises(UserError, match="boundaries=2 behind 4 tokens: a tree of 11 nodes, at most 10"):
+    with pytest.raises(UserError, match="boundaries=2 after 4 tokens: a tree of 11 nodes, at most 10"):
         D2SDDrafter(net, network(target, 2, "shared_kv"), 2)
     assert D2SDDrafter(net, net, 2).draft_nodes == 9
     with pytest.raises(UserError, match="these fit: point_mass"):

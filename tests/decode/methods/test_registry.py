@@ -185,7 +185,15 @@ def test_every_system_has_its_parts_and_says_what_it_is() -> None:
 def test_no_thread_outlives_its_draft(parts: Parts, name: str) -> None:
     """One that did would halve the speed of everything decoded after it, plain decoding's too."""
     before = set(threading.enumerate())
-    build(read_method(name), parts).generate(PROMPT, max_new_tokens=20)
+    decoder = build(read_method(name), parts)
+    decoder.generate(PROMPT, max_new_tokens=20)
+    assert set(threading.enumerate()) <= before
+
+    def fail(text: str) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        decoder.generate(PROMPT, max_new_tokens=20, stream=fail)
     assert set(threading.enumerate()) <= before
 
 

@@ -108,7 +108,7 @@ def test_pairs_that_would_change_the_output_are_refused_with_the_reason() -> Non
         check_pair("unmasked", "token", 1.0)
     with pytest.raises(
         UserError,
-        match=r"exact at temperature 0 only, not at 0.7; these fit: point_mass, self_selection, token, block",
+        match=r"exact only at temperature 0, not at 0.7; these fit: point_mass, self_selection, token, block",
     ):
         check_pair("independent", "greedy", 0.7)
     with pytest.raises(UserError, match=r"these fit: greedy, point_mass, self_selection, gumbel$"):
@@ -135,12 +135,14 @@ def test_proposals_that_a_verifier_cannot_have_are_refused_with_the_reason() -> 
     siblings = Proposal(TOKENS, "independent", q, parents=(-1, -1), siblings="without_replacement")
     with pytest.raises(
         UserError,
-        match="they branch, and it is exact for chains alone; these fit: point_mass, self_selection, rec",
+        match="they branch, and it is exact only for chains; these fit: point_mass, self_selection, rec",
     ):
         check_proposal(siblings, "token", 1.0)
-    with pytest.raises(UserError, match="siblings were drawn without_replacement, and it is exact for iid"):
+    with pytest.raises(
+        UserError, match="siblings were drawn without_replacement, and it is exact only for iid"
+    ):
         check_proposal(siblings, "k_seq", 1.0)
-    with pytest.raises(UserError, match="argmax and is exact at temperature 0 only"):
+    with pytest.raises(UserError, match="argmax, which is exact only at temperature 0"):
         check_proposal(siblings, "greedy", 1.0)
     surest = Proposal(TOKENS, "unmasked", q, steps_K=TOKENS)
     with pytest.raises(
