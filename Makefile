@@ -1,5 +1,6 @@
 # make quickstart   set up, write a little data, calibrate the shipped drafter, measure, report
-# make test         set up, run the tests
+# make test         set up, run the tests              (WORKERS=2 processes)
+# make test-fast    those without the slow ones: under two minutes
 # make systems      a drafter of every kind, then every system at its best setting, in one table (hours)
 # make lint         style, types
 # make setup        the virtual environment alone      (PYTHON=, VENV=, SYSTEM_PACKAGES=1)
@@ -16,6 +17,7 @@ LIMIT ?= 16
 NEW_TOKENS ?= 128
 PER_SUITE ?= 8
 TUNE ?= 12
+WORKERS ?= 2
 QUICK ?=
 RUN = runs/smollm2_quickstart
 SYSTEMS = runs/smollm2_systems
@@ -23,7 +25,7 @@ SUITES ?= mtbench,reasoning,coding,math
 PY = $(VENV)/bin/python
 STAMP = $(VENV)/.ready
 
-.PHONY: quickstart systems test lint setup clean
+.PHONY: quickstart systems test test-fast lint setup clean
 .DEFAULT_GOAL := quickstart
 
 setup: $(STAMP)
@@ -75,8 +77,14 @@ systems: setup
 	    --methods specdiff2 --tune $(TUNE) --drafter $(SYSTEMS)/streak/drafter --out $(SYSTEMS)/specdiff2_$$temperature || exit; \
 	done
 
+# one thread each, as many processes as WORKERS; in one process where pytest-xdist is missing
+PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest --durations=20 $$($(PY) -c 'import xdist' 2>/dev/null && echo "--dist worksteal -n $(WORKERS)")
+
 test: setup
-	$(PY) -m pytest
+	$(PYTEST)
+
+test-fast: setup
+	$(PYTEST) -m "not slow"
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -13,23 +13,24 @@ from rich.console import Console
 from torch import Tensor
 
 from align.common.batch import Anchors, Batch
+from align.config.parser import load_recipe
 from align.config.recipe import DrafterConfig
 from align.data import shards as data
 from align.data.draft_vocab import frequent_tokens
 from align.models.block import BlockDrafter
+from align.models.causal import CausalDrafter
 from align.models.ddit import DDiT, DDiTConfig
 from align.models.masked_lm import MaskedLM
 from align.models.standalone import DiffusionDrafter
 from align.target.model import Target
-from align.training.makers import from_target, make_standalone
+from align.training.base_module import DrafterModule
+from align.training.makers import from_target, make_causal, make_standalone
+from align.training.run import train
 from decode import eval
-from decode.drafters.autoregressive import (
-    AutoregressiveDrafter,
-    AutoregressiveSession,
-)
+from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveSession
 from decode.drafters.diffusion import DiffusionProposer
 from decode.engine.engine import Engine
-from decode.reporting.records import Record
+from decode.reporting.records import Divergence, Record, Run, append, write_run
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
 
@@ -140,6 +141,15 @@ QWEN = {
     "vocab_size": 40, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
     "tie_word_embeddings": False, "use_sliding_window": False, "rope_scaling": None, "initializer_range": 0.2,
 }  # fmt: skip
+
+
+DREAM = {
+    **QWEN,
+    "model_type": "Dream",
+    "architectures": ["DreamModel"],
+    "mask_token_id": 36,
+    "use_mrope": False,
+}
 
 
 def partly_masked(rows: int = 2, length: int = 9, seed: int = 0) -> Tensor:
@@ -297,3 +307,68 @@ def tree_prefixes(tokens: tuple[int, ...], parents: tuple[int, ...]) -> list[tup
     for token, parent in zip(tokens, parents, strict=True):
         found.append((*found[parent + 1], token))
     return found
+
+
+def write_recipe(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return f"recipe={folder / name}"
+
+
+def causal_drafter(target: Target, init: str | None = None) -> CausalDrafter:
+    """Changed a little, so that q is not p."""
+    made = make_causal(target, DrafterConfig(kind="autoregressive", block_size=3, layers=2, init=init))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * 0.05)
+    return made.eval()
+
+
+def train_debug_block(output: Path, debug_data: Path, *words: str) -> DrafterModule:
+    return train(
+        load_recipe(["recipe=debug_block", f"output={output}", f"data.path={debug_data}", *words]), quiet=True
+    )
+
+
+def fill_report(
+    folder: Path, gain: float = 2.0, temperature: float = 0.0, change: Divergence | None = None
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    settings = {
+        "target": "t/<model>", "methods": ["plain", "lookup", "drafter"], "temperature": temperature,
+        "max_new_tokens": 20, "dtype": "float32", "seed": 0, "repeats": 1, "warmup": 1, "threads": 2,
+        "target_hash": "ab", "drafter_hash": "cd",
+    }  # fmt: skip
+    sources = [
+        {
+            "name": "s",
+            "title": "Suite S",
+            "group": "chat",
+            "prompts": 6,
+            "source": "the package s==1 (6 of 9)",
+        }
+    ]
+    write_run(folder, Run(settings, sources, machine={"cores": 2}, versions={"torch": "2"}))
+    rows: list[Record] = []
+    for i in range(6):
+        same = None if temperature else True
+        slow = 1.0 + 0.1 * i
+        rows.append(record("plain", f"p{i}", slow, 20, 20, [0] * 20, [0] * 20, identical=same, load=0.2))
+        rows.append(
+            record(
+                "lookup",
+                f"p{i}",
+                slow * (1 + (-0.1) ** (i % 2)),
+                20,
+                18,
+                [1, 1, *[0] * 16],
+                [1] * 18,
+                identical=same,
+            )
+        )
+        mine = record("drafter", f"p{i}", slow / gain, 20, 10, [1] * 10, [3] * 10, identical=same)
+        if change is not None and i == 0:
+            mine.identical, mine.divergence = False, change
+        rows.append(mine)
+    append(folder, rows)
+    return folder

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,8 @@ SEEN_BY_DECODE = {"align.common", "align.target", "align.models", "align.diffusi
 """All that `decode` may reach of `align`, through whatever stands between."""
 
 
-def imports(source: str, lazily: bool = True) -> set[str]:
+@cache
+def imports(source: str, lazily: bool = True) -> frozenset[str]:
     """Every dotted module that the source imports; with `lazily` also inside functions, never under TYPE_CHECKING."""
     found: set[str] = set()
     pending: list[ast.AST] = [ast.parse(source)]
@@ -67,7 +69,7 @@ def imports(source: str, lazily: bool = True) -> set[str]:
                 a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)
             )
         pending.extend(ast.iter_child_nodes(node))
-    return found
+    return frozenset(found)
 
 
 def room_of(module: str) -> str:
@@ -237,3 +239,43 @@ def test_no_test_file_imports_another() -> None:
         for module in imports(path.read_text(encoding="utf-8")):
             parts = module.split(".")
             assert parts[0] != "tests" or not any(p.startswith("test_") for p in parts[:-1]), (path, module)
+
+
+NO_TEST_OF_THEIR_OWN = {
+    "align.common.batch": "plain records, which every test of training builds",
+    "align.models.block_config": "read and written with the folder: test_block_checkpoint.py",
+    "align.models.block_layers": "parts of the network of test_block.py",
+    "align.models.published_config": "read with the weights: test_published.py",
+    "align.diffusion.parameterization": "held to the losses' definitions: test_diffusion_losses.py",
+    "align.train": "one command line with align.synthesize: test_synthesize.py",
+    "align.target.debug": "the target of nearly every test",
+    "align.target.gguf": "its errors in test_loading.py; a good file needs a model",
+    "align.training.callbacks": "seen in a run: test_run.py",
+    "align.training.base_module": "what the modules of all drafters share: test_run.py",
+    "decode.benchmark.progress": "what a terminal shows meanwhile: test_evaluation.py",
+    "decode.drafters.base": "protocols alone",
+    "decode.method_names": "two constants and a join: test_spec.py",
+    "decode.speculation.drafts": "what every rule reads: test_verifiers.py",
+    "decode.speculation.verification": "a round of the engine: test_engine.py",
+    "decode.suites.*": "one row format each, one table of cases: test_suites.py",
+}
+NO_MODULE_OF_THEIR_OWN = {
+    "tests/test_imports.py", "tests/test_packaging.py", "tests/decode/suites/test_suites.py",
+    "tests/decode/test_malformed.py", "tests/decode/engine/test_real_target.py",
+    "tests/test_docs.py",
+}  # fmt: skip
+
+
+def test_tests_mirror_the_rooms() -> None:
+    """A module's tests stand where its name says; contract/ holds what is true of several rooms together."""
+    modules = {
+        n for n in tree() if not n.endswith("__init__") and (ROOT / f"{n.replace('.', '/')}.py").exists()
+    }
+    tested = {
+        ".".join([*p.relative_to(ROOT / "tests").parts[:-1], p.stem.removeprefix("test_")]): p
+        for p in (ROOT / "tests").rglob("test_*.py")
+    }
+    missing = modules - set(tested) - set(NO_TEST_OF_THEIR_OWN)
+    assert {m for m in missing if f"{m.rpartition('.')[0]}.*" not in NO_TEST_OF_THEIR_OWN} == set()
+    stray = {str(p.relative_to(ROOT)) for name, p in tested.items() if name not in modules}
+    assert {s for s in stray if not s.startswith("tests/contract/")} == NO_MODULE_OF_THEIR_OWN

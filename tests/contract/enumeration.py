@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decode.speculation.drafts import Drafts
-from decode.speculation.rules import Outcomes
+from decode.speculation.rules import Drafts, Outcomes
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import ancestors, chain, depths
 from decode.speculation.verifiers import VERIFIERS, Verifier

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from decode.speculation import drafts as drafts_module
 from decode.speculation import rules
-from decode.speculation.drafts import Drafts
-from decode.speculation.rules import Outcomes
+from decode.speculation.rules import Drafts, Outcomes
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import chain
 from decode.speculation.verifiers import Verifier

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from decode.speculation import rules
-from decode.speculation.drafts import Drafts
 from decode.speculation.proposal import DenseQ, Proposal, SparseQ
-from decode.speculation.rules import Rule
+from decode.speculation.rules import Drafts, Rule
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import chain, depths, follow
 from decode.speculation.verifiers import VERIFIERS, find, resolve, run_verifier

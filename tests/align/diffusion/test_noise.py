@@ -10,6 +10,8 @@ from torch import Tensor
 
 from align.common.batch import Anchors, Batch, Corrupted
 from align.common.errors import UserError
+from align.data import packing
+from align.data import shards as data
 from align.diffusion.graphs import Absorbing, Graph, Uniform
 from align.diffusion.noise import (
     block_lengths,
@@ -20,6 +22,7 @@ from align.diffusion.noise import (
 )
 from align.diffusion.parameterization import time_weight
 from align.diffusion.schedules import Cosine, Geometric, LogLinear, Schedule
+from align.target.model import Target
 
 SIZE, MASK, PAD = 40, 37, 38
 GRAPHS: list[Graph] = [Absorbing(SIZE, MASK), Uniform(SIZE)]
@@ -266,3 +269,21 @@ def test_impossible_lengths_are_refused() -> None:
     ]:
         with pytest.raises(UserError, match=says):
             block_lengths(anchors, weights, generator())
+
+
+def test_anchors(target: Target, samples: data.Samples) -> None:
+    batch = packing.collate(packing.pack(samples, 64, seed=0))
+    anchors = sample_anchors(batch, 40, 4, torch.Generator().manual_seed(0))
+    for b in range(batch.tokens_BL.shape[0]):
+        for a in range(anchors.index_BA.shape[1]):
+            i = int(anchors.index_BA[b, a])
+            for k in range(4):
+                j = i + 1 + k
+                good = j < 64 and bool((batch.document_BL[b, i : j + 1] == batch.document_BL[b, i]).all())
+                good = (
+                    good
+                    and bool(batch.answer_BL[b, i + 1 : j + 1].all())
+                    and int(batch.positions_BL[b, i]) > 0
+                )
+                good = good and int(batch.document_BL[b, i]) >= 0
+                assert bool(anchors.valid_BAK[b, a, k]) == good

@@ -4,228 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from align.common.errors import UserError
 from align.config.recipe import LOSS_NAMES
-from align.losses import divergences as module
 from align.losses.objective import (
-    DIVERGENCES,
     LOG_ZERO,
     LOSSES,
     WEIGHTINGS,
-    DraftRows,
     Objective,
-    RowStatistics,
-    TargetPlaces,
     d_pace_weights,
     exponential_weights,
-    row_statistics,
     streak,
     target_places,
 )
-
-ALL = frozenset(DIVERGENCES)
-
-
-@dataclass
-class Case:
-    """A random drafter and target; statistics of its rows in fp32, and in float64 by a plain formula."""
-
-    rows: DraftRows
-    places: TargetPlaces
-    head_VD: Tensor
-    draft_vocab: Tensor | None
-    shape: tuple[int, int]
-    temperature: float = 1.0
-    draft_temperature: float = 1.0
-
-    @property
-    def head_VdD(self) -> Tensor:
-        return self.head_VD if self.draft_vocab is None else self.head_VD[self.draft_vocab].contiguous()
-
-    @property
-    def leaves(self) -> list[Tensor]:
-        given = (self.rows.hidden_RD, self.rows.z_Rr, self.rows.basis_rV)
-        return [x for x in given if x is not None]
-
-    def statistics(self, wanted: frozenset[str] = ALL, chunk_rows: int = 1024) -> RowStatistics:
-        """With a confidence head that sums hidden states."""
-        found = row_statistics(
-            self.rows,
-            self.places,
-            self.head_VdD,
-            self.draft_vocab,
-            self.shape,
-            wanted,
-            self.temperature,
-            chunk_rows,
-            self.draft_temperature,
-        )
-        return replace(found, confidence=self.rows.hidden_RD.sum(-1).view(self.shape))
-
-    def reference(self) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Every statistic in float64 over the whole vocabulary, q = 0 outside the draft vocabulary; and its leaves."""
-        leaves = [x.detach().double().requires_grad_() for x in self.leaves]
-        logits = leaves[0] @ self.head_VdD.double().t()
-        if len(leaves) > 1:
-            logits = logits + leaves[1] @ leaves[2]
-        q_draft = (logits / self.draft_temperature).softmax(-1)
-        vocabulary = len(self.head_VD)
-        ids = torch.arange(vocabulary) if self.draft_vocab is None else self.draft_vocab
-        q = torch.zeros(len(q_draft), vocabulary, dtype=torch.float64).index_copy(1, ids, q_draft)
-        target = self.places.hidden_PD[self.rows.place_R].double() @ self.head_VD.double().t()
-        p = (target / self.temperature).softmax(-1)
-        inside = torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, ids, True)
-        safe_q = torch.where(inside, q, 1.0)
-        m = (p + q) / 2
-        label = self.places.next_P[self.rows.place_R]
-        q_label = safe_q.gather(1, label[:, None])[:, 0]
-        values = {
-            "log_q_label": torch.where(inside[label], q_label.log(), LOG_ZERO),
-            "forward_kl": torch.where(inside, p * (p / safe_q).log(), 0.0).sum(-1),
-            "reverse_kl": torch.where(inside, q * (safe_q / p).log(), 0.0).sum(-1),
-            "jensen_shannon": (
-                (p * (p / m).log()).sum(-1) + torch.where(inside, q * (safe_q / m).log(), 0.0).sum(-1)
-            )
-            / 2,
-            "total_variation": (p - q).abs().sum(-1) / 2,
-            "acceptance": torch.minimum(p, q).sum(-1),
-            "p_label": p.gather(1, label[:, None])[:, 0],
-            "match": (q.argmax(-1) == p.argmax(-1)).double(),
-            "greedy_label": (label == p.argmax(-1)).double(),
-        }
-        return {name: value.view(self.shape) for name, value in values.items()}, leaves
-
-
-def make(
-    seed: int = 0,
-    anchors: int = 6,
-    block: int = 3,
-    vocabulary: int = 17,
-    kept: int | None = None,
-    rank: int = 0,
-    dtype: torch.dtype = torch.float32,
-    temperature: float = 1.0,
-    draft_temperature: float = 1.0,
-) -> Case:
-    g = torch.Generator().manual_seed(seed)
-    width, positions, rows = 5, 11, anchors * block
-    head = torch.randn(vocabulary, width, generator=g).to(dtype)
-    hidden_p = torch.randn(positions, width, generator=g).to(dtype)
-    following = torch.randint(0, vocabulary, (positions,), generator=g)
-    draft_vocab = torch.randperm(vocabulary, generator=g)[:kept].sort().values if kept else None
-    places = target_places(
-        hidden_p, following, lambda x: x.float() @ head.float().t(), temperature=temperature, chunk=4
-    )
-    draft = DraftRows(
-        torch.randn(rows, width, generator=g).to(dtype).requires_grad_(),
-        torch.randint(0, positions, (rows,), generator=g),
-    )
-    if rank:
-        draft.z_Rr = torch.randn(rows, rank, generator=g).to(dtype).requires_grad_()
-        draft.basis_rV = torch.randn(rank, kept or vocabulary, generator=g).requires_grad_()
-    return Case(draft, places, head, draft_vocab, (anchors, block), temperature, draft_temperature)
-
-
-def check(case: Case, name: str, chunk_rows: int = 1024, rtol: float = 1e-4, atol: float = 5e-6) -> None:
-    """Value and gradients of one statistic, under a random upstream gradient."""
-    want, leaves64 = case.reference()
-    got = getattr(case.statistics(chunk_rows=chunk_rows), name)
-    assert got.dtype == torch.float32 and got.shape == case.shape
-    torch.testing.assert_close(got.double(), want[name], rtol=rtol, atol=atol)
-    upstream = torch.randn(case.shape, generator=torch.Generator().manual_seed(9))
-    expected = torch.autograd.grad((want[name] * upstream.double()).sum(), leaves64)
-    actual = torch.autograd.grad((got * upstream).sum(), case.leaves)
-    for a, e, leaf in zip(actual, expected, case.leaves, strict=True):
-        assert a.dtype == leaf.dtype
-        if leaf.dtype == torch.bfloat16:  # the gradient itself is rounded to the leaf's dtype, once
-            torch.testing.assert_close(a.double(), e, rtol=2**-8, atol=atol)
-        else:
-            torch.testing.assert_close(a.double(), e, rtol=rtol, atol=atol)
-
-
-DIFFERENTIABLE = ("log_q_label", *DIVERGENCES)
-KINDS = {
-    "full": {},
-    "pruned": {"kept": 9},
-    "one_token": {"kept": 1},
-    "markov": {"rank": 3},
-    "pruned_markov": {"kept": 8, "rank": 2},
-    "warm_target": {"temperature": 0.7},
-    "warm_both": {"temperature": 1.5, "draft_temperature": 1.5, "kept": 9, "rank": 2},
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_statistics_and_gradients_match_float64(name: str, kind: str) -> None:
-    check(make(seed=3, **KINDS[kind]), name)
-
-
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_chunks_that_recompute_match_float64(name: str) -> None:
-    check(make(seed=4, kept=9, rank=3), name, chunk_rows=5)
-
-
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_bf16_inputs_are_computed_in_fp32(name: str) -> None:
-    check(make(seed=5, kept=9, rank=3, dtype=torch.bfloat16), name)
-
-
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 10**6),
-    anchors=st.integers(1, 4),
-    block=st.integers(1, 4),
-    vocabulary=st.integers(2, 20),
-    share=st.floats(0.05, 1.0),
-    rank=st.integers(0, 3),
-    chunk=st.integers(1, 20),
-)
-def test_any_shape_matches_float64(
-    seed: int, anchors: int, block: int, vocabulary: int, share: float, rank: int, chunk: int
-) -> None:
-    kept = max(1, int(share * vocabulary)) if share < 0.9 else None
-    case = make(seed, anchors, block, vocabulary, kept, rank)
-    for name in DIFFERENTIABLE:
-        check(case, name, chunk, rtol=1e-3, atol=5e-5)
-
-
-def test_statistics_without_gradient_match() -> None:
-    for kind in KINDS.values():
-        case = make(seed=6, anchors=40, **kind)
-        want, _ = case.reference()
-        got = case.statistics()
-        for name in ("acceptance", "p_label", "match", "greedy_label"):
-            value = getattr(got, name)
-            assert not value.requires_grad and value.dtype == torch.float32
-            torch.testing.assert_close(value.double(), want[name], rtol=1e-4, atol=1e-6)
-
-
-def test_only_what_is_wanted_is_made() -> None:
-    got = make().statistics(frozenset({"reverse_kl"}))
-    assert got.reverse_kl is not None
-    assert got.forward_kl is None and got.jensen_shannon is None and got.total_variation is None
-
-
-def test_several_gradients_at_once_add_up() -> None:
-    case = make(seed=7, kept=9, rank=2)
-    want, leaves64 = case.reference()
-    weights = {name: 0.3 + i for i, name in enumerate(DIFFERENTIABLE)}
-    got = case.statistics(chunk_rows=4)
-    total = sum(w * getattr(got, n).sin().sum() for n, w in weights.items())
-    total64 = sum(w * want[n].sin().sum() for n, w in weights.items())
-    for a, e in zip(
-        torch.autograd.grad(total, case.leaves), torch.autograd.grad(total64, leaves64), strict=True
-    ):
-        torch.testing.assert_close(a.double(), e, rtol=1e-3, atol=1e-4)
+from tests.logits import DIFFERENTIABLE, Case, make
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 4, 7, 18])
@@ -240,24 +37,6 @@ def test_chunked_equals_unchunked(chunk_rows: int) -> None:
     second = torch.autograd.grad(objective(part, valid), case.leaves)
     for a, b in zip(first, second, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-
-
-def test_cpu_blocks_equal_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a kept chunk a CPU works in blocks of what its cache holds."""
-    case = make(seed=8, rank=3)
-    whole = torch.autograd.grad(case.statistics().forward_kl.sum(), case.leaves)
-    monkeypatch.setattr(module, "_BLOCK_BYTES", 1)
-    monkeypatch.setattr(module, "_BLOCK_ROWS", 4)
-    for a, b in zip(whole, torch.autograd.grad(case.statistics().forward_kl.sum(), case.leaves), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-
-
-def test_pruned_with_every_token_is_full() -> None:
-    full = make(seed=9)
-    pruned = replace(full, draft_vocab=torch.arange(17))
-    a, b = full.statistics(), pruned.statistics()
-    for name in (*DIFFERENTIABLE, "acceptance", "match", "p_label", "greedy_label"):
-        assert torch.equal(getattr(a, name), getattr(b, name)), name
 
 
 def test_label_outside_the_vocabulary() -> None:
@@ -276,24 +55,6 @@ def test_label_outside_the_vocabulary() -> None:
     assert (Objective({"cross_entropy": 1.0}).term("cross_entropy", got, valid)[~inside] == 0).all()
 
 
-def test_match_is_false_where_the_best_token_cannot_be_drafted() -> None:
-    case = make(seed=11, anchors=60)
-    best = case.places.best_P
-    case.draft_vocab = torch.tensor([t for t in range(17) if t != int(best[0])])
-    at_first = (case.rows.place_R == 0).view(case.shape)
-    assert bool(at_first.any()) and float(case.statistics().match[at_first].sum()) == 0
-
-
-def test_autocast_changes_nothing() -> None:
-    case = make(seed=12, rank=2)
-    plain = case.statistics()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = case.statistics()
-        (grad,) = torch.autograd.grad(cast.forward_kl.sum(), case.rows.hidden_RD)
-    assert torch.equal(plain.forward_kl, cast.forward_kl)
-    assert torch.equal(grad, torch.autograd.grad(plain.forward_kl.sum(), case.rows.hidden_RD)[0])
-
-
 def test_extreme_logits_stay_finite() -> None:
     case = make(seed=13, kept=9)
     case.rows.hidden_RD = (case.rows.hidden_RD.detach() * 200).requires_grad_()
@@ -305,25 +66,6 @@ def test_extreme_logits_stay_finite() -> None:
     (grad,) = torch.autograd.grad(total, case.rows.hidden_RD)
     assert math.isfinite(float(total)) and bool(grad.isfinite().all())
     assert bool(((got.acceptance >= 0) & (got.acceptance <= 1 + 1e-6)).all())
-
-
-def saved_bytes(case: Case, chunk_rows: int) -> int:
-    sizes: dict[int, int] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        case.statistics(frozenset({"forward_kl"}), chunk_rows)
-    return sum(sizes.values())
-
-
-def test_memory_does_not_grow_with_rows_times_vocabulary() -> None:
-    few, many = (make(anchors=a, block=4, vocabulary=2000, kept=1500) for a in (16, 160))
-    grown = saved_bytes(many, 16) - saved_bytes(few, 16)
-    assert grown < 576 * 200, "a few numbers a row, not a row of the vocabulary"
-    assert saved_bytes(many, 10**6) > 640 * 1500 * 4, "the measurement sees what one large chunk keeps"
 
 
 # ---- position weights, streak, objective ----

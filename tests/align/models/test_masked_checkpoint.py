@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from align.common.errors import UserError
-from align.models.families import FAMILIES
 from align.models.masked_checkpoint import adapt, load_masked_lm, save_masked_lm
 from align.models.masked_lm import annealed_see, merge_lora, with_lora
 from align.target.attention import register
@@ -174,11 +173,3 @@ def test_lora_names_the_extra_where_it_is_missing(target: Target, monkeypatch: p
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(UserError, match=r"pip install 'specalign\[lora\]'"):
         with_lora(adapt(target, [0], 36), 4, 8.0, ["q_proj"])
-
-
-def test_the_published_masks() -> None:
-    """What is taken where neither config.json nor the tokenizer names one."""
-    masks = {"llada": 126336, "diffullama": 811, "diffugpt": 10541, "sdar": 151669}
-    masks |= dict.fromkeys(("dream", "dream-coder", "diffucoder"), 151666)
-    found = {name: family.mask_token_id for name, family in FAMILIES.items()}
-    assert {name: found[name] for name in masks} == masks

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from align.common.errors import UserError
-from align.models.families import FAMILIES, family_of
+from align.models.families import FAMILIES
 from align.models.masked_checkpoint import adapt, from_config, load_masked_lm, save_masked_lm
 from align.models.masked_lm import MaskedLM
 from align.target.model import Target
+from tests.builders import DREAM, QWEN
 from tests.builders import NO_TOKENS as NONE
-from tests.builders import QWEN
 from tests.builders import masked_block_logits as block_session
 from tests.builders import partly_masked as tokens
 
@@ -32,13 +32,6 @@ LLADA = {
     "layer_norm_type": "rms", "rope": True, "alibi": False, "include_bias": False, "include_qkv_bias": False,
     "auto_map": {"AutoModel": "modeling_llada.LLaDAModelLM"}, "init_std": 0.2, "precision": "amp_bf16",
 }  # fmt: skip
-DREAM = {
-    **QWEN,
-    "model_type": "Dream",
-    "architectures": ["DreamModel"],
-    "mask_token_id": 36,
-    "use_mrope": False,
-}
 SDAR = {
     **QWEN, "model_type": "sdar", "architectures": ["SDARForCausalLM"], "mask_token_id": 36, "block_size": 3, "head_dim": 16,
 }  # fmt: skip
@@ -242,24 +235,6 @@ def test_published_sizes(config: dict[str, Any], count: int) -> None:
     assert sum(p.numel() for p in network.parameters()) == count
     if "d_model" in config or "rope_theta" in config:
         assert network.model.config.rope_parameters["rope_theta"] == config["rope_theta"]
-
-
-def test_the_hub_id_chooses_among_families_that_share_an_architecture() -> None:
-    for spec, name in {
-        "Dream-org/Dream-v0-Instruct-7B": "dream",
-        "Dream-org/Dream-Coder-v0-Instruct-7B": "dream-coder",
-        "apple/DiffuCoder-7B-cpGRPO": "diffucoder",
-        "/models/DiffuCoder-7B-Base": "diffucoder",
-        "some/finetune": "dream",
-    }.items():
-        assert family_of(DREAM, spec).name == name
-    plain = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
-    assert family_of(plain, "diffusionfamily/diffugpt-m").name == "diffugpt"
-    with pytest.raises(UserError, match="not a masked-diffusion family"):
-        family_of(plain, "openai-community/gpt2")
-    for family in FAMILIES.values():
-        for name in ("lm_head.weight", "model.layers.11.mlp.up_proj.weight", "transformer.h.1.ln_1.bias"):
-            assert family.ours(family.theirs(name)) == name
 
 
 def test_mask_ids_come_from_the_config_the_tokenizer_or_the_record(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from align.config.parser import load_recipe
 from align.config.recipe import DrafterConfig
 from align.models.ddit import DDiT, DDiTConfig
 from align.models.published import load_published, save_published
@@ -19,7 +18,6 @@ from align.models.standalone_checkpoint import load_standalone, save_standalone
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.makers import make_standalone
-from align.training.run import train
 from tests.builders import DIFFUSION_KINDS as KINDS
 from tests.builders import diffusion_drafter as drafter
 
@@ -155,27 +153,6 @@ def test_more_rows_than_tokens_with_a_tokenizer_of_its_own(target: Target, tmp_p
     assert loaded.target_logits(torch.zeros(2, 320)).shape == (2, 272) and loaded.mask_id == 270
 
 
-def test_what_a_start_lacks_is_said_before_the_target_writes(tmp_path: Path) -> None:
-    words = ("recipe=debug_sedd", "drafter.init=no/such/drafter")
-    with pytest.raises(UserError, match="drafter.init=.*no/such/drafter.*no such folder"):
-        train(load_recipe([*words, f"output={tmp_path}"]), quiet=True)
-    assert not (tmp_path / "data").exists()
-
-
-def test_a_published_checkpoint_through_its_recipe(tmp_path: Path) -> None:
-    """SEDD's hub layout → stage=finetune → a folder that is SEDD's hub layout again."""
-    gpt2 = load_target("debug-gpt2", dtype="float32", device="cpu")
-    config = DDiTConfig(gpt2.vocab_size + 1, 32, 2, 2, 16, scale_by_sigma=True, attention="full")
-    save_published(DDiT(config), tmp_path / "sedd", "sedd", schedule=ScheduleSpec("geometric", 1e-3, 7.0))
-    words = (f"drafter.init={tmp_path / 'sedd'}", f"output={tmp_path / 'run'}", "drafter.window=16")
-    train(load_recipe(["recipe=debug_gpt2xl_calib", *words]), quiet=True)
-    values = json.loads((tmp_path / "run/drafter/config.json").read_text())
-    assert values["noise"] == {"type": "geometric", "sigma_min": 1e-3, "sigma_max": 7.0}
-    again = load_standalone(tmp_path / "run/drafter", gpt2)
-    assert isinstance(again.network, DDiT) and again.network.config == config
-    assert again.config.schedule["sigma_max"] == 7.0
-
-
 def test_a_vocabulary_of_its_own_is_refused_for_training(target: Target, tmp_path: Path) -> None:
     made = drafter(target, "ddit")
     save_standalone(made, tmp_path / "d")
@@ -188,46 +165,3 @@ def test_a_vocabulary_of_its_own_is_refused_for_training(target: Target, tmp_pat
         load_standalone(tmp_path / "d", target)
     with pytest.raises(UserError, match="its (own )?tokenizer"):
         DiffusionDrafter(made.network, DiffusionConfig(3, 90), target)
-
-
-WIRING = (
-    "debug_block",
-    "debug_sedd",
-    "debug_mdlm",
-    "debug_autoregressive",
-    "debug_variable_prefix",
-    "debug_confidence",
-)
-TWINS = sorted(p.stem for p in (Path(__file__).parents[3] / "recipes").glob("debug_*.yaml"))
-
-
-@pytest.mark.parametrize("twin", [t for t in TWINS if t not in WIRING])
-def test_the_published_recipes_run_with_tiny_models(twin: str, tmp_path: Path) -> None:
-    recipe = load_recipe([f"recipe={twin}", f"output={tmp_path}"])
-    if recipe.drafter.lora_rank:
-        pytest.importorskip("peft")
-    module = train(recipe, quiet=True)
-    assert module.validation_numbers["bound"] > 0
-    published = load_recipe([f"recipe={twin.removeprefix('debug_')}"])
-    assert (published.stage, published.drafter.kind) == (recipe.stage, recipe.drafter.kind)
-    assert published.objective.terms == recipe.objective.terms
-
-
-def test_a_machine_without_the_hub_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    from align import synthesize
-    from align.common.hub import hub_reachable
-
-    words = ["recipe=gpt2xl_calib", f"output={tmp_path}"]
-    hub_reachable.cache_clear()
-    try:
-        with pytest.raises(UserError, match="no data yet; write them with python -m align.synthesize"):
-            train(load_recipe(words), quiet=True)
-        with pytest.raises(SystemExit):
-            synthesize.main(words)
-        said = capsys.readouterr().err
-        assert "gpt2-xl': the hub does not answer" in said and "name a folder in hub layout" in said
-    finally:
-        hub_reachable.cache_clear()

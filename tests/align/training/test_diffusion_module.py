@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from align.common.batch import Corrupted
 from align.config.parser import load_recipe
-from align.data.packing import split_validation
-from align.data.shards import from_lists
+from align.config.recipe import DrafterConfig
+from align.diffusion.noise import corrupt_blocks
 from align.diffusion.parameterization import time_weight
 from align.diffusion.schedules import Cosine, Geometric
-from align.losses.diffusion_losses import masked_nll, score_entropy
+from align.losses.diffusion_losses import masked_cross_entropy, masked_nll, score_entropy
 from align.models.ddit import DDiT
 from align.models.standalone import DiffusionDrafter
-from align.models.standalone_checkpoint import save_standalone
+from align.models.standalone_checkpoint import open_drafter, save_standalone
 from align.target.loading import load_target
 from align.target.model import Target
-from align.training.datamodule import RowsModule, Step
+from align.training.datamodule import Step
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.makers import make_standalone
+from align.training.run import train
 from tests.builders import ANCHORS
+from tests.builders import DIFFUSION_KINDS as KINDS
 from tests.builders import diffusion_drafter as drafter
 from tests.builders import packed_batch as batch
 
@@ -215,12 +220,116 @@ def test_a_network_is_told_the_noise_that_it_sees(target: Target) -> None:
         )
 
 
-def test_every_seed_is_validated_on_the_same_rows(tmp_path: Path) -> None:
-    texts = [torch.randint(4, 200, (12,), generator=torch.Generator().manual_seed(i)) for i in range(40)]
-    samples = from_lists(texts, [4] * 40, [0.0, 1.0] * 20)
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def test_a_fresh_ddit_begins_at_log_of_the_vocabulary(target: Target) -> None:
+    made = make_standalone(target, DrafterConfig(block_size=3, **KINDS["ddit"]))  # type: ignore[arg-type]
+    rows = batch(target)
+    noisy = corrupt_blocks(
+        rows, ANCHORS, made.graph, made.schedule, [0, 0, 1], torch.Generator().manual_seed(0)
+    )
+    hidden, sigma = made.block_rows(rows, ANCHORS, noisy)
+    f = made.logits(hidden, sigma)
+    masked = noisy.tokens_t == made.mask_id
+    loss = masked_cross_entropy(f, noisy.tokens_t, noisy.tokens_0, made.mask_id, noisy.valid)
+    torch.testing.assert_close(loss[masked], torch.full_like(loss[masked], math.log(target.vocab_size)))
+
+
+def run(output: Path, data: Path, *words: str) -> DiffusionDrafterModule:
+    recipe = load_recipe([*words, f"output={output}", f"data.path={data}"])
+    return train(recipe, quiet=True)  # type: ignore[return-value]
+
+
+def column(output: Path, name: str) -> list[float]:
+    with (output / "metrics.csv").open(newline="") as file:
+        return [float(r[name]) for r in csv.DictReader(file) if r.get(name)]
+
+
+@pytest.mark.parametrize("recipe", ["debug_sedd", "debug_mdlm"])
+def test_golden_losses(recipe: str, tmp_path: Path, debug_data: Path) -> None:
+    run(tmp_path, debug_data, f"recipe={recipe}")
+    golden = json.loads((GOLDEN / f"{recipe}.json").read_text())["losses"]
+    assert column(tmp_path, "train/loss") == pytest.approx(golden, rel=2e-4)
+
+
+@pytest.mark.parametrize("recipe", ["debug_sedd", "debug_mdlm"])
+@pytest.mark.parametrize("stage", ["pretrain", "calibrate"])
+def test_resume_is_bit_identical(recipe: str, stage: str, tmp_path: Path, debug_data: Path) -> None:
+    words = (f"recipe={recipe}", f"stage={stage}", "trainer.ema=0.9", "trainer.checkpoint_every=4")
+    whole = run(tmp_path / "whole", debug_data, *words)
+    original = DiffusionDrafterModule.on_train_batch_start
+
+    class Stop(Exception):
+        pass
+
+    def stop_at_7(self: DiffusionDrafterModule, step: object, index: int) -> None:
+        if self.global_step == 7:
+            raise Stop
+        original(self, step, index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiffusionDrafterModule, "on_train_batch_start", stop_at_7)
+        with pytest.raises(Stop):
+            run(tmp_path / "parts", debug_data, *words)
+    parts = run(tmp_path / "parts", debug_data, *words)
+    for name, weight in whole.final_weights.items():
+        assert torch.equal(weight, parts.final_weights[name]), name
+    for side in ("whole", "parts"):
+        assert (tmp_path / side / "drafter" / "drafter.json").is_file()
+    one, two = (load_file(str(tmp_path / s / "drafter/model.safetensors")) for s in ("whole", "parts"))
+    assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+@pytest.mark.parametrize("recipe", ["debug_sedd", "debug_mdlm"])
+def test_stages_follow_each_other(recipe: str, tmp_path: Path, debug_data: Path, target: Target) -> None:
+    """Each starts from the one before: its first validation is the last one's, but for bf16-free files' rounding (none)."""
+    words = (f"recipe={recipe}", "trainer.validate_first=true", "trainer.max_steps=6")
+    init: tuple[str, ...] = ()
+    before = None
+    for stage in ("pretrain", "finetune", "calibrate"):
+        run(tmp_path / stage, debug_data, *words, f"stage={stage}", *init)
+        bounds = column(tmp_path / stage, "validation/bound")
+        assert len(bounds) >= 2
+        if before is not None:
+            assert bounds[0] == pytest.approx(before, rel=1e-5)
+        before = bounds[-1]
+        init = (f"drafter.init={tmp_path / stage / 'drafter'}",)
+    loaded = open_drafter(tmp_path / "calibrate/drafter", target)
+    assert isinstance(loaded, DiffusionDrafter) and loaded.config.block_size == 4
+    card = (tmp_path / "calibrate/drafter/README.md").read_text()
+    assert "standalone diffusion drafter" in card and "nats a" in card
+
+
+def test_the_strength_of_distillation_rises(tmp_path: Path, debug_data: Path) -> None:
+    """λ over its warm-up, and 0 in the other stages; a λ of 0 is the diffusion loss alone."""
+    recipe = load_recipe(
+        [
+            "recipe=debug_sedd",
+            "objective.distillation=3",
+            "objective.distillation_warmup=4",
+            f"output={tmp_path}",
+        ]
+    )
+    module = DiffusionDrafterModule(make_standalone(load_target("debug"), recipe.drafter), recipe)
     found = []
-    for seed in (0, 7):
-        recipe = load_recipe(["recipe=debug_sedd", f"output={tmp_path}", f"seed={seed}", "data.length=32"])
-        rows = RowsModule(recipe, *split_validation(samples, 0.3), 3, True)
-        found.append([row.tokens_L.tolist() for _, row in rows.held_out])
-    assert found[0] == found[1] and len(found[0]) > 1
+    for step in range(6):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DiffusionDrafterModule, "global_step", step)
+            found.append(module.strength())
+    assert found == [0.75, 1.5, 2.25, 3.0, 3.0, 3.0]
+    run(tmp_path / "none", debug_data, "recipe=debug_sedd", "objective.distillation=0")
+    run(tmp_path / "fine", debug_data, "recipe=debug_sedd", "stage=finetune")
+    assert column(tmp_path / "none", "train/loss") == column(tmp_path / "fine", "train/loss")
+
+
+def test_samples_on_request(tmp_path: Path, debug_data: Path) -> None:
+    run(tmp_path, debug_data, "recipe=debug_sedd", "trainer.show_samples=2")
+    text = (tmp_path / "samples.txt").read_text()
+    assert text.count("--- step 6\n") == text.count("--- step 12\n") == 2
+
+
+def test_uniform_noise(tmp_path: Path, debug_data: Path) -> None:
+    run(tmp_path, debug_data, "recipe=debug_sedd", "stage=finetune", "drafter.graph=uniform")
+    losses = column(tmp_path, "train/loss")
+    assert len(losses) == 12 and all(math.isfinite(x) for x in losses)

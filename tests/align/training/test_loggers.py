@@ -49,6 +49,7 @@ def wandb(words: list[str], folder: Path, url: str) -> str:
     return output
 
 
+@pytest.mark.slow
 def test_agent_runs_the_sweep_as_written(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     with StandIn(TRIAL) as service:

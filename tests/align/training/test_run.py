@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,17 +21,11 @@ from align.data.synthesis import synthesize
 from align.target.loading import load_target
 from align.train import main
 from align.training.base_module import DrafterModule
-from align.training.checkpoints import newest
 from align.training.run import train
+from tests.builders import train_debug_block as run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "debug_block.json"
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def run(output: Path, debug_data: Path, *words: str) -> DrafterModule:
-    return train(
-        load_recipe(["recipe=debug_block", f"output={output}", f"data.path={debug_data}", *words]), quiet=True
-    )
 
 
 def losses(output: Path) -> list[float]:
@@ -97,65 +90,42 @@ def test_a_target_in_bf16(tmp_path: Path, recipe: str) -> None:
     assert len(found[0]) == 4 and found[0] == found[1]
 
 
-def test_checkpoint_loads_weights_only(tmp_path: Path, debug_data: Path) -> None:
-    run(tmp_path, debug_data)
-    state = torch.load(tmp_path / "checkpoints" / "step-12.ckpt", weights_only=True)
-    assert {"state_dict", "optimizer_states", "calibrate"} <= state.keys()
-    assert not any(
-        "embed" in name or "lm_head" in name for name in state["state_dict"]
-    )  # the target stays out
-    assert {"ema", "rng", "identity"} <= state["calibrate"].keys()
+KILLED = """
+import os, signal, sys
+from align.training.base_module import DrafterModule as Module
+from align.training.run import train
+from align.config.parser import load_recipe
+
+def start(self, batch, index, begin=Module.on_train_batch_start):
+    if self.global_step == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin(self, batch, index)
+
+Module.on_train_batch_start = start
+for output in sys.argv[2].split(","):
+    train(load_recipe([f"output={output}", *sys.argv[3:]]), quiet=True)
+"""
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_in_the_same_state(tmp_path: Path, debug_data: Path) -> None:
+    """Killed at its eighth step, two after a checkpoint; another process goes on, then trains without an interruption."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
+    words = ["recipe=debug_block", f"data.path={debug_data}", "trainer.max_steps=12"]
+    words += ["trainer.checkpoint_every=3", "trainer.validate_every=12"]
     # as many threads everywhere: sums are split over them
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
-    def start(output: Path) -> subprocess.Popen[bytes]:
-        words = ["trainer.max_steps=30", "trainer.checkpoint_every=3", "trainer.validate_every=30"]
-        command = [sys.executable, "-m", "align.train", "recipe=debug_block", f"output={output}"]
-        return subprocess.Popen(
-            [*command, f"data.path={debug_data}", *words],
-            env=env,
-            cwd=tmp_path,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+    def start(step: int, outputs: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", KILLED, str(step), outputs, *words]
+        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
 
-    assert start(whole).wait(timeout=300) == 0
-    process = start(killed)
-    until = time.monotonic() + 120
-    while (
-        not list((killed / "checkpoints").glob("*.json"))
-        and process.poll() is None
-        and time.monotonic() < until
-    ):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert process.returncode == -signal.SIGKILL and not (killed / "drafter").exists()
-    assert start(killed).wait(timeout=300) == 0
+    assert start(8, str(killed)).returncode == -signal.SIGKILL
+    assert list((killed / "checkpoints").glob("*.json")) and not (killed / "drafter").exists()
+    done = start(-1, f"{killed},{whole}")
+    assert done.returncode == 0, done.stderr
     first, second = weights(whole), weights(killed)
     assert all(torch.equal(first[n], second[n]) for n in first)
-
-
-def test_torn_and_foreign_checkpoints(
-    tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(tmp_path, debug_data)
-    folder = tmp_path / "checkpoints"
-    sha = json.loads((folder / "step-12.json").read_text())["target_sha256"]
-    (folder / "step-12.ckpt").write_bytes(b"torn")
-    assert newest(folder, "auto", sha) == folder / "step-6.ckpt"
-    assert "step-12.ckpt is torn" in capsys.readouterr().err
-    assert newest(folder, "never", sha) is None
-    with pytest.raises(UserError, match="no complete checkpoint"):
-        newest(folder, str(folder / "step-12.ckpt"), sha)
-    with pytest.raises(UserError, match="another target"):
-        newest(folder, "auto", "0" * 64)
-    with pytest.raises(UserError, match="block_size"):
-        run(tmp_path, debug_data, "drafter.block_size=2")
 
 
 def test_non_finite_loss_stops_and_keeps_the_batch(
@@ -173,18 +143,6 @@ def test_non_finite_loss_stops_and_keeps_the_batch(
     assert "is not finite; its batch is in" in capsys.readouterr().err
     (saved,) = tmp_path.glob("nonfinite-step-*.safetensors")
     assert {"tokens_BL", "index_BA"} <= load_file(str(saved)).keys()
-
-
-def test_card_and_record_come_from_the_run(tmp_path: Path, debug_data: Path) -> None:
-    module = run(tmp_path, debug_data)
-    card = (tmp_path / "drafter" / "README.md").read_text()
-    assert str(tmp_path) not in card and str(debug_data) not in card  # cards are published
-    assert f"{module.progress.tokens_seen:,} text tokens seen" in card
-    assert f"{module.validation_numbers['tau_sampling']:.3f}" in card
-    versions = json.loads((tmp_path / "versions.json").read_text())
-    assert versions["torch"] == torch.__version__.split("+")[0] or versions["torch"] == torch.__version__
-    again = load_recipe([f"recipe={tmp_path / 'recipe.yaml'}"])
-    assert again.trainer == load_recipe(["recipe=debug_block"]).trainer
 
 
 def test_another_stage_is_another_run(tmp_path: Path) -> None:

@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests.builders import train_debug_block
+
 ROOT = Path(__file__).resolve().parents[3]
-WORDS = ("recipe=debug_block", "launch.accelerator=cpu", "trainer.ema=0.9")
+WORDS = ("launch.accelerator=cpu", "trainer.ema=0.9")
+
+pytestmark = pytest.mark.slow  # processes of their own
 
 
 def start(output: Path, data: Path, *words: str, steps: int = 6) -> subprocess.CompletedProcess[str]:
     own = (f"output={output}", f"data.path={data}", f"trainer.max_steps={steps}")
-    command = [sys.executable, "-m", "align.train", *WORDS, *own, *words]
+    command = [sys.executable, "-m", "align.train", "recipe=debug_block", *WORDS, *own, *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, env=env, cwd=output.parent, capture_output=True, text=True, timeout=600)
 
@@ -28,28 +32,16 @@ def losses(output: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from align.config.parser import load_recipe
-    from align.data.synthesis import synthesize
-    from align.target.loading import load_target
-
-    folder = tmp_path_factory.mktemp("launch") / "data"
-    synthesize(load_recipe(["recipe=debug_block"]), load_target("debug"), folder, quiet=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+def alone(tmp_path_factory: pytest.TempPathFactory, debug_data: Path) -> Path:
     output = tmp_path_factory.mktemp("launch") / "alone"
-    done = start(output, data)
-    assert done.returncode == 0, done.stderr
+    train_debug_block(output, debug_data, *WORDS, "trainer.max_steps=6")
     return output
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "deepspeed_1", "deepspeed_2", "deepspeed_3"])
-def test_two_processes_train_like_one(tmp_path: Path, data: Path, alone: Path, strategy: str) -> None:
+def test_two_processes_train_like_one(tmp_path: Path, debug_data: Path, alone: Path, strategy: str) -> None:
     output = tmp_path / "two"
-    done = start(output, data, f"launch.strategy={strategy}", "launch.devices=2")
+    done = start(output, debug_data, f"launch.strategy={strategy}", "launch.devices=2")
     assert done.returncode == 0, done.stderr
     assert losses(output) == pytest.approx(losses(alone), rel=1e-5)
     mine, one = (load_file(str(o / "drafter" / "model.safetensors")) for o in (output, alone))
@@ -60,14 +52,14 @@ def test_two_processes_train_like_one(tmp_path: Path, data: Path, alone: Path, s
     )
 
 
-def test_zero_resumes(tmp_path: Path, data: Path, alone: Path) -> None:
+def test_zero_resumes(tmp_path: Path, debug_data: Path) -> None:
     output = tmp_path / "two"
     words = ("launch.strategy=deepspeed_2", "launch.devices=2", "trainer.checkpoint_every=3")
     # the first half of the same schedule, then the rest
-    half = start(output, data, *words, "trainer.min_learning_rate_ratio=1", steps=3)
+    half = start(output, debug_data, *words, "trainer.min_learning_rate_ratio=1", steps=3)
     assert half.returncode == 0, half.stderr
-    rest = start(output, data, *words, "trainer.min_learning_rate_ratio=1")
+    rest = start(output, debug_data, *words, "trainer.min_learning_rate_ratio=1")
     assert rest.returncode == 0 and "going on from" in rest.stderr, rest.stderr
     whole = tmp_path / "whole"
-    assert start(whole, data, "trainer.min_learning_rate_ratio=1").returncode == 0
+    train_debug_block(whole, debug_data, *WORDS, "trainer.max_steps=6", "trainer.min_learning_rate_ratio=1")
     assert losses(output) == pytest.approx(losses(whole), rel=1e-5)

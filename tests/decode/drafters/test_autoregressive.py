@@ -90,6 +90,7 @@ def test_q_is_what_each_token_was_drawn_from(target: Target, model: Target, samp
             assert float(found[row[len(text) + k]]) > 0
 
 
+@pytest.mark.slow
 def test_sampled_output_has_the_targets_joint_law(target: Target, model: Target) -> None:
     runs, sampling = 100, Sampling(1.0, top_k=2)
     decoder = Decoder(target, AutoregressiveDrafter(model, 2), "token")
@@ -97,6 +98,7 @@ def test_sampled_output_has_the_targets_joint_law(target: Target, model: Target)
     assert plausible(found, exact_law(target, PROMPTS[0], 3, sampling), runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "verifier"),
     [("plain", "block"), ("sharp top-k", "token"), ("penalty", "traversal"), ("everything", "point_mass")],

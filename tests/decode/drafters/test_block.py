@@ -4,16 +4,13 @@ nothing else."""
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import decode
 from align.common.errors import UserError
 from align.models.block import BlockDrafter, BlockSession
-from align.models.block_checkpoint import save_drafter
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
@@ -152,6 +149,7 @@ def test_confidence_where_there_is_none_is_refused(target: Target) -> None:
         BlockProposer(network(target, "shared_kv", confidence=True), tree_nodes=5, confidence=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["shared", "shared markov", "markov confidence"])
 def test_sampled_output_has_the_targets_joint_law(target: Target, variant: str) -> None:
     sampling, runs = Sampling(1.0, top_k=2), 250
@@ -167,29 +165,6 @@ def test_drafting_less_than_a_block(target: Target) -> None:
     out = Decoder(target, BlockProposer(net, 2)).generate(PROMPT, max_new_tokens=20)
     assert max(out.drafted) == 2
     assert BlockProposer(net, 99).draft_tokens == 4
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_saved_drafter_is_loaded_by_its_folder(target: Target, tmp_path: Path, dtype: str) -> None:
-    net = network(target, "shared_kv", markov_rank=8)
-    save_drafter(net, tmp_path, dtype=torch.float32)
-    if dtype == "bfloat16":
-        target = load_target("debug", dtype=dtype, device="cpu")
-    decoder = decode.load(target, str(tmp_path))
-    assert decoder.name == "block"
-    for sampling in (Sampling(), Sampling(1.0)):
-        assert len(decoder.generate(PROMPT, max_new_tokens=20, sampling=sampling).tokens) > 0
-    if dtype == "float32":
-        own = Decoder(target, BlockProposer(net, tree_nodes=None)).generate(PROMPT, max_new_tokens=20)
-        assert own.accepted == decoder.generate(PROMPT, max_new_tokens=20).accepted
-
-
-def test_a_drafter_of_another_target_is_refused(target: Target, tmp_path: Path) -> None:
-    net = network(target, "taps")
-    net.config.hidden_size = 32
-    save_drafter(net, tmp_path)
-    with pytest.raises(UserError, match="hidden_size is 32"):
-        decode.load(target, tmp_path)
 
 
 def test_pairs_follow_the_law(target: Target) -> None:

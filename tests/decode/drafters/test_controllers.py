@@ -7,16 +7,7 @@ from collections import Counter
 
 import pytest
 
-from align.target.model import Target
-from decode import Decoder, Sampling
 from decode.drafters.controllers import CostAware, Fastest, Line
-from decode.drafters.diffusion import DiffusionProposer
-from decode.drafters.lookup import LookupDrafter
-from decode.losslessness.exact_distribution import exact_law
-from decode.wrappers.adaptive import AdaptiveDrafter
-from tests.builders import PROMPT
-from tests.builders import diffusion_drafter as drafter
-from tests.fakes import frequencies, plausible
 
 
 def test_a_line_through_points() -> None:
@@ -75,18 +66,3 @@ def test_the_fastest_of_several_ways_is_found_again_when_it_changes(drift: bool)
     assert chosen[300:600].count(1) > 150 and chosen[300:600].count(2) < 60
     if drift:
         assert chosen[-300:].count(2) > 200
-
-
-def test_greedy_output_is_plain_decodings(target: Target) -> None:
-    expected = Decoder(target).generate(PROMPT, max_new_tokens=40)
-    for inner in (LookupDrafter(6), DiffusionProposer(drafter(target, "ddit"), 6)):
-        out = Decoder(target, AdaptiveDrafter(inner)).generate(PROMPT, max_new_tokens=40)
-        assert out.tokens == expected.tokens
-        assert 6 in out.drafted and 1 in out.drafted  # it tried
-
-
-def test_sampled_output_has_the_targets_joint_law(target: Target) -> None:
-    runs, sampling = 300, Sampling(1.0, top_k=2)
-    decoder = Decoder(target, AdaptiveDrafter(DiffusionProposer(drafter(target, "ddit"), 3)), "block")
-    found = frequencies(decoder, sampling, runs, PROMPT, 5)
-    assert plausible(found, exact_law(target, PROMPT, 5, sampling), runs)

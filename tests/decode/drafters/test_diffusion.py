@@ -11,15 +11,12 @@ import torch
 
 import decode
 from align.common.errors import UserError
-from align.models.standalone import DiffusionContext
 from align.models.standalone_checkpoint import save_standalone
-from align.target.linear import RowsLinear, fast_linear
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.diffusion import ORDERS, DiffusionProposer
 from decode.losslessness.exact_distribution import exact_law
-from decode.methods.drafter_loading import open_part
 from decode.wrappers.copying import CopyingDrafter
 from tests.builders import DIFFUSION_KINDS as KINDS
 from tests.builders import PROMPT, VARIED
@@ -56,6 +53,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "steps", "order", "verifier"), CASES)
 def test_sampled_output_has_the_targets_joint_law(
     target: Target, kind: str, steps: int, order: str, verifier: str
@@ -123,6 +121,7 @@ def test_a_hot_start_keeps_the_output(target: Target, kind: str, order: str) -> 
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "verifier"),
     [
@@ -181,6 +180,7 @@ def test_trees_over_one_steps_marginals(target: Target, kind: str) -> None:
     assert out.tokens == expected.tokens and max(out.nodes) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("siblings", "verifier"),
     [
@@ -309,25 +309,3 @@ def test_a_vocabulary_of_its_own(target: Target, tmp_path: Path) -> None:
             assert out.tokens == Decoder(target).generate("Say a word or two.", max_new_tokens=30).tokens
     with pytest.raises(UserError, match="its (own )?tokenizer"):
         decode.load(target, tmp_path / "d")
-
-
-@pytest.mark.parametrize("kind", ["ddit", "masked_lm", "masked_lm, full"])
-def test_drafts_take_the_linear_layers_for_few_rows(target: Target, kind: str, tmp_path: Path) -> None:
-    """As the target's and a block drafter's, rounded to bf16 where that halves what is read: a draft took three times as
-    long without. It says what it said before, up to that rounding."""
-    made = drafter(target, kind)
-    save_standalone(made, tmp_path / "d")
-    loaded = open_part(str(tmp_path / "d"), "diffusion", target)
-    fast = fast_linear(torch.float32, torch.device("cpu"))
-    kinds = {type(m) for m in loaded.network.modules()}
-    assert fast is None or (fast in kinds and torch.nn.Linear not in kinds)
-    rows = []
-    for one in (made, loaded):
-        context = DiffusionContext(one.eval(), 20)
-        context.extend([5, 6, 7])
-        rows.append(context.denoise(torch.full((3,), made.mask_id)))
-    rounded = fast is RowsLinear
-    assert rounded == any(
-        m.weight.dtype == torch.bfloat16 for m in loaded.network.modules() if isinstance(m, RowsLinear)
-    )
-    assert (rows[0].softmax(-1) - rows[1].softmax(-1)).abs().sum(-1).max() < (0.05 if rounded else 1e-4)

@@ -123,6 +123,7 @@ def test_greedy_output_up_to_the_end_of_sequence(
             assert sum(out.accepted) == place - (place > 6) and out.drafted[-1] == out.accepted[-1]
 
 
+@pytest.mark.slow
 def test_sampled_output_has_the_targets_joint_law(target: Target) -> None:
     runs, sampling = 100, Sampling(1.0, top_k=2)
     decoder = Decoder(target, made(target, draft_tokens=3, corpus=[[4, 90, 17, 203]]))

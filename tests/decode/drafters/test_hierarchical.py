@@ -107,6 +107,7 @@ def test_greedy_output_is_plain_decodings_on_tables(kind: str) -> None:
             assert out.drafted == [min(4, r - 1) for r in room]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "verifier", "setting"),
     [

@@ -154,6 +154,7 @@ def test_greedy_output_up_to_the_end_of_sequence() -> None:
         assert outs[0].finish == outs[1].finish == outs[2].finish
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "setting"), [(0, "penalty"), (5, "plain")])
 def test_joint_frequencies(nodes: int, setting: str) -> None:
     table, store = TableTarget(3), Datastore([[0, 2, 1, 1, 0], [2, 2, 0, 1]])

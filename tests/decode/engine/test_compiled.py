@@ -12,6 +12,7 @@ from align.target.loading import load_target
 from decode.engine.compiled import compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["debug", "debug-gpt2", "debug-gptneo", "debug-qwen2"])
 def test_compiled_layers_are_one_program(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They say what the model says, and no prompt or length after the first ones is compiled anew. Traced, with torch's own
@@ -36,6 +37,7 @@ def test_compiled_layers_are_one_program(spec: str, monkeypatch: pytest.MonkeyPa
                 torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     plain = load_target("debug", dtype="float32", device="cpu")
     try:

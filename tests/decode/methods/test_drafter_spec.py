@@ -8,7 +8,6 @@ import pytest
 
 import decode
 from align.common.errors import UserError
-from decode.benchmark.plan import used_drafters
 from decode.methods.build import build, open_parts
 from decode.methods.drafter_spec import drafters_by_role, given_drafters, read_drafters, role_of
 from decode.methods.registry import Parts
@@ -66,14 +65,6 @@ def test_an_autoregressive_drafter_is_named_as_a_target_is() -> None:
         assert given_drafters(f"autoregressive={spec}") == [("autoregressive", spec)]
     with pytest.raises(UserError, match="neither a folder nor a known name"):
         given_drafters("debug")
-
-
-def test_the_drafters_that_a_figure_depends_on() -> None:
-    given = {"block": "a", "variable_prefix": "b", "diffusion": "c"}
-    named = {"plain": None, "d2sd": read_method("d2sd"), "lookup": read_method("lookup")}
-    assert used_drafters(named, given) == {"block": "a", "variable_prefix": "b"}
-    assert used_drafters({"plain": None, "drafter": None}, given) == {"block": "a"}
-    assert used_drafters({"plain": None, "specdiff": read_method("specdiff")}, given) == {"diffusion": "c"}
 
 
 def test_a_method_by_name_from_python(parts: Parts, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,12 @@ from rich.console import Console
 from align.common.errors import UserError
 from align.target.model import Target
 from decode import Decoder, Sampling, eval
-from decode.drafters.diffusion import DiffusionDrafts
 from decode.losslessness.exact_distribution import exact_law
 from decode.methods.build import build
 from decode.methods.registry import ROLES, SYSTEMS, Parts
-from decode.methods.spec import read_method, swept
+from decode.methods.spec import read_method
 from decode.reporting.records import read_records
 from decode.speculation.verifiers import find
-from decode.wrappers.adaptive import SwitchingDrafter, SwitchingSession
 from tests.builders import PROMPT, VARIED
 from tests.fakes import frequencies, plausible
 
@@ -54,6 +51,7 @@ def test_greedy_output_is_plain_decodings(parts: Parts, name: str) -> None:
         assert decoder.generate(PROMPT, max_new_tokens=25, sampling=sampling).tokens == expected.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -74,93 +72,6 @@ def test_sampled_output_has_the_targets_joint_law(parts: Parts, name: str) -> No
     assert plausible(found, exact_law(parts.target, PROMPT, 4, sampling), runs)
 
 
-def test_ways_take_turns_and_draft_as_each_would_alone(parts: Parts) -> None:
-    method = read_method("specdiff:gamma=2/4:steps=1/3:order=confidence")
-    assert [way.name for way in method.ways][:2] == [
-        "specdiff:gamma=2:steps=1:order=confidence",
-        "specdiff:gamma=2:steps=3:order=confidence",
-    ]
-    decoder = build(method, parts)
-    assert isinstance(decoder.drafter, SwitchingDrafter) and decoder.drafter.draft_tokens == 4
-    seen: dict[tuple[int, int], set[int]] = {}
-    propose = DiffusionDrafts.propose
-
-    def watched(self: DiffusionDrafts, k: int) -> Any:
-        proposal = propose(self, k)
-        alone = propose(self.proposer.start(self.request), k)  # argmax drafts: nothing is drawn
-        assert alone.tokens_K.tolist() == proposal.tokens_K.tolist()
-        seen.setdefault((self.proposer.draft_tokens, self.proposer.steps), set()).add(len(proposal))
-        return proposal
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DiffusionDrafts, "propose", watched)
-        decoder.generate(PROMPT, max_new_tokens=60)
-    assert {ways: max(sizes) for ways, sizes in seen.items()} == {
-        (2, 1): 2, (2, 3): 2, (4, 1): 4, (4, 3): 4,
-    }  # fmt: skip
-    assert sum(decoder.drafter.fastest.tried) > 12
-
-
-@pytest.mark.parametrize("name", ["specdiff:gamma=2/3:steps=1/2:order=random", "block:gamma=1/3"])
-def test_every_way_says_the_law_that_all_keep(parts: Parts, name: str) -> None:
-    """A verifier is chosen once a request, for the widest law of the ways; none may say a narrower one."""
-    decoder, said, sampling = build(read_method(name), parts), [], Sampling(1.0, seed=1)
-    assert isinstance(decoder.drafter, SwitchingDrafter)
-    propose = SwitchingSession.propose
-
-    def watched(self: SwitchingSession, k: int) -> Any:
-        proposal = propose(self, k)
-        said.append(proposal and (proposal.law, len(proposal)))
-        return proposal
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SwitchingSession, "propose", watched)
-        decoder.generate(PROMPT, max_new_tokens=40, sampling=sampling)
-    laws = {law for law, _ in filter(None, said)}
-    assert laws == {decoder.drafter.law(sampling)} and len({size for _, size in filter(None, said)}) > 1
-
-
-def test_ways_that_cannot_take_turns_are_refused(parts: Parts) -> None:
-    for text, says in (
-        (
-            "lookup:gamma=2/4",
-            "one way at a time, with controller=cost as long as pays; these switch: retrieval, block,",
-        ),
-        ("specdiff:steps=1/2:controller=cost", "either several ways or a controller"),
-        ("specdiff:steps=1/zwei", "steps='zwei' must be a whole number"),
-    ):
-        with pytest.raises(UserError, match=says):
-            build(read_method(text), parts)
-    for text in ("block_tree:nodes=-1/5", "specdiff:steps=0/2", "specdiff:gamma=-2/3", "tolerator:gamma=0", "block:gamma=0", "specdiff2:gamma=-1", "block_tree:nodes=5000"):  # fmt: skip
-        with pytest.raises(UserError, match=r"=-?\d+: must be \d to \d+"):
-            build(read_method(text), parts)
-    assert [m.name for m in swept([read_method("specdiff:steps=1/2")], ["gamma=3"])] == [
-        "specdiff:steps=1/2:gamma=3"
-    ]
-    mixed = build(read_method("specdiff:nodes=0/4"), parts)
-    assert mixed.generate(PROMPT, max_new_tokens=6).tokens  # argmax drafts either way
-    with pytest.raises(UserError, match=r"draw drafts in different ways \(independent, point\)"):
-        mixed.generate(PROMPT, max_new_tokens=6, sampling=Sampling(1.0))
-    assert read_method(f"retrieval:corpus={__file__}").options == {"corpus": __file__}
-
-
-def test_drafting_ahead_is_used_and_is_what_would_have_been_drafted(parts: Parts) -> None:
-    """The drafter is the target itself: every guess holds, and each call commits all of it."""
-    decoder = build(read_method("duo:gamma=3"), parts)
-    found: Any = decoder.drafter
-    sessions: list[Any] = []
-    start = found.inner.start
-
-    def watched(request: Any) -> Any:
-        sessions.append(start(request))
-        return sessions[-1]
-
-    found.inner.start = watched
-    out = decoder.generate(PROMPT, max_new_tokens=30)
-    assert out.accepted[:-1] == out.drafted[:-1]
-    assert sessions[0].hits >= sessions[0].rounds - 4 > 0
-
-
 def test_a_compiler_that_is_not_there_is_one_line(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(body: Any, dynamic: bool) -> Any:
         def fail(*_: Any, **__: Any) -> None:
@@ -179,22 +90,6 @@ def test_every_system_has_its_parts_and_says_what_it_is() -> None:
     assert all(set(s.needs) <= set(ROLES) and s.says for s in SYSTEMS.values())
     assert all(s.verifier == "auto" or find(s.verifier) for s in SYSTEMS.values())
     assert all(("lossy" in s.name) == s.verifier.startswith("lossy") for s in SYSTEMS.values())
-
-
-@pytest.mark.parametrize("name", ["duo:gamma=2", "double"])
-def test_no_thread_outlives_its_draft(parts: Parts, name: str) -> None:
-    """One that did would halve the speed of everything decoded after it, plain decoding's too."""
-    before = set(threading.enumerate())
-    decoder = build(read_method(name), parts)
-    decoder.generate(PROMPT, max_new_tokens=20)
-    assert set(threading.enumerate()) <= before
-
-    def fail(text: str) -> None:
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        decoder.generate(PROMPT, max_new_tokens=20, stream=fail)
-    assert set(threading.enumerate()) <= before
 
 
 def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

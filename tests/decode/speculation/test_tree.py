@@ -18,7 +18,7 @@ from decode.engine.engine import Engine
 from decode.losslessness.divergence import replay
 from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.processors import History
-from decode.speculation.proposal import DenseQ, Proposal, Siblings
+from decode.speculation.proposal import Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, draw_at, position_noise, probs, uniform
 from decode.speculation.tree import ancestors, depths, follow, path_to
 from tests.builders import BLOCK_VARIANTS as VARIANTS
@@ -117,28 +117,6 @@ def test_draws_on_the_path_are_those_that_all_nodes_would_make(
         assert outcome.accepted == tokens[path].tolist()
         lengths[len(outcome.path)] += 1
     assert len(lengths) > 2
-
-
-def test_proposals_that_branch() -> None:
-    tree = Proposal(torch.tensor(TOKENS), "point", parents=PARENTS)
-    assert tree.depth == 3 and tree.cut(9) is tree
-    cut = tree.cut(2)
-    assert cut.tokens_K.tolist() == [7, 9, 11, 7, 30] and cut.parents == (-1, -1, 0, 0, 1)
-    with pytest.raises(ValueError, match="8 drafted tokens, but 2 parents"):
-        Proposal(torch.tensor(TOKENS), "point", parents=(-1, 0))
-    q = DenseQ(torch.ones(2, 1))
-    with pytest.raises(ValueError, match="need to say how siblings were drawn"):
-        Proposal(torch.tensor([0, 0]), "independent", q, parents=(-1, -1))
-    with pytest.raises(ValueError, match="have no siblings"):
-        Proposal(torch.tensor([0, 0]), "independent", q, parents=(-1, 0), siblings="iid")
-    with pytest.raises(ValueError, match="have no siblings"):
-        Proposal(torch.tensor([0, 0]), "point", parents=(-1, -1), siblings="iid")
-    with pytest.raises(ValueError, match="unknown siblings 'sorted'"):
-        Proposal(torch.tensor([0, 0]), "independent", q, parents=(-1, -1), siblings="sorted")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="unmasked out of order cannot branch"):
-        Proposal(torch.tensor([0, 0]), "unmasked", q, torch.tensor([0, 1]), parents=(-1, 0))
-    with pytest.raises(ValueError, match="state_only is said of unmasked"):
-        Proposal(torch.tensor([0, 0]), "independent", q, state_only=True)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

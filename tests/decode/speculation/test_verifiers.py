@@ -4,41 +4,10 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from decode.speculation.drafts import Drafts
-from decode.speculation.proposal import DenseQ, Proposal, SparseQ
-from decode.speculation.rules import accept_probability
-from decode.speculation.verifiers import VERIFIERS, check_pair, check_proposal, choose, run_verifier
+from decode.speculation.proposal import DenseQ, Proposal
+from decode.speculation.verifiers import check_pair, check_proposal, choose, run_verifier
 
 TOKENS = torch.tensor([3, 1])
-Q = DenseQ(torch.full((2, 4), 0.25))
-
-
-def test_a_law_and_its_q_belong_together() -> None:
-    with pytest.raises(ValueError, match="'point' has no q"):
-        Proposal(TOKENS, "point", Q)
-    for law in ("independent", "causal", "unmasked"):
-        with pytest.raises(ValueError, match=f"'{law}' needs the q"):
-            Proposal(TOKENS, law)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="unknown law"):
-        Proposal(TOKENS, "beam")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="rows of q"):
-        Proposal(TOKENS, "independent", DenseQ(torch.full((3, 4), 0.25)))
-    with pytest.raises(ValueError, match="needs unmask steps"):
-        Proposal(TOKENS, "unmasked", Q)
-    with pytest.raises(ValueError, match="has no unmask steps"):
-        Proposal(TOKENS, "independent", Q, steps_K=TOKENS)
-    with pytest.raises(ValueError, match="int64"):
-        Proposal(TOKENS.int(), "point")
-    with pytest.raises(ValueError, match="as many ids"):
-        SparseQ(torch.tensor([1, 2, 3]), torch.full((2, 2), 0.5))
-
-
-@pytest.mark.parametrize("row", [[0.1] * 4, [5, -4, 0, 0], [3, 1, -3, 0], [0, 0, 0, 0]])
-def test_a_q_that_is_no_distribution_is_refused(row: list[float]) -> None:
-    with pytest.raises(ValueError, match="must be a distribution"):
-        DenseQ(torch.tensor([[0.25] * 4, row]))
-    with pytest.raises(ValueError, match="must be a distribution"):
-        SparseQ(torch.arange(4), torch.tensor([row], dtype=torch.float64))
 
 
 def test_trees_and_chains_of_one_law_share_a_batch() -> None:
@@ -59,40 +28,6 @@ def test_trees_and_chains_of_one_law_share_a_batch() -> None:
     other = Proposal(torch.tensor([2, 1, 0]), "independent", q, parents=(-1, -1, 0), siblings="iid")
     with pytest.raises(ValueError, match="kinds of siblings"):
         run_verifier("recursive", [tree, other], p_BMV, [torch.Generator(), torch.Generator()])
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_probabilities_are_refused(dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match="float32 or float64"):
-        DenseQ(torch.full((2, 4), 0.25, dtype=dtype))
-    with pytest.raises(ValueError, match="fp32 or fp64"):
-        p_BMV = torch.full((1, 3, 4), 0.25, dtype=dtype)
-        run_verifier("token", [Proposal(TOKENS, "independent", Q)], p_BMV, [torch.Generator()])
-
-
-def test_sparse_q_is_the_dense_one_with_zeros() -> None:
-    sparse = SparseQ(torch.tensor([3, 0]), torch.tensor([[0.25, 0.75], [1.0, 0.0]]))
-    dense = DenseQ(sparse.dense(5))
-    assert dense.probs_KV.tolist() == [[0.75, 0, 0, 0.25, 0], [0, 0, 0, 1, 0]]
-    for rows in (slice(1), torch.tensor([1, 0])):
-        assert torch.equal(sparse.take(rows).dense(5), dense.take(rows).dense(5))
-    assert len(sparse.take(slice(1))) == 1
-
-
-def test_acceptance_at_the_edges() -> None:
-    p, q = torch.tensor([0.0, 0.0, 0.5, 0.5, 0.2]), torch.tensor([0.0, 0.5, 0.0, 0.5, 0.8])
-    assert accept_probability(p, q).tolist() == pytest.approx([0, 0, 1, 1, 0.25])
-
-
-def test_p_equal_to_q_accepts_everything_and_rounding_leaves_no_nan() -> None:
-    row = torch.rand(4) ** 2
-    p_BMV = (row / row.sum()).expand(1, 3, 4)
-    proposal = Proposal(torch.tensor([0, 3]), "independent", DenseQ(p_BMV[0, :2]))
-    generator = torch.Generator().manual_seed(0)
-    for name in ("token", "block", "recursive", "traversal", "k_seq", "hybrid"):
-        assert all(int(run_verifier(name, [proposal], p_BMV, [generator]).end_B) == 2 for _ in range(20))
-        out = VERIFIERS[name].rule(p_BMV, Drafts.of([proposal], 4))  # type: ignore[misc]
-        assert bool(out.rest_BMV.isfinite().all())
 
 
 def test_pairs_that_would_change_the_output_are_refused_with_the_reason() -> None:

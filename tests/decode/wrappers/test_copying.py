@@ -66,6 +66,7 @@ def test_copies_grow_while_they_are_accepted_whole() -> None:
     assert len(drafts.propose(2)) == 2  # room for no more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["plain", "sharp top-k", "penalty"])
 @pytest.mark.parametrize("kind", ["independent", "pruned", "causal", "guessed", "branching"])
 def test_joint_frequencies(kind: str, setting: str) -> None:

@@ -1,4 +1,4 @@
-"""Many requests in one target call: each output is the one that the request has alone."""
+"""Many requests at once: every output is the one alone."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import torch
 
 from align.common.errors import UserError
 from align.target.model import Target
-from decode import Decoder, Sampling
 from decode.drafters.block import BlockProposer
 from decode.drafters.lookup import LookupDrafter
+from decode.engine.decoder import Decoder
+from decode.speculation.sampling import Sampling
 from decode.speculation.tree import ancestors
 from decode.wrappers.copying import CopyingDrafter
 from tests.builders import block_network as network
 from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6][: 2 + i % 7] + [i] for i in range(12)]
+
+
 LIMITS = [1, 2, 3, 30, 7, 24, 5, 1, 40, 12, 9, 18]
 
 

@@ -1,0 +1,23 @@
+"""A file is written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from align.common.files import write_atomically
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file.txt"
+    write_atomically(path, lambda p: p.write_text("one"))
+
+    def fail(part: Path) -> None:
+        part.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, fail)
+    assert path.read_text() == "one" and list(path.parent.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o644

@@ -1,0 +1,56 @@
+"""Rows of local files of every kind; what is wrong with a file is said with its line."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from align.common.errors import UserError
+from align.common.tables import read_rows
+
+ROWS = [{"a": "x"}, {"a": "y"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("f.jsonl", '{"a": "x"}\n\n{"a": "y"}\n'),
+        ("f.json", '[{"a": "x"}, {"a": "y"}]'),
+        ("keyed.json", '{"version": 1, "cases": [{"a": "x"}, {"a": "y"}]}'),
+        ("named.json", '{"problems": {"1": {"a": "x"}, "2": {"a": "y"}}}'),
+        ("f.csv", "a\nx\ny\n"),
+    ],
+)
+def test_rows_of_every_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text("\ufeff" + text)
+    assert read_rows(path) == ROWS
+    packed = tmp_path / f"{name}.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert read_rows(packed) == ROWS
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "f.parquet")
+    assert read_rows(tmp_path / "f.parquet") == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("f.jsonl", '{"a": 1}\n{"a": }\n', "line 2: not JSON"),
+        ("f.json", '{"a": 1}', "expected a list of rows"),
+        ("f.txt", "\n \n", "holds no rows"),
+        ("f.jsnl", "{}", "did you mean '.json"),
+        ("f.parquet", "PAR", "not readable Parquet"),
+        ("f.json.gz", "not packed", "can't be read"),
+    ],
+)
+def test_broken_files_are_one_line(tmp_path: Path, name: str, text: str, says: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=says):
+        read_rows(tmp_path / name)

@@ -1,0 +1,43 @@
+"""What a recipe asks of the machine: devices that contradict, and which process prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from align.common.errors import UserError
+from align.config import hardware
+from align.config.hardware import accelerator, devices, main_process, target_device
+from align.config.parser import load_recipe
+
+
+def recipe(*words: str) -> Any:
+    return load_recipe(["recipe=debug_block", *words])
+
+
+def test_a_cpu_recipe_runs_on_the_cpu() -> None:
+    made = recipe("launch.accelerator=cpu")
+    assert accelerator(made) == target_device(made) == "cpu" and devices(made) == 1
+
+
+def test_what_the_machine_lacks_or_what_contradicts_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "gpu_count", lambda: 0)
+    with pytest.raises(UserError, match="torch sees no GPU"):
+        accelerator(recipe("launch.accelerator=gpu"))
+    with pytest.raises(UserError, match="target.device=cuda:1 contradicts launch.accelerator=cpu"):
+        accelerator(recipe("launch.accelerator=cpu", "target.device=cuda:1"))
+    monkeypatch.setattr(hardware, "gpu_count", lambda: 1)
+    with pytest.raises(UserError, match="launch.devices=2: torch sees 1"):
+        accelerator(recipe("launch.accelerator=gpu", "launch.devices=2"))
+    assert devices(recipe("target.device=cuda:1")) == [1]
+
+
+def test_the_process_that_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert main_process()
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert not main_process()
+    monkeypatch.setenv("RANK", "0")
+    assert main_process()

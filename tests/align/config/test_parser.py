@@ -1,0 +1,173 @@
+"""Recipes: every shipped one parses, the layers win in their order, what is saved can be run again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from align.common.errors import UserError
+from align.common.strict_yaml import parse_yaml
+from align.config.parser import FOLDER, help_text, load_recipe, parse_command, shipped
+from align.config.recipe import LOSS_NAMES, keys
+from tests.builders import write_recipe as write
+
+SWEEPS = sorted((FOLDER / "sweeps").glob("*.yaml"))
+
+
+def problem(*argv: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_recipe(argv)
+    return str(caught.value)
+
+
+def test_the_recipes_of_the_issue_are_shipped() -> None:
+    assert {"debug_block", "smollm2_quickstart", "smollm2_block", "smollm2_taps"} <= set(shipped())
+    assert SWEEPS
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_recipe_parses_and_says_what_it_is(name: str) -> None:
+    recipe = load_recipe([f"recipe={name}"])
+    assert recipe.name == name
+    assert recipe.output == f"runs/{name}"
+    assert (FOLDER / f"{name}.yaml").read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_sweep_sets_keys_that_exist_to_values_that_fit(path: Path) -> None:
+    sweep = parse_yaml(path.read_text(), path.name)
+    command = sweep["command"]
+    words = command[command.index("align.train") + 1 :]
+    assert words[-1] == "${args_no_hyphens}"
+    for name, parameter in sweep["parameters"].items():
+        assert name in keys()
+        for value in parameter["values"]:
+            load_recipe([*words[:-1], f"{name}={value}"])
+            load_recipe([*words[:-1], f"--{name}={value}"])
+
+
+def test_the_three_spellings_of_a_word() -> None:
+    words = [["trainer.max_steps=77"], ["--trainer.max_steps=77"], ["--trainer.max_steps", "77"]]
+    assert [load_recipe(["recipe=debug_block", *w]).trainer.max_steps for w in words] == [77] * 3
+    assert load_recipe(["--recipe", "debug_block"]).name == "debug_block"
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("trainer.learning_rate=1e-3", 1e-3),
+        ("trainer.learning_rate=1E-03", 1e-3),
+        ("trainer.learning_rate=.5", 0.5),
+        ("trainer.weight_decay=1", 1.0),
+        ("trainer.betas=[0.9, 9e-1]", [0.9, 0.9]),
+        ("trainer.logger=wandb", ["wandb"]),
+        ("trainer.logger=csv,wandb", ["csv", "wandb"]),
+        ("trainer.logger=[csv, tensorboard]", ["csv", "tensorboard"]),
+        ("trainer.max_minutes=null", None),
+        ("trainer.max_minutes=None", None),
+        ("trainer.max_minutes=2", 2.0),
+        ("drafter.target_layers=[3]", [3]),
+        ("drafter.init_from_target=False", False),
+        ("drafter.init=null", None),
+        ("data.path=", None),
+        ("data.path=a: {b", "a: {b"),
+        ("data.path='null'", "null"),
+        ("target.revision=1234567", "1234567"),
+        ("output=2024", "2024"),
+        ("launch.devices=2", 2),
+        ("objective.terms={streak: 1}", {"streak": 1.0}),
+    ],
+)
+def test_values_get_the_type_of_their_key(word: str, value: Any) -> None:
+    part: Any = load_recipe(["recipe=debug_block", word])
+    for name in word.partition("=")[0].split("."):
+        part = getattr(part, name)
+    assert part == value
+    assert type(part) is type(value)
+
+
+def test_devices_auto_is_resolved() -> None:
+    recipe = load_recipe(["recipe=debug_block", "launch.devices=auto", "launch.accelerator=cpu"])
+    assert recipe.launch.devices == 1
+
+
+def test_single_terms_join_and_the_mapping_replaces(tmp_path: Path) -> None:
+    added = load_recipe(["recipe=debug_block", "objective.terms.streak=0.5"])
+    assert added.objective.terms == {"forward_kl": 1.0, "streak": 0.5}
+    write(tmp_path, "base.yaml", "objective.terms.streak: 2\n")
+    child = write(tmp_path, "child.yaml", "base: ./base.yaml\nobjective: {terms: {reverse_kl: 1}}\n")
+    assert load_recipe([child]).objective.terms == {"reverse_kl": 1.0}
+    both = ["objective.terms.streak=3", "objective.terms={cross_entropy: 1}"]
+    assert load_recipe([child, *both]).objective.terms == {"cross_entropy": 1.0, "streak": 3.0}
+
+
+def test_base_then_file_then_command_line(tmp_path: Path) -> None:
+    write(tmp_path, "a.yaml", "trainer: {max_steps: 100, anchors: 7, batch_size: 4}\nname: first\n")
+    write(tmp_path, "b.yaml", "base: ./a.yaml\ntrainer: {max_steps: 200, anchors: 8}\n")
+    recipe = load_recipe(
+        [write(tmp_path, "c.yaml", "base: ./b.yaml\ntrainer.anchors: 9\n"), "trainer.anchors=10"]
+    )
+    assert (recipe.trainer.max_steps, recipe.trainer.anchors, recipe.trainer.batch_size) == (200, 10, 4)
+    taps, block = load_recipe(["recipe=smollm2_taps"]), load_recipe(["recipe=smollm2_block"])
+    assert (taps.drafter.context, block.drafter.context) == ("taps", "shared_kv")
+    assert taps.trainer == block.trainer
+
+
+def test_a_recipe_takes_its_own_name_not_its_base_s() -> None:
+    assert load_recipe(["recipe=smollm2_taps"]).output == "runs/smollm2_taps"
+
+
+def test_help_names_every_recipe_and_key(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_command(["recipe=nonsense", "--help"], "align.train", "Trains.")
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert text.strip() == help_text("align.train", "Trains.")
+    assert "python -m align.train" in text
+    assert "Trains." in text
+    for name in shipped():
+        assert (FOLDER / f"{name}.yaml").read_text().splitlines()[0].lstrip("# ") in text
+    for key in keys().values():
+        assert f"  {key.name}=" in text
+        assert key.doc
+        assert key.doc in text
+    assert all(name in text for name in LOSS_NAMES)
+
+
+def test_print_shows_the_resolved_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_command(["recipe=debug_block", "--print", "seed=5"], "align.train", "")
+    assert caught.value.code == 0
+    assert yaml.safe_load(capsys.readouterr().out)["seed"] == 5
+
+
+def test_a_command_that_runs_gets_the_recipe() -> None:
+    assert parse_command(["recipe=debug_block", "seed=5"], "align.train", "") == load_recipe(
+        ["recipe=debug_block", "seed=5"]
+    )
+
+
+def test_reading_recipes_does_not_import_torch() -> None:
+    code = "import sys, align.config.parser as r; r.help_text('p', 'd'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=FOLDER.parent, check=False).returncode == 0
+
+
+def test_an_error_names_where_its_value_stands(tmp_path: Path) -> None:
+    mine = write(tmp_path, "mine.yaml", "trainer: {max_steps: 10, warmup_steps: 5}\n")
+    assert problem(mine, "trainer.max_steps=3").startswith(
+        "mine.yaml: trainer.warmup_steps=5 must be at most"
+    )
+    default = write(tmp_path, "default.yaml", "seed: 1\n")
+    assert problem(default, "trainer.max_steps=3").startswith(
+        "command line: trainer.warmup_steps=50 must be at most"
+    )
+    assert problem(mine, "objective.terms.streek=1") == (
+        "command line: objective.terms.streek: unknown loss (did you mean 'streak'?)"
+    )
+    write(tmp_path, "bad.yaml", "seed: -1\n")
+    assert problem(write(tmp_path, "child.yaml", "base: ./bad.yaml\n")).startswith("bad.yaml: seed=-1")

@@ -1,0 +1,40 @@
+"""Recipes that contradict themselves are refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from align.common.errors import UserError
+from align.config.parser import load_recipe
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["stage=finetune"], "stage=finetune: drafter.kind=block is calibrated"),
+        (["drafter.kind=masked_lm", "drafter.graph=uniform"], "undoes the mask"),
+        (["drafter.kind=ddit", "drafter.heads=3"], "drafter.hidden_size=256 must be a multiple"),
+        (["drafter.kind=ddit", "objective.block_lengths=[1,1]"], "objective.block_lengths has 2 entries"),
+        (["drafter.kind=ddit", "drafter.lora_rank=4"], "drafter.lora_rank needs drafter.kind=masked_lm"),
+        (["drafter.kind=ddit", "drafter.graph=uniform"], "no one-step q to calibrate"),
+        (["drafter.kind=ddit", "drafter.graph=uniform", "objective.times=count"], "count counts masks"),
+    ],
+)
+def test_impossible_recipes(words: list[str], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        load_recipe(["recipe=debug_block", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ("recipe=debug_block", "objective.prefix_decay=1.5"),
+            "objective.prefix_decay=1.5 must be at most 1",
+        ),
+        (("recipe=debug_mdlm", "objective.prefix_decay=0.9"), "needs drafter.kind=block"),
+    ],
+)
+def test_impossible_prefixes_are_refused(words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        load_recipe(words)

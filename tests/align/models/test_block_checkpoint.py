@@ -1,0 +1,104 @@
+"""The block drafter's folder: starting weights, round trip, published names; bad folders say why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from align.common.errors import UserError
+from align.data import shards as data
+from align.models.block_checkpoint import load_drafter, save_drafter
+from align.target.model import Target
+from tests.builders import TRAINED_BLOCKS as VARIANTS
+from tests.builders import trained_block as build
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_folder_round_trip(
+    target: Target, samples: data.Samples, tmp_path: Path, variant: dict[str, Any]
+) -> None:
+    drafter = build(target, samples, **variant)
+    save_drafter(drafter, tmp_path, card="# card\n", dtype=torch.float32)
+    again = load_drafter(tmp_path, target)
+    assert again.config == drafter.config and torch.equal(again.draft_vocab, drafter.draft_vocab)
+    for name, parameter in drafter.named_parameters():
+        assert torch.equal(parameter, dict(again.named_parameters())[name])
+    assert (tmp_path / "README.md").read_text() == "# card\n"
+
+
+def test_broken_folders(target: Target, samples: data.Samples, tmp_path: Path) -> None:
+    def fails(says: str) -> None:
+        with pytest.raises(UserError, match=says):
+            load_drafter(tmp_path, target)
+
+    fails("no config.json")
+    drafter = build(target, samples)
+    save_drafter(drafter, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    weights = load_file(str(tmp_path / "model.safetensors"))
+
+    def rewrite(changes: dict[str, Any]) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+
+    rewrite({"architectures": ["LlamaForCausalLM"]})
+    fails("not a block drafter")
+    rewrite({"vocab_size": 9})
+    fails("vocab_size is 9")
+    rewrite({"context": "tap"})
+    fails("did you mean 'taps'")
+    rewrite({"block_size": 0})
+    fails("at least 1")
+    rewrite({"target_layer_ids": [1, 77]})
+    fails("target layer 77")
+    (tmp_path / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if k != "rms_norm_eps"})
+    )
+    fails("missing key 'rms_norm_eps'")
+    rewrite({"draft_vocab_size": 63})
+    fails("63 entries")
+    for changes, words in {
+        "block_size": (2.5, "block_size must be a whole number, not 2.5"),
+        "mask_token_id": (99999, "mask_token_id=99999 is not within"),
+        "hidden_act": ("sillu", "did you mean 'silu'"),
+        "markov_rank": (-1, "markov_rank=-1 must be at least 0"),
+        "rope_theta": (0, "rope_theta=0 must be at least"),
+        "rms_norm_eps": (None, "rms_norm_eps must be a finite number"),
+        "target_layer_ids": ("3", "target_layer_ids must be a list of whole numbers"),
+        "extra": (3, "extra must be an object"),
+    }.items():
+        rewrite({changes: words[0]})
+        fails(words[1])
+    rewrite({"block_size": 100000})
+    fails("must be 1 to 512")
+    for junk in ("[]", "null", "3"):
+        (tmp_path / "config.json").write_text(junk)
+        fails("must hold an object")
+    rewrite({"intermediate_size": 64})
+    fails("has shape")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({k: v for k, v in weights.items() if k != "fc.weight"}, str(tmp_path / "model.safetensors"))
+    fails("misses 'fc.weight'")
+    save_file({**weights, "odd": torch.zeros(1)}, str(tmp_path / "model.safetensors"))
+    fails("unknown tensor 'odd'")
+    twice = weights["draft_vocab"].clone()
+    twice[1] = twice[0]
+    for vocab in (
+        twice,
+        weights["draft_vocab"].flip(0),
+        weights["draft_vocab"] + 5000,
+        weights["draft_vocab"].float(),
+    ):
+        save_file({**weights, "draft_vocab": vocab}, str(tmp_path / "model.safetensors"))
+        fails("draft_vocab must be ascending token ids")
+    for value in (float("nan"), float("inf")):
+        save_file({**weights, "fc.weight": weights["fc.weight"] * value}, str(tmp_path / "model.safetensors"))
+        fails("fc.weight holds values that are no numbers")
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    fails("not readable")
+    with pytest.raises(UserError, match="no such folder"):
+        load_drafter(tmp_path / "nowhere", target)

@@ -1,0 +1,70 @@
+"""Targets from folders, names and files, and what is wrong with those that don't load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from align.common.errors import UserError
+from align.target.loading import load_target
+from align.target.model import Target
+
+
+def test_folder_in_hub_layout_gives_the_same_model(target: Target, tmp_path: Path) -> None:
+    plain = load_target("debug", fast=False)
+    plain.model.save_pretrained(tmp_path)
+    plain.tokenizer.save_pretrained(tmp_path)
+    loaded = load_target(str(tmp_path), dtype="float32")
+    tokens = torch.arange(4, 20)[None]
+    torch.testing.assert_close(loaded.forward(tokens).logits_BLV, target.forward(tokens).logits_BLV)
+    assert loaded.hash == load_target(str(tmp_path), dtype="float32").hash
+    assert loaded.eos_ids == target.eos_ids
+
+
+def test_broken_folders_and_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config\.json"):
+        load_target(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="can't be loaded"):
+        load_target(str(tmp_path))
+    for cut, says in (
+        (None, "lacks 'model.layers.1.mlp.up_proj.weight'"),
+        (40, "can't be loaded"),
+        (0, "can't be loaded"),
+    ):
+        whole = load_target("debug", fast=False)
+        whole.model.save_pretrained(tmp_path)
+        whole.tokenizer.save_pretrained(tmp_path)
+        path = tmp_path / "model.safetensors"
+        if cut is None:
+            tensors = load_file(str(path))
+            save_file(
+                {k: v for k, v in tensors.items() if k != "model.layers.1.mlp.up_proj.weight"},
+                str(path),
+                metadata={"format": "pt"},
+            )
+        else:
+            path.write_bytes(path.read_bytes()[:cut])
+        with pytest.raises(UserError, match=says):
+            load_target(str(tmp_path))
+    for key, value in {"num_attention_heads": 0, "hidden_size": "a"}.items():
+        load_target("debug", fast=False).model.save_pretrained(tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
+        with pytest.raises(UserError, match="can't be loaded"):
+            load_target(str(tmp_path))
+    junk = tmp_path / "junk.gguf"
+    junk.write_bytes(b"GGUFnot really")
+    with pytest.raises(UserError, match="not a readable GGUF"):
+        load_target(str(junk))
+
+
+def test_unknown_dtype_and_device() -> None:
+    with pytest.raises(UserError, match="did you mean 'float32'"):
+        load_target("debug", dtype="flot32")
+    with pytest.raises(UserError, match="unknown"):
+        load_target("debug", device="gpuu")

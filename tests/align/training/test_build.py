@@ -1,0 +1,80 @@
+"""What is trained, from a recipe: a published checkpoint, a tiny model, or a line that says what is missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from align.config.parser import load_recipe
+from align.config.recipe import Recipe
+from align.models.ddit import DDiT, DDiTConfig
+from align.models.published import save_published
+from align.models.published_config import ScheduleSpec
+from align.models.standalone_checkpoint import load_standalone
+from align.target.loading import load_target
+from align.training.run import train
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, Path]:
+    """Data that a run here wrote, by what decides on them."""
+    return {}
+
+
+def with_data(recipe: Recipe, written: dict[str, Path]) -> None:
+    """Gives the run the data that an earlier one wrote by the same settings; the run compares them with its own."""
+    key = f"{recipe.target} {replace(recipe.data, prompts_column='', prompts_config=None, prompts_revision=None)}"
+    own = Path(recipe.output) / "data"
+    if key in written and written[key].exists():
+        shutil.copytree(written[key], own)
+    written.setdefault(key, own)
+
+
+@pytest.mark.slow
+def test_a_published_checkpoint_through_its_recipe(tmp_path: Path, written: dict[str, Path]) -> None:
+    """SEDD's hub layout → stage=finetune → a folder that is SEDD's hub layout again."""
+    gpt2 = load_target("debug-gpt2", dtype="float32", device="cpu")
+    config = DDiTConfig(gpt2.vocab_size + 1, 32, 2, 2, 16, scale_by_sigma=True, attention="full")
+    save_published(DDiT(config), tmp_path / "sedd", "sedd", schedule=ScheduleSpec("geometric", 1e-3, 7.0))
+    words = (f"drafter.init={tmp_path / 'sedd'}", f"output={tmp_path / 'run'}", "drafter.window=16")
+    recipe = load_recipe(["recipe=debug_gpt2xl_calib", *words])
+    with_data(recipe, written)
+    train(recipe, quiet=True)
+    values = json.loads((tmp_path / "run/drafter/config.json").read_text())
+    assert values["noise"] == {"type": "geometric", "sigma_min": 1e-3, "sigma_max": 7.0}
+    again = load_standalone(tmp_path / "run/drafter", gpt2)
+    assert isinstance(again.network, DDiT) and again.network.config == config
+    assert again.config.schedule["sigma_max"] == 7.0
+
+
+WIRING = (
+    "debug_block",
+    "debug_sedd",
+    "debug_mdlm",
+    "debug_autoregressive",
+    "debug_variable_prefix",
+    "debug_confidence",
+)
+
+
+TWINS = sorted(p.stem for p in (Path(__file__).parents[3] / "recipes").glob("debug_*.yaml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("twin", [t for t in TWINS if t not in WIRING])
+def test_the_published_recipes_run_with_tiny_models(
+    twin: str, tmp_path: Path, written: dict[str, Path]
+) -> None:
+    recipe = load_recipe([f"recipe={twin}", f"output={tmp_path}"])
+    if recipe.drafter.lora_rank:
+        pytest.importorskip("peft")
+    with_data(recipe, written)
+    module = train(recipe, quiet=True)
+    assert module.validation_numbers["bound"] > 0
+    published = load_recipe([f"recipe={twin.removeprefix('debug_')}"])
+    assert (published.stage, published.drafter.kind) == (recipe.stage, recipe.drafter.kind)
+    assert published.objective.terms == recipe.objective.terms

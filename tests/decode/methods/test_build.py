@@ -1,0 +1,79 @@
+"""Methods from their written form: values out of range, verifiers, what may not branch."""
+
+from __future__ import annotations
+
+import pytest
+
+from align.common.errors import UserError
+from align.target.loading import load_target
+from align.target.model import Target
+from decode import Sampling
+from decode.methods.build import build, verifier_of
+from decode.methods.registry import Parts
+from decode.methods.spec import read_method, swept
+from decode.wrappers.adaptive import AdaptiveDrafter
+from tests.builders import PROMPT
+
+
+def test_values_out_of_range_name_the_method(parts: Parts) -> None:
+    with pytest.raises(UserError, match="method 'specdiff2:candidates=0': candidates=0: must be 1 to"):
+        build(read_method("specdiff2:candidates=0"), parts)
+    with pytest.raises(UserError, match="needs a drafter of the kind diffusion: --drafter diffusion=FOLDER"):
+        build(read_method("tolerator"), Parts(parts.target))
+
+
+def test_more_tokens_than_a_drafter_drafts_are_refused(parts: Parts) -> None:
+    """A sweep would show the same point under several names."""
+    for text in ("block:gamma=5", "block_tree:gamma=3/5", "d2sd:gamma=9"):
+        with pytest.raises(UserError, match="this drafter drafts at most 4 tokens"):
+            build(read_method(text), parts)
+    for name in ("block", "d2sd"):
+        assert build(read_method(name), parts, 9).drafter.draft_tokens == 4  # --draft-tokens: at most
+    assert build(read_method("specdiff:gamma=9"), parts).drafter.draft_tokens == 9
+
+
+def test_what_says_nothing_is_refused_or_left_out(parts: Parts) -> None:
+    with pytest.raises(UserError, match="gamma=1 leaves the inner drafter nothing"):
+        build(read_method("hierarchical:gamma=1"), parts)
+    with pytest.raises(UserError, match="unknown option 'controller'"):
+        read_method("compiled:controller=cost")
+    points = swept([read_method("specdiff")], ["gamma=2,4", "steps=1,2,8"])
+    assert [m.name.removeprefix("specdiff:") for m in points] == [
+        "gamma=2:steps=1", "gamma=2:steps=2", "gamma=4:steps=1", "gamma=4:steps=2", "gamma=4:steps=8",
+    ]  # fmt: skip
+    fixed, own = (build(read_method(f"duo{how}"), parts).drafter for how in (":controller=fixed", ""))
+    assert not isinstance(fixed, AdaptiveDrafter) and isinstance(own, AdaptiveDrafter)
+    adaptive = build(read_method("diffuspec:gamma=8"), parts).drafter
+    assert (adaptive.shortest, adaptive.longest) == (5, 8)  # it does adapt  # type: ignore[union-attr]
+
+
+def test_drafts_that_keep_their_q_are_verified_by_it(parts: Parts) -> None:
+    assert verifier_of(read_method("specdiff2")) == "self_selection"
+    assert verifier_of(read_method("specdiff2:candidates=2/4")) == "self_selection"
+    assert verifier_of(read_method("specdiff2:keep_q=true:verifier=k_seq")) == "k_seq"
+    decoder = build(read_method("specdiff2:keep_q=true"), parts)
+    assert decoder.verifier_for(Sampling(1.0)) == "traversal" and decoder.verifier_for(Sampling()) == "greedy"
+
+
+def test_numbers_out_of_range_are_refused_by_every_system(parts: Parts) -> None:
+    for text in (
+        "lookup:gamma=0",
+        "lookup:gamma=-3",
+        "lookup:longest=0",
+        "retrieval:gamma=0",
+        "retrieval:nodes=2000",
+    ):
+        with pytest.raises(UserError, match="must be"):
+            build(read_method(text), parts)
+    block = build(read_method("block:gamma=none"), parts).drafter
+    assert block is not None and block.draft_tokens == parts.block.config.block_size
+
+
+def test_where_drafts_may_not_branch(target: Target) -> None:
+    by_place = load_target("debug-gptneo", dtype="float32", device="cpu")
+    assert by_place.chains_only
+    parts = Parts(by_place, {"diffusion": object(), "block": object()})
+    for text in ("specdiff2", "block_tree", "specdiff:nodes=0/5", "retrieval:nodes=4"):
+        with pytest.raises(UserError, match="windows its attention by place, so drafts may not branch"):
+            build(read_method(text), parts)
+    assert build(read_method("retrieval"), parts).generate(PROMPT, max_new_tokens=4).tokens

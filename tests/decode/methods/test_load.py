@@ -1,0 +1,65 @@
+"""`decode.load`: a decoder from names and folders, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import decode
+from align.common.errors import UserError
+from align.models.block_checkpoint import save_drafter
+from align.target.loading import load_target
+from align.target.model import Target
+from decode import Decoder, Sampling
+from decode.drafters.block import BlockProposer
+from tests.builders import PROMPT
+from tests.builders import block_network as network
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    target = load_target("debug", dtype="float32", device="cpu")
+    target.eos_ids = ()
+    return target
+
+
+def test_load(target: Target, tmp_path: Any) -> None:
+    assert decode.load(target).drafter is None and decode.load(target, "none").name == "plain"
+    assert decode.load(target, "lookup", draft_tokens=5).drafter.draft_tokens == 5  # type: ignore[union-attr]
+    for drafter, line in (
+        ("lokup", "did you mean 'lookup'"),
+        (str(tmp_path), "no config.json"),
+        (str(tmp_path / "missing"), "neither a folder"),
+    ):
+        with pytest.raises(UserError, match=line):
+            decode.load("never/loaded", drafter)
+    with pytest.raises(UserError, match="did you mean 'token'"):
+        decode.load("never/loaded", "lookup", "tokens")
+    with pytest.raises(UserError, match="draft_tokens=0"):
+        decode.load(target, "lookup", draft_tokens=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_saved_drafter_is_loaded_by_its_folder(target: Target, tmp_path: Path, dtype: str) -> None:
+    net = network(target, "shared_kv", markov_rank=8)
+    save_drafter(net, tmp_path, dtype=torch.float32)
+    if dtype == "bfloat16":
+        target = load_target("debug", dtype=dtype, device="cpu")
+    decoder = decode.load(target, str(tmp_path))
+    assert decoder.name == "block"
+    for sampling in (Sampling(), Sampling(1.0)):
+        assert len(decoder.generate(PROMPT, max_new_tokens=20, sampling=sampling).tokens) > 0
+    if dtype == "float32":
+        own = Decoder(target, BlockProposer(net, tree_nodes=None)).generate(PROMPT, max_new_tokens=20)
+        assert own.accepted == decoder.generate(PROMPT, max_new_tokens=20).accepted
+
+
+def test_a_drafter_of_another_target_is_refused(target: Target, tmp_path: Path) -> None:
+    net = network(target, "taps")
+    net.config.hidden_size = 32
+    save_drafter(net, tmp_path)
+    with pytest.raises(UserError, match="hidden_size is 32"):
+        decode.load(target, tmp_path)

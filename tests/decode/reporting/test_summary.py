@@ -1,0 +1,96 @@
+"""The figures of a summary, its verdict, ties and bugs."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from decode.reporting import tables
+from decode.reporting.records import Divergence, append, read_records, read_run, write_run
+from decode.reporting.render import make_report, print_report
+from decode.reporting.summary import summarise, verdict
+from tests.builders import fill_report as fill
+from tests.builders import record
+
+
+def test_summary_holds_the_promised_figures(tmp_path: Path) -> None:
+    summary, records = make_report(fill(tmp_path / "o"))
+    figures = summary["suites"]["s"]["drafter"]
+    assert figures["speedup"] == pytest.approx(2.0) == pytest.approx(figures["speedup_lo"])
+    assert figures["tau"] == figures["tau_macro"] == 2.0 and figures["mean_accepted"] == 1.0
+    assert (figures["prompts"], figures["identical"], figures["bugs"], figures["rounding_ties"]) == (
+        6,
+        6,
+        0,
+        0,
+    )
+    assert figures["tokens_per_s"] == pytest.approx(120 / sum((1 + 0.1 * i) / 2 for i in range(6)))
+    assert [a["unconditional"] for a in figures["acceptance"]] == [1.0, 0.0, 0.0]
+    assert summary["suites"]["s"]["plain"]["speedup"] == 1.0 and summary["overall"]["drafter"] == figures
+    assert summary["target_hash"] == "ab" and summary["drafter_hash"] == "cd" and summary["records"] == 18
+    assert json.loads((tmp_path / "o/summary.json").read_text()) == json.loads(json.dumps(summary))
+
+
+def test_a_sweep_says_what_its_points_gain_over_the_first(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "o")
+    names = {"lookup": "lookup:gamma=2", "drafter": "lookup:gamma=4"}
+    records = [replace(r, method=names.get(r.method, r.method)) for r in read_records(folder)]
+    run = read_run(folder)
+    settings = {**run.settings, "methods": ["plain", *names.values()], "sweep": ["gamma=2,4"]}
+    (tmp_path / "s").mkdir()
+    write_run(tmp_path / "s", replace(run, settings=settings))
+    append(tmp_path / "s", records)
+    summary, _ = make_report(tmp_path / "s")
+    assert [point["point"] for point in summary["against_first"]] == ["gamma=4"]
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_report(summary, tmp_path / "s", console)
+    for text in (console.export_text(), (tmp_path / "s/report.html").read_text(), tables.markdown(summary)):
+        assert "lookup against gamma=2, prompt by prompt" in text
+        assert "+0.889 [+0.889, +0.889]" in text  # 20 tokens in 10 calls, not 18
+
+
+def test_verdict_in_plain_words(tmp_path: Path) -> None:
+    summary, _ = make_report(fill(tmp_path / "a"))
+    assert "The drafter makes the target faster by 2.00× (95% interval 2.00 to 2.00)" in summary["verdict"]
+    assert "6 prompts (Suite S), greedy" in summary["verdict"]
+    assert "identical to plain decoding's on 6 of 6 prompts" in summary["verdict"]
+    assert "not idle" not in summary["verdict"]
+    slower = summarise(read_run(tmp_path / "a"), read_records(fill(tmp_path / "b", gain=0.5)))
+    assert "SLOWER: 0.50×" in verdict(slower)
+    summary["load_average"] = {"min": 3.0, "median": 3.5, "max": 4.0}
+    assert "not idle (load 3.5 on 2 cores)" in verdict(summary)
+    sampled, _ = make_report(fill(tmp_path / "c", temperature=1.0))
+    assert "identity does not apply" in sampled["verdict"] and "temperature 1" in sampled["verdict"]
+    assert sampled["suites"]["s"]["drafter"]["identical"] is None
+
+
+def test_a_disturbed_or_unfinished_run_says_so(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "o")
+    summary, _ = make_report(folder)
+    assert summary["plain_spread"] == pytest.approx(1.5)
+    assert "disturbed" not in verdict(summary) and "UNFINISHED" not in verdict(summary)
+    append(folder, [record("plain", "p5", 9.0, 20, 20, [0] * 20, [0] * 20, identical=True)])
+    summary, _ = make_report(folder)
+    assert "disturbed (plain decoding's own speed varied 9.0-fold" in verdict(summary)
+    run = read_run(folder)
+    run.suites[0]["prompts"] = 40
+    write_run(folder, run)
+    summary, _ = make_report(folder)
+    assert "UNFINISHED: 6 of 40 prompts" in verdict(summary)
+
+
+def test_ties_and_bugs_are_told_apart(tmp_path: Path) -> None:
+    tie = Divergence(4, 7, 8, "rounding tie", 1e-6, 4e-5, True, True)
+    summary, records = make_report(fill(tmp_path / "a", change=tie))
+    figures = summary["suites"]["s"]["drafter"]
+    assert (figures["identical"], figures["rounding_ties"], figures["bugs"], summary["bugs"]) == (5, 1, 0, 0)
+    assert "5 of 6" in summary["verdict"] and "rounding tie" in summary["verdict"]
+    assert read_records(tmp_path / "a") == records and any(r.divergence == tie for r in records)
+    assert "rounding tie" in (tmp_path / "a/report.html").read_text()
+    summary, _ = make_report(fill(tmp_path / "b", change=Divergence(4, 7, 8, "BUG", 1.0, 4e-5)))
+    assert summary["bugs"] == 1 and "OUTPUT CHANGED by drafter: 1 difference" in summary["verdict"]

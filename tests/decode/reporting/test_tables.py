@@ -1,0 +1,92 @@
+"""Tables fit 80 columns and no figure is cut."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from decode.reporting import tables
+from decode.reporting.records import Record, append, read_records, read_run, write_run
+from decode.reporting.render import make_report, print_report
+from tests.builders import fill_report as fill
+
+
+def test_the_table_fits_80_columns_and_names_several_suites(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fill(tmp_path / "o")
+    rows = [asdict(r) for r in read_records(folder)]
+    append(folder, [Record(**{**row, "suite": "z"}) for row in rows])
+    run = json.loads((folder / "run.json").read_text())
+    run["suites"].append({"name": "z", "title": "Suite Z", "group": "", "prompts": 6, "source": "here"})
+    run["baseline"] = {
+        "plain_tokens_per_s": 30.0, "transformers_tokens_per_s": 25.0, "ratio": 1.2, "identical": True,
+    }  # fmt: skip
+    run["skipped"] = ["math500: nowhere"]
+    (folder / "run.json").write_text(json.dumps(run))
+    summary, _ = make_report(folder)
+    assert [row["suite"] for row in tables.rows(summary)] == ["Suite S"] * 3 + ["Suite Z"] * 3 + ["all"] * 3
+    assert summary["overall"]["drafter"]["prompts"] == 12
+    print_report(summary, folder, Console(width=80, no_color=True))
+    output = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in output.splitlines() if "│" in line) and "…" not in output
+    for part in ("Suite Z", "2.00× [2.00, 2.00]", "an honest baseline", "left out: math500: nowhere"):
+        assert part in output.replace("\n", " "), part
+
+
+def test_no_figure_is_cut_at_80_columns(tmp_path: Path) -> None:
+    """With every column at its widest, all of it is there, broken where it has to be."""
+    summary, _ = make_report(fill(tmp_path / "o"))
+    for figures in summary["overall"].values():
+        figures |= {
+            "bugs": 12,
+            "rounding_ties": 13,
+            "identical": 1455,
+            "prompts": 1480,
+            "tokens_per_s": 12345.6,
+        }
+    summary["suites"] = {"one suite": summary["overall"], "another one": summary["overall"]}
+    console = Console(width=80, no_color=True, record=True, file=io.StringIO())
+    console.print(tables.table(summary))
+    lines = [line for line in console.export_text().splitlines() if "│" in line]
+    assert all(line.rstrip().endswith(("│", "┤")) for line in lines)
+    cells = "".join(line.split("│")[-2].strip() for line in lines if "─" not in line)
+    assert cells.replace(" ", "").count("1455/1480(12BUGs,13ties)") == 9
+
+
+def test_markdown_is_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from decode.report import main
+
+    folder = fill(tmp_path / "run")
+    summary, _ = make_report(folder)
+    main([str(folder), "--markdown"])
+    text = capsys.readouterr().out
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(tables.rows(summary)) and "Suite S" in lines[2]
+    assert text.startswith("**t/<model> · greedy · float32 · Suite S**, up to 20 new tokens")
+
+
+def test_several_suites_have_an_overview(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line a method: its figures over all suites, then its speed-up on each."""
+    from decode.report import main
+
+    folder = fill(tmp_path / "run")
+    run = read_run(folder)
+    run.suites.append({**run.suites[0], "name": "z", "title": "Suite Z"})
+    write_run(folder, run)
+    append(folder, [replace(r, suite="z", seconds=r.seconds * 2) for r in read_records(folder)])
+    summary, _ = make_report(folder)
+    header, body = tables.overview(summary)
+    assert header[-2:] == ["Suite S", "Suite Z"] and [row[0] for row in body] == list(summary["overall"])
+    mine = dict(zip(header, body[-1], strict=True))
+    assert mine["Suite S"] == mine["Suite Z"] == "2.00×" and mine["speed-up [95%]"].startswith("2.00× [")
+    assert mine["accepted at 1, 2, 4, 8"] == "1.00 0.00" and mine["identical"] == "12/12"
+    main([str(folder), "--markdown"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(body) and "Suite Z" in lines[0]
+    assert (folder / "report.html").read_text().count("<th>Suite Z</th>") == 1

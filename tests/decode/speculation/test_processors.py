@@ -1,0 +1,37 @@
+"""History holds each node's own prefix."""
+
+from __future__ import annotations
+
+import torch
+
+from decode.speculation.processors import History
+from decode.speculation.sampling import ProcessorState, Sampling
+
+
+def test_history_holds_each_nodes_own_prefix() -> None:
+    """Repetition: prompt and output; presence: output alone; minimum length: by how deep a node lies."""
+    settings = Sampling(1.0, repetition_penalty=2.0, presence_penalty=1.0, banned=(7,), min_new_tokens=4)
+    history = History(settings, [2, 3], 9, (8,), torch.device("cpu"))
+    history.extend([5, 2])
+
+    def sets(rows: torch.Tensor | None) -> list[set[int]]:
+        assert rows is not None
+        return [set(row.nonzero()[:, 0].tolist()) for row in rows.reshape(-1, 9)]
+
+    tree = history.rows(torch.tensor([4, 6, 2, 0]), (-1, -1, 0, 2))
+    assert sets(tree.seen) == [{2, 3, 5}, {2, 3, 4, 5}, {2, 3, 5, 6}, {2, 3, 4, 5}, {0, 2, 3, 4, 5}]
+    assert sets(tree.written) == [{2, 5}, {2, 4, 5}, {2, 5, 6}, {2, 4, 5}, {0, 2, 4, 5}]
+    assert sets(tree.barred) == [{7, 8}, {7, 8}, {7, 8}, {7}, {7}]
+    chain = history.rows(torch.tensor([4, 6]), (-1, 0))
+    assert sets(chain.seen) == [{2, 3, 5}, {2, 3, 4, 5}, {2, 3, 4, 5, 6}]
+    ahead = history.ahead(1, 3)
+    assert sets(ahead.seen) == [{2, 3, 5}] and sets(ahead.barred) == [{7, 8}, {7}, {7}]
+    assert sets(ahead.columns(torch.tensor([8, 7, 0])).barred.repeat(1, 3)) == [
+        {0, 1, 3, 4, 6, 7},
+        {1, 4, 7},
+        {1, 4, 7},
+    ]  # type: ignore[union-attr]
+    history.extend([1, 1])
+    assert sets(history.rows(torch.tensor([], dtype=torch.int64), ()).barred) == [{7}]
+    plain = History(Sampling(1.0), [2], 9, (8,), torch.device("cpu"))
+    assert plain.rows(torch.tensor([1]), (-1,)) == ProcessorState() == plain.ahead(0, 3)

@@ -1,0 +1,26 @@
+"""Acceptance at its edges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decode.speculation.proposal import DenseQ, Proposal
+from decode.speculation.rules import Drafts, accept_probability
+from decode.speculation.verifiers import VERIFIERS, run_verifier
+
+
+def test_acceptance_at_the_edges() -> None:
+    p, q = torch.tensor([0.0, 0.0, 0.5, 0.5, 0.2]), torch.tensor([0.0, 0.5, 0.0, 0.5, 0.8])
+    assert accept_probability(p, q).tolist() == pytest.approx([0, 0, 1, 1, 0.25])
+
+
+def test_p_equal_to_q_accepts_everything_and_rounding_leaves_no_nan() -> None:
+    row = torch.rand(4) ** 2
+    p_BMV = (row / row.sum()).expand(1, 3, 4)
+    proposal = Proposal(torch.tensor([0, 3]), "independent", DenseQ(p_BMV[0, :2]))
+    generator = torch.Generator().manual_seed(0)
+    for name in ("token", "block", "recursive", "traversal", "k_seq", "hybrid"):
+        assert all(int(run_verifier(name, [proposal], p_BMV, [generator]).end_B) == 2 for _ in range(20))
+        out = VERIFIERS[name].rule(p_BMV, Drafts.of([proposal], 4))  # type: ignore[misc]
+        assert bool(out.rest_BMV.isfinite().all())

@@ -1,0 +1,36 @@
+"""Command-line mistakes are one line that names the option and the nearest valid one."""
+
+from __future__ import annotations
+
+import pytest
+
+from align.common.errors import UserError
+from decode.cli import Parser, number, whole
+
+
+@pytest.fixture
+def parser() -> Parser:
+    made = Parser(prog="x")
+    made.add_argument("--limit", type=whole(1))
+    made.add_argument("--temperature", type=number)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--limt=3"], "'--limt=3' .did you mean '--limit'"),
+        (["--lim", "3"], "'--lim'"),  # no abbreviations
+        (["--limit", "0"], "--limit: '0' is not a whole number, at least 1"),
+        (["--temperature", "nan"], "--temperature: 'nan' is not a number"),
+        (["stray"], "unrecognized argument 'stray'"),
+    ],
+)
+def test_mistakes_are_one_line(parser: Parser, words: list[str], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        parser.parse_args(words)
+
+
+def test_what_is_right_is_read(parser: Parser) -> None:
+    options = parser.parse_args(["--limit", "3", "--temperature", "0.5"])
+    assert (options.limit, options.temperature) == (3, 0.5)

@@ -1,0 +1,64 @@
+"""The verify command on the debug target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from align.models.block_checkpoint import save_drafter
+from align.models.standalone_checkpoint import save_standalone
+from align.target.loading import load_target
+from decode.verify import main
+from tests.builders import block_network as network
+from tests.builders import diffusion_drafter as standalone
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("pair") / "drafter"
+    save_drafter(network(load_target("debug", dtype="float32", device="cpu"), "shared_kv"), folder)
+    return str(folder)
+
+
+def arguments(drafter: str, out: Path) -> list[str]:
+    short = ["--suite", "builtin", "--limit", "2", "--max-new-tokens", "12", "--samples", "100"]
+    return ["--target", "debug", "--drafter", drafter, *short, "--out", str(out)]
+
+
+def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(arguments(drafter, tmp_path))
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    assert record["lossless"] and record["pair"]["prompts"] == 2
+    names = {(c["name"], c["method"]) for c in record["checks"]}
+    for name in ("greedy fp32", "coupled fp32"):
+        assert {(name, m) for m in ("chain", "tree", "tree, with copies")} <= names
+    assert {m for n, m in names if n.startswith("freq")} >= {"plain", "chain, token", "chain, block"}
+    assert ("greedy bf16", "tree, with copies") in names
+    page = (tmp_path / "verdict.md").read_text()
+    assert page.startswith("# LOSSLESS") and page in capsys.readouterr().out
+    assert all(c["figures"]["drafted"] > 0 for c in record["checks"] if c["method"].startswith("chain, "))
+
+
+def test_a_standalone_drafter(tmp_path: Path) -> None:
+    save_standalone(standalone(load_target("debug", dtype="float32", device="cpu"), "ddit"), tmp_path / "d")
+    main(arguments(str(tmp_path / "d"), tmp_path))
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    names = {(c["name"].split()[0], c["method"]) for c in record["checks"]}
+    assert record["lossless"] and ("frequencies", "2 steps, confidence, hybrid") in names
+    assert ("coupled", "2 steps, random") in names
+
+
+def test_what_a_stopped_run_found_is_kept(
+    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("decode.losslessness.checks._frequencies", stopped)
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        main([*arguments(drafter, tmp_path), "--methods", "lookup,block"])
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    assert len(record["checks"]) == 4 and not record["finished"] and not record["lossless"]
+    assert (tmp_path / "verdict.md").read_text().startswith("# UNFINISHED: no bug in the first 4 checks")

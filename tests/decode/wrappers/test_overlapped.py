@@ -1,0 +1,46 @@
+"""Drafting ahead proposes what would have been proposed, and no thread outlives its draft."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from decode.methods.build import build
+from decode.methods.registry import Parts
+from decode.methods.spec import read_method
+from tests.builders import PROMPT
+
+
+def test_drafting_ahead_is_used_and_is_what_would_have_been_drafted(parts: Parts) -> None:
+    """The drafter is the target itself: every guess holds, and each call commits all of it."""
+    decoder = build(read_method("duo:gamma=3"), parts)
+    found: Any = decoder.drafter
+    sessions: list[Any] = []
+    start = found.inner.start
+
+    def watched(request: Any) -> Any:
+        sessions.append(start(request))
+        return sessions[-1]
+
+    found.inner.start = watched
+    out = decoder.generate(PROMPT, max_new_tokens=30)
+    assert out.accepted[:-1] == out.drafted[:-1]
+    assert sessions[0].hits >= sessions[0].rounds - 4 > 0
+
+
+@pytest.mark.parametrize("name", ["duo:gamma=2", "double"])
+def test_no_thread_outlives_its_draft(parts: Parts, name: str) -> None:
+    """One that did would halve the speed of everything decoded after it, plain decoding's too."""
+    before = set(threading.enumerate())
+    decoder = build(read_method(name), parts)
+    decoder.generate(PROMPT, max_new_tokens=20)
+    assert set(threading.enumerate()) <= before
+
+    def fail(text: str) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        decoder.generate(PROMPT, max_new_tokens=20, stream=fail)
+    assert set(threading.enumerate()) <= before
