@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ from align.target.loading import load_target, load_tokenizer
 from align.target.model import Target
 from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveWriter
 from decode.drafters.base import Drafter
-from decode.drafters.diffusion import DiffusionWriter
-from decode.methods.drafter_spec import check_there, role_of
+from decode.drafters.block import BlockProposer
+from decode.drafters.diffusion import ORDERS, DiffusionProposer, DiffusionWriter
+from decode.methods.drafter_spec import check_there
+from decode.speculation.proposal import Siblings
+from decode.speculation.verifiers import find
 from decode.wrappers.translated import TranslatedDrafter
 from decode.wrappers.vocabularies import VocabularyMap
 
+NO_STEPS = "steps and order are a standalone drafter's (DDiT, masked language model): this one has none"
 
-def open_part(folder: str, role: str, target: Target) -> Any:
+
+def open_part(folder: str, role: str, target: Target) -> BlockDrafter | DiffusionDrafter | Target:
     """A trained drafter for `target`, of a kind of `decode.methods.registry.ROLES`.
 
     Raises:
@@ -28,13 +34,45 @@ def open_part(folder: str, role: str, target: Target) -> Any:
     if role == "autoregressive":
         return load_target(folder, target.dtype_name, str(target.device), target.fast, light=target.fast)
     check_there(folder)
-    found = _read(folder, target, None, None)
+    found = open_drafter(folder, target)
     wanted = DiffusionDrafter if role == "diffusion" else BlockDrafter
     if not isinstance(found, wanted):
         raise UserError(f"--drafter {role}={folder}: that is no drafter of the kind {role}")
     if isinstance(found, DiffusionDrafter):
-        _check_masks(found)
+        return _ready(found, target)
+    found = found.to(target.dtype)
+    if target.fast:
+        found.lighten()
     return found
+
+
+@dataclass(frozen=True)
+class ForeignDrafter:
+    """A standalone drafter that is not over the target's vocabulary, and the way between the two."""
+
+    network: DiffusionDrafter | Target
+    vocabulary: VocabularyMap
+
+
+def open_foreign(folder: str, role: str, target: Target, tokenizer: str | Path) -> ForeignDrafter:
+    """A standalone drafter with a tokenizer of its own.
+
+    Raises:
+        UserError: either is not found, or the drafter is not of that kind.
+    """
+    network = open_part(folder, role, target) if role == "autoregressive" else None
+    own = load_tokenizer(tokenizer)
+    if network is None:
+        network = _ready(load_standalone(folder, target, len(own)), target)
+    assert not isinstance(network, BlockDrafter)
+    return ForeignDrafter(network, VocabularyMap(own, target.tokenizer))
+
+
+def _ready(drafter: DiffusionDrafter, target: Target) -> DiffusionDrafter:
+    _check_masks(drafter)
+    if target.fast:  # a draft is few rows, as a verified one is
+        drafter.network.lighten()
+    return drafter
 
 
 def _check_masks(drafter: DiffusionDrafter) -> None:
@@ -44,40 +82,34 @@ def _check_masks(drafter: DiffusionDrafter) -> None:
         )
 
 
-def _read(
-    spec: str | Path, target: Target, tokenizer: str | Path | None, draft_tokens: int | None
-) -> Drafter | BlockDrafter | DiffusionDrafter:
-    """A trained drafter from disk, ready for `target`; with a tokenizer of its own behind a translation."""
-    causal = (
-        open_part(str(spec), "autoregressive", target) if role_of(str(spec)) == "autoregressive" else None
-    )
-    more = () if draft_tokens is None else (draft_tokens,)
-    if tokenizer is not None:
-        own = load_tokenizer(tokenizer)
-        inner = (
-            AutoregressiveWriter(causal, *more) if causal else _writer(spec, target, len(own), draft_tokens)
-        )
-        return TranslatedDrafter(inner, VocabularyMap(own, target.tokenizer), draft_tokens)
-    if causal:
-        return AutoregressiveDrafter(causal, *more)
-    drafter = open_drafter(spec, target)
+def proposer(
+    drafter: Any, target: Target, gamma: int | None, nodes: int | None, steps: int, order: str, verifier: str
+) -> Drafter:
+    """A drafter of whichever kind as the engine sees it: a trained one, or one that is a `Drafter` already.
+
+    Where the verifier tests drafts that were drawn, they are: a chain, or trees drawn with the siblings that it takes.
+
+    Raises:
+        UserError: a number out of its range, or steps and an order for a drafter that has none.
+    """
+    if nodes is None and target.chains_only:
+        nodes = 0
+    siblings: Siblings | None = None
+    if verifier != "auto" and "point" not in find(verifier).laws:
+        nodes = nodes or 0
+        fitting = find(verifier).siblings
+        siblings = next((x for x in ("without_replacement", "iid") if x in fitting), None)
+    if isinstance(drafter, DiffusionDrafter):
+        _check_masks(drafter)
+        return DiffusionProposer(drafter, gamma, steps, order, False, nodes or 0, siblings)
+    if steps != 1 or order != ORDERS[0]:
+        raise UserError(NO_STEPS)
     if isinstance(drafter, BlockDrafter):
-        drafter = drafter.to(target.dtype)
-        if target.fast:
-            drafter.lighten()
-    else:
-        _fast(drafter, target)
-    return drafter
-
-
-def _fast(drafter: DiffusionDrafter, target: Target) -> None:
-    """A draft is few rows, as a verified one is."""
-    if target.fast:
-        drafter.network.lighten()
-
-
-def _writer(spec: str | Path, target: Target, tokens: int, draft_tokens: int | None) -> DiffusionWriter:
-    drafter = load_standalone(spec, target, tokens)
-    _fast(drafter, target)
-    _check_masks(drafter)
-    return DiffusionWriter(drafter, draft_tokens)
+        return BlockProposer(drafter, gamma, nodes, siblings)
+    more = () if gamma is None else (gamma,)
+    if isinstance(drafter, ForeignDrafter):
+        writer: Any = AutoregressiveWriter if isinstance(drafter.network, Target) else DiffusionWriter
+        return TranslatedDrafter(writer(drafter.network, *more), drafter.vocabulary, gamma)
+    if isinstance(drafter, Target):
+        return AutoregressiveDrafter(drafter, *more)
+    return drafter  # type: ignore[no-any-return]
