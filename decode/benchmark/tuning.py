@@ -84,8 +84,14 @@ def tuned(
     if several := {name: made for name, made in groups.items() if len(made) > 1}:
         own = replace(
             config,
-            **{"suite": TUNING_SUITE, "prompts": None, "data_dir": None, "limit": config.tune, "repeats": 1},
-            **{"out": config.out and config.out / "tuning", "no_hf_check": True, "race": True},
+            suite=TUNING_SUITE,
+            prompts=None,
+            data_dir=None,
+            limit=config.tune,
+            repeats=1,
+            out=config.out and config.out / "tuning",
+            no_hf_check=True,
+            race=True,
         )
         here = {name: decoders[name] for name in (PLAIN, *(n for made in several.values() for n in made))}
         suites, skipped = prompts_of(own.suite, limit=own.limit)

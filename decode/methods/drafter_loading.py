@@ -112,4 +112,4 @@ def proposer(
         return TranslatedDrafter(writer(drafter.network, *more), drafter.vocabulary, gamma)
     if isinstance(drafter, Target):
         return AutoregressiveDrafter(drafter, *more)
-    return drafter  # type: ignore[no-any-return]
+    return drafter
