@@ -11,8 +11,8 @@ from align.target.loading import DEFAULT_TARGET, load_target
 from align.target.model import Target
 from decode.drafters.base import Drafter
 from decode.engine.decoder import Decoder
+from decode.methods.any_drafter import NO_STEPS
 from decode.methods.build import assemble, build, open_parts
-from decode.methods.drafter_loading import NO_STEPS
 from decode.methods.drafter_spec import NO_FOLDERS, check_there, drafters_by_role, role_of
 from decode.methods.options import DraftOptions
 from decode.methods.registry import ANY, Parts

@@ -21,7 +21,7 @@ def plain(parts: Parts) -> None:
     """plain decoding: the target alone, a token a call"""
 
 
-def any_drafter(
+def drafter(
     parts: Parts,
     gamma: int | None = None,
     nodes: int | None = None,
@@ -30,9 +30,9 @@ def any_drafter(
     verifier: str = "auto",
 ) -> Drafter:
     """the first drafter given, whatever its kind"""
-    from decode.methods.drafter_loading import proposer
+    from decode.methods.any_drafter import any_drafter
 
-    return proposer(parts.any, parts.target, gamma, nodes, steps, order, verifier)
+    return any_drafter(parts.any, parts.target, gamma, nodes, steps, order, verifier)
 
 
 def compiled(parts: Parts) -> None:

@@ -124,8 +124,8 @@ SYSTEMS: dict[str, System] = {
     s.name: s
     for s in (
         System(PLAIN, makers.plain, drafts=False, in_all=False),
-        System("drafter", makers.any_drafter, (ANY,), in_all=False),
-        System("combined", makers.any_drafter, (ANY,), copying=True, in_all=False),
+        System("drafter", makers.drafter, (ANY,), in_all=False),
+        System("combined", makers.drafter, (ANY,), copying=True, in_all=False),
         System("compiled", makers.compiled, drafts=False, target=makers.through_compile),
         System("lookup", makers.lookup, grid=_UP_TO_16),
         System("retrieval", makers.retrieval, switches=True, grid=_UP_TO_16, branches=_trees),
