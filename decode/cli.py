@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
-
-from align.common.errors import UserError
-
-if TYPE_CHECKING:
-    pass
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from align.common.errors import nearest
+from align.common.errors import UserError, nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,5 +60,5 @@ def number(text: str) -> float:
 
 VERIFIER_HELP = (
     "auto (default), greedy, point_mass, self_selection, token, block, recursive, k_seq, traversal, hybrid, gumbel; lossy_typical and "
-    "lossy_top_beta do NOT keep the output's law"
+    "lossy_top_beta change the output's distribution"
 )

@@ -11,21 +11,23 @@ import sys
 from argparse import BooleanOptionalAction, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from align.common.errors import cli
-from decode.benchmark.evaluation import evaluate
-from decode.benchmark.plan import METHODS
+from rich.console import Console
+
+from align.common.errors import UserError, cli
+from decode.benchmark.config import TUNING_PROMPTS, TUNING_SUITE, EvalConfig
+from decode.benchmark.folder import check_early
+from decode.benchmark.plan import DEFAULT_METHODS, buildable, checked_names, make_plan
 from decode.benchmark.progress import wide_console
-from decode.benchmark.tuning import PROMPTS as TUNING_PROMPTS
 from decode.cli import VERIFIER_HELP, Parser, number, whole
 from decode.method_names import PLAIN
+from decode.methods.drafter_spec import given_drafters
+from decode.methods.options import DraftOptions
 from decode.methods.registry import ROLES, SYSTEMS
 from decode.methods.spec import listing
-from decode.suites.registry import GROUPS, SUITES
-
-if TYPE_CHECKING:
-    pass
+from decode.suites.registry import GROUPS, SUITES, prompts_of, resolve
+from decode.suites.sources import Loaded
 
 
 def parser() -> Parser:
@@ -49,7 +51,7 @@ def parser() -> Parser:
     )
     add(
         "--methods",
-        help=f"comma list of {', '.join(dict.fromkeys([*METHODS, *SYSTEMS]))}, each with its options "
+        help=f"comma list of {', '.join(dict.fromkeys([*DEFAULT_METHODS, *SYSTEMS]))}, each with its options "
         "(specdiff:gamma=16:steps=4), or all; plain is always measured",
     )
     add(
@@ -114,27 +116,84 @@ def parser() -> Parser:
     return p
 
 
+def read_config(arguments: Sequence[str]) -> EvalConfig:
+    """The command line as a config. Raises UserError for what is mistyped."""
+    typed = vars(parser().parse_args(arguments))
+    return EvalConfig(drafting=DraftOptions.out_of(typed), **typed)
+
+
 @cli
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exit code 1 when an output changed beyond rounding, 2 for an input that can't be used."""
-    options = parser().parse_args(arguments)
-    console = wide_console()
-    command = shlex.join(["python", "-m", "decode.eval", *(sys.argv[1:] if arguments is None else arguments)])
-    summary, folder = evaluate(options, console, command)
+    words = sys.argv[1:] if arguments is None else arguments
+    config, console = read_config(words), wide_console()
+    summary, folder = evaluate(config, console, shlex.join(["python", "-m", "decode.eval", *words]))
     from decode.reporting.render import print_report
 
     print_report(summary, folder, console)
-    console.print(next_step(summary, options), markup=False, highlight=False, soft_wrap=True)
+    console.print(next_step(summary, config), markup=False, highlight=False, soft_wrap=True)
     if summary["bugs"]:
         raise SystemExit(1)
 
 
-def next_step(summary: dict[str, Any], options: Any) -> str:
+def evaluate(config: EvalConfig, console: Console, command: str = "") -> tuple[dict[str, Any], Path]:
+    """Measure what the config asks for; returns the summary and the folder that holds it.
+
+    Raises:
+        UserError: an input that can't be used, before anything is measured.
+        SystemExit: exit code 1, --tune found an output that changed beyond rounding.
+    """
+
+    def say(lines: Sequence[str], before: str = "") -> None:
+        for line in lines:
+            console.print(f"{before}{line}", markup=False, highlight=False, soft_wrap=bool(before))
+
+    suites, skipped = check(config)
+    from decode.benchmark.session import begin
+    from decode.benchmark.tuning import OutputChanged, tuned
+
+    config.sampling  # noqa: B018  (which may be out of its range)
+    plan, left_out = make_plan(config, lambda line: say([line]))
+    skipped += left_out
+    say([suite.describe() for suite in suites])
+    say(skipped, "left out: ")
+    if config.tune is None:
+        decoders, lines = buildable(config, plan)
+        say(lines, "left out: ")
+        skipped += lines
+    else:
+        try:
+            config, plan, decoders = tuned(config, plan, console, command)
+        except OutputChanged as found:
+            say([str(found)])
+            raise SystemExit(1) from None
+    return begin(config, plan, decoders, suites, skipped, console, command).finish()
+
+
+def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
+    """The prompts, and a line for each suite that is left out: all that can be asked before the libraries are imported that
+    running a model takes.
+
+    Raises:
+        UserError: what is misspelt or not there.
+    """
+    checked_names(config.methods)
+    chosen = () if config.prompts else resolve(config.suite or "builtin")
+    if config.tune and TUNING_SUITE in {suite.name for suite, _ in chosen}:
+        raise UserError(
+            f"--tune chooses on the prompts of {TUNING_SUITE}: measure on others (--suite mtbench, or --prompts FILE)"
+        )
+    check_early(config)
+    given_drafters(config.drafter)
+    return prompts_of(config.suite, config.prompts, config.data_dir, config.limit)
+
+
+def next_step(summary: dict[str, Any], config: EvalConfig) -> str:
     """What to type next."""
     if summary["bugs"]:
         return "Next: the page names each difference; python -m decode.verify looks closer"
-    target = f" --target {shlex.quote(options.target)}" if options.target else ""
-    drafter = f" --drafter {shlex.quote(options.drafter)}" if options.drafter else ""
+    target = f" --target {shlex.quote(config.target)}" if config.target else ""
+    drafter = f" --drafter {shlex.quote(config.drafter)}" if config.drafter else ""
     trained = {
         name: f
         for name, f in summary["overall"].items()
@@ -149,7 +208,7 @@ def next_step(summary: dict[str, Any], options: Any) -> str:
     if (trained[best]["speedup_lo"] or trained[best]["speedup"] or 0) > 1:
         method = "" if best in ("drafter", "combined") else f" --method {shlex.quote(best)}"
         return f'Next: use it:  python -m decode.generate{target}{drafter}{method} "your prompt"'
-    methods = f" --methods {shlex.quote(options.methods)}" if options.methods else ""
+    methods = f" --methods {shlex.quote(config.methods)}" if config.methods else ""
     return (
         "Next: train it further (python -m align.train --help), or see where it helps:  "
         f"python -m decode.eval{target}{drafter}{methods} --suite coding,math"

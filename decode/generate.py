@@ -1,5 +1,4 @@
-"""`python -m decode.generate "prompt"`: stream the target's answer, drafted ahead, and say how fast it
-was."""
+"""`python -m decode.generate "prompt"`: stream the target's answer, drafted ahead, and say how fast it was."""
 
 from __future__ import annotations
 
@@ -10,7 +9,10 @@ from typing import TYPE_CHECKING
 
 from align.common.errors import UserError, cli
 from decode.cli import VERIFIER_HELP, Parser, whole
-from decode.methods.drafter_spec import DEFAULT_DRAFTER
+from decode.method_names import LOSSY
+from decode.methods.drafter_spec import DEFAULT_DRAFTER, NO_FOLDERS, check_there, given_drafters
+from decode.methods.options import DraftOptions
+from decode.methods.spec import read_method
 
 if TYPE_CHECKING:
     from decode.engine.decoder import Decoder
@@ -21,7 +23,7 @@ def parser() -> Parser:
     """The command's options."""
     p = Parser(
         prog="python -m decode.generate",
-        description="Answer a prompt with a target, sped up by a drafter; the output keeps its law.",
+        description="Answer a prompt with a target, sped up by a drafter; the output keeps its distribution.",
         epilog='example: python -m decode.generate --temperature 0.7 "Explain tides to a child."',
     )
     p.stray = " (quote the prompt)"
@@ -105,42 +107,43 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def _check(args: argparse.Namespace) -> None:
+    """Raises UserError, before anything heavy is imported, for what is misspelt or not there."""
+    DraftOptions(args.verifier, args.draft_tokens, args.tree_nodes, args.steps, args.order)
+    if args.method is not None:
+        read_method(args.method)
+        given_drafters(args.drafter)
+    elif args.drafter is not None:
+        check_there(args.drafter)
+
+
 def _load(args: argparse.Namespace) -> Decoder:
     from align.target.loading import DEFAULT_TARGET
     from decode.methods.load import load
 
-    drafter, note = args.drafter, ""
-    if args.method is not None:
-        target = args.target or DEFAULT_TARGET
-        if drafter is None and target == DEFAULT_TARGET:
-            drafter = f"block={DEFAULT_DRAFTER}"
-        own = {
-            name: getattr(args, name)
-            for name in ("verifier", "draft_tokens", "tree_nodes", "steps", "order", "drafter_tokenizer")
-        }
-        own["copying"] = bool(args.copying)
-        return load(target, drafter, dtype=args.dtype, device=args.device, method=args.method, **own)
-    if drafter is None:
-        if args.target not in (None, DEFAULT_TARGET):
-            drafter, note = "lookup", f"no drafter is shipped for {args.target}: prompt lookup drafts instead"
-        elif not (DEFAULT_DRAFTER / "config.json").is_file():
+    target, drafter, note = args.target or DEFAULT_TARGET, args.drafter, ""
+    if drafter is None and target == DEFAULT_TARGET:
+        drafter = str(DEFAULT_DRAFTER)
+        if args.method is None and not (DEFAULT_DRAFTER / "config.json").is_file():
             drafter, note = "lookup", f"no drafter at {DEFAULT_DRAFTER}: prompt lookup drafts instead"
-        else:
-            drafter = DEFAULT_DRAFTER
+    elif drafter is None and args.method is None:
+        drafter, note = "lookup", f"no drafter is shipped for {target}: prompt lookup drafts instead"
     if note:
         print(f"note: {note}", file=sys.stderr)
+    copies = args.method is None and drafter not in NO_FOLDERS
     return load(
-        args.target or DEFAULT_TARGET,
+        target,
         drafter,
         args.verifier,
         dtype=args.dtype,
         device=args.device,
         draft_tokens=args.draft_tokens,
         tree_nodes=args.tree_nodes,
+        copying=copies if args.copying is None else args.copying and drafter not in NO_FOLDERS,
         steps=args.steps,
         order=args.order,
         drafter_tokenizer=args.drafter_tokenizer,
-        copying=args.copying is not False and drafter not in ("lookup", "none"),
+        method=args.method,
     )
 
 
@@ -172,10 +175,10 @@ def summary(decoder: Decoder, out: Generation, verifier: str) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Run the command. Exit code 0, 2 for an input that can't be used, 130 when interrupted."""
     args = _parse(argv)
+    _check(args)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character gets a "?"
     from decode.speculation.sampling import Sampling
-    from decode.speculation.verifiers import find
 
     sampling = Sampling(
         temperature=args.temperature,
@@ -191,8 +194,8 @@ def main(argv: list[str] | None = None) -> None:
     text = _read_prompt(args.prompt)
     decoder = _load(args)
     verifier = decoder.verifier_for(sampling)
-    if find(verifier).lossy:
-        print(f"note: {verifier} does NOT keep the output's law", file=sys.stderr)
+    if verifier.startswith(LOSSY):
+        print(f"note: {verifier} does NOT keep the output's distribution", file=sys.stderr)
     messages = [{"role": "system", "content": args.system}, {"role": "user", "content": text}]
     out = decoder.generate(
         messages if args.system else text,

@@ -2,7 +2,7 @@
 
     greedy        fp32 outputs with drafts against plain decoding's, token by token
     coupled       the same at temperature 1: noise that belongs to positions makes sampled outputs comparable token by token
-    frequencies   the joint law of the first two and three sampled tokens against the target's own, computed exactly
+    frequencies   the joint distribution of the first two and three sampled tokens against the target's own, computed exactly
     half          outputs in bf16: every difference a rounding tie, or a bug
 
 A difference is a rounding tie only where decode/losslessness/divergence.py can explain it by rounding. Exit code 1 when a bug is found.
@@ -10,21 +10,16 @@ A difference is a rounding tie only where decode/losslessness/divergence.py can 
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from align.common.errors import UserError, cli
 from decode.cli import Parser, whole
-from decode.losslessness.checks import Check, run, verdict
-
-if TYPE_CHECKING:
-    pass
+from decode.losslessness.checks import run
+from decode.losslessness.config import VerifyConfig
+from decode.losslessness.verdict import write_verdict
 
 
 def parser() -> Parser:
@@ -38,7 +33,7 @@ def parser() -> Parser:
     add("--drafter", help="a drafter's folder, or lookup (default: the shipped one, for the default target)")
     add(
         "--methods",
-        help="systems by their names, as decode.eval has them, or all, instead of one drafter's ways; --drafter may then "
+        help="systems by their names, as decode.eval has them, or all, instead of one drafter's options; --drafter may then "
         "name several: KIND=FOLDER,…",
     )
     add("--drafter-tokenizer", help="of a standalone drafter whose vocabulary is not the target's")
@@ -62,54 +57,33 @@ def parser() -> Parser:
     )
     add("--seed", type=whole(0), default=0, help="of everything sampled")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
-    add("--out", type=Path, metavar="DIR", help="verdict.md and verdict.json go there (default runs/verify)")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=Path("runs/verify"),
+        help="verdict.md and verdict.json go there (default runs/verify)",
+    )
     return p
 
 
 @cli
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    options = parser().parse_args(arguments)
-    if options.prompts is None and options.suite is None:
-        options.suite = "mtbench"
+    config = VerifyConfig(**vars(parser().parse_args(arguments)))
+    if config.out.exists() and not config.out.is_dir():
+        raise UserError(f"--out={str(config.out)!r} is a file, not a folder")
     console = Console()
-    out = options.out or Path("runs/verify")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out={str(out)!r} is a file, not a folder")
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def keep(checks: Sequence[Check], pair: dict[str, Any], finished: bool) -> str:
-        page = verdict(checks, pair, finished)
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "verdict.md").write_text(page, encoding="utf-8")
-        lossless = finished and all(c.passed for c in checks)
-        record = {
-            "pair": pair,
-            "checks": [asdict(c) for c in checks],
-            "finished": finished,
-            "lossless": lossless,
-        }
-        (out / "verdict.json").write_text(json.dumps(record, indent=2), encoding="utf-8")
-        return page
-
-    checks, pair = run(options, say, keep)
-    page = keep(checks, pair, True)
-    console.print("\n" + page, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Verdict: {out / 'verdict.md'}", markup=False, highlight=False)
+    checks, pair = run(config, say, lambda checks, pair: write_verdict(config.out, checks, pair, False))
+    say("\n" + write_verdict(config.out, checks, pair, True))
+    console.print(f"Verdict: {config.out / 'verdict.md'}", markup=False, highlight=False)
     if not all(check.passed for check in checks):
         raise SystemExit(1)
 
 
-# ---- token by token ----
-
-
-# ---- the joint law of sampled tokens ----
-
-
-# ---- the page ----
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

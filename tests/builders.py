@@ -297,8 +297,8 @@ QUIET = [
 
 
 def run_eval(*arguments: Any) -> tuple[dict[str, Any], Path]:
-    options = eval.parser().parse_args([*QUIET, *map(str, arguments)])
-    return eval.evaluate(options, Console(quiet=True), "command")
+    config = eval.read_config([*QUIET, *map(str, arguments)])
+    return eval.evaluate(config, Console(quiet=True), "command")
 
 
 def tree_prefixes(tokens: tuple[int, ...], parents: tuple[int, ...]) -> list[tuple[int, ...]]:

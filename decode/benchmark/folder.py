@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError
 from align.common.hub import local_path, sha256_file
 from align.common.provenance import decoding_versions, git_commit, machine
+from align.common.text import cut
+from decode.benchmark.config import EvalConfig
+from decode.benchmark.plan import Plan
 from decode.method_names import PLAIN
 from decode.reporting.records import RECORDS, RUN, SUMMARY, Record, Run, read_records, read_run, write_run
 from decode.suites.sources import Loaded
@@ -20,13 +23,12 @@ if TYPE_CHECKING:
 
 
 def settings_of(
-    options: Any,
-    decoders: dict[str, Decoder],
-    drafters: dict[str, str],
+    config: EvalConfig,
+    plan: Plan,
+    decoders: Mapping[str, Decoder],
     prepared: Sequence[tuple[Loaded, Sequence[tuple[Any, list[int]]]]],
-    corpora: Sequence[str],
 ) -> dict[str, Any]:
-    """Everything that a figure depends on; `corpora`: files that methods read."""
+    """Everything that a figure depends on."""
     import torch
 
     target = decoders[PLAIN].target
@@ -34,15 +36,15 @@ def settings_of(
     found = machine()
     return {
         "target": target.spec,
-        **_typed(options),
+        **config.recorded,
         "dtype": target.dtype_name,
-        "drafter": drafters,
-        "drafter_hash": {role: _folder_hash(local_path(folder)) for role, folder in drafters.items()},
+        "drafter": dict(plan.drafters),
+        "drafter_hash": {role: _folder_hash(local_path(folder)) for role, folder in plan.drafters.items()},
         "methods": list(decoders),
-        "corpus_hash": {file: sha256_file(Path(file).expanduser()) for file in corpora},
-        "sweep": options.sweep,
-        "tuned": getattr(options, "tuned", None),
-        "race": getattr(options, "race", None),
+        "corpus_hash": {file: sha256_file(Path(file).expanduser()) for file in plan.corpora},
+        "sweep": config.sweep,
+        "tuned": config.tuned,
+        "race": config.race or None,
         "suites": [s.name for s, _ in prepared],
         "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
         "target_hash": target.hash,
@@ -93,30 +95,6 @@ def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record
     return run, []
 
 
-_TYPED = (
-    "limit",
-    "max_new_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "seed",
-    "repeats",
-    "warmup",
-    "draft_tokens",
-    "tree_nodes",
-    "verifier",
-    "steps",
-    "order",
-    "drafter_tokenizer",
-    "tune",
-)
-"""Settings that are options as they were typed."""
-
-
-def _typed(options: Any) -> dict[str, Any]:
-    return {key: getattr(options, key) for key in _TYPED}
-
-
 def _empty(folder: Path) -> None:
     for name in (RECORDS, RUN, SUMMARY):
         (folder / name).unlink(missing_ok=True)
@@ -125,14 +103,15 @@ def _empty(folder: Path) -> None:
 _NOT_OURS = {"manifest.json": "training data", "recipe.yaml": "a training run", "config.json": "a model"}
 
 
-def check_early(folder: Path | None, options: Any) -> None:
-    """Before anything is loaded: whether a measurement may lie in that folder, and whether the one that it holds can be
-    continued with these options. One that is to be replaced by a race's is emptied now, so that it is not taken for the new
+def check_early(config: EvalConfig) -> None:
+    """Before anything is loaded: whether a measurement may lie in `config.out`, and whether the one that it holds can be
+    continued with this config. One that is to be replaced by a race's is emptied now, so that it is not taken for the new
     one when the race is interrupted.
 
     Raises:
         UserError: it can't.
     """
+    folder = config.out
     if folder is None:
         return
     if folder.exists() and not folder.is_dir():
@@ -142,19 +121,21 @@ def check_early(folder: Path | None, options: Any) -> None:
             raise UserError(f"--out={str(folder)!r} holds {what} ({name}): take another folder")
     if not (folder / RUN).is_file():
         return
-    if not options.resume:
-        if options.tune:
+    if not config.resume:
+        if config.tune:
             _empty(folder)
         return
     old = read_run(folder).settings
-    now = _typed(options) | {"git_commit": git_commit()}
+    now = config.recorded | {"git_commit": git_commit()}
     _check_same(folder, {key: old.get(key) for key in now}, now)
 
 
 def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     keys = [*new, *(key for key in old if key not in new)]
     other = [
-        f"{k}: {_short(old.get(k))} there, {_short(new.get(k))} now" for k in keys if old.get(k) != new.get(k)
+        f"{k}: {cut(str(old.get(k)), 40)} there, {cut(str(new.get(k)), 40)} now"
+        for k in keys
+        if old.get(k) != new.get(k)
     ]
     if other:
         more = f" and {len(other) - 3} more" if len(other) > 3 else ""
@@ -162,8 +143,3 @@ def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
             f"--out={str(folder)!r} holds a measurement under other settings ({'; '.join(other[:3])}{more}): "
             "take another folder, or --no-resume to replace it"
         )
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else text[:37] + "…"

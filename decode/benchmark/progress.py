@@ -19,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from align.common.text import clock
 from decode.method_names import PLAIN
 from decode.reporting.records import Record
 
@@ -77,7 +78,7 @@ class TaskProgress:
         if not self.console.is_terminal and (now - self.spoken >= LINE_EVERY or self.finished == self.total):
             self.spoken = now
             left = (now - self.started) / (self.finished - self.before) * (self.total - self.finished)
-            text = f"{self.finished}/{self.total} rounds · {self.speeds()} · {_clock(left)} left"
+            text = f"{self.finished}/{self.total} rounds · {self.speeds()} · {clock(left)} left"
             self.console.print(text, markup=False, highlight=False)
 
     def speeds(self) -> str:
@@ -108,12 +109,6 @@ class RaceProgress:
         if not self.began:
             return
         self.seconds, self.began = self.seconds + monotonic() - self.began, 0.0
-        rest = _clock(self.seconds / self.ran * (self.total - self.finished))
+        rest = clock(self.seconds / self.ran * (self.total - self.finished))
         text = f"round {self.finished}/{self.total}: {left} settings left · {rest} left at most"
         self.console.print(text, markup=False, highlight=False)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -13,18 +13,25 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
+from align.common.errors import UserError
+from decode.benchmark.config import TUNING_SUITE, EvalConfig
+from decode.benchmark.plan import Plan, decoders_of, forget
+from decode.benchmark.progress import RaceProgress
+from decode.benchmark.runner import Task, warm_up
+from decode.benchmark.session import Measurement, begin
 from decode.method_names import PLAIN
-from decode.methods.spec import Method, keys_of, swept
+from decode.methods.spec import Method, swept
 from decode.reporting.records import Record
+from decode.reporting.render import make_report
 from decode.reporting.statistics import FEWEST, PromptKey, paired_ratio, times
-from decode.reporting.summary import BUG
+from decode.reporting.summary import BUG, plural
+from decode.suites.registry import prompts_of
 
 if TYPE_CHECKING:
-    from decode.benchmark.runner import Task
+    from decode.engine.decoder import Decoder
 
-SUITE = "builtin"
-"""Where the prompts come from: those of this project, which are no benchmark."""
-PROMPTS = 12
 LEVEL = 0.99
 """Of the interval that has to lie below the fastest."""
 
@@ -44,9 +51,115 @@ def settings_to_try(
     for method in methods:
         own = {word.partition("=")[0]: word for word in method.system.grid}
         each = {key: word for key, word in own.items() if key not in fixed} | words
-        free = keys_of(method.system) - {*method.given}
+        free = method.system.keys - {*method.given}
         found[method.name] = swept([method], [word for key, word in each.items() if key in free])
     return found
+
+
+class OutputChanged(Exception):
+    """A race was ended by outputs that changed beyond rounding: which methods, and the report."""
+
+
+def tuned(
+    config: EvalConfig, plan: Plan, console: Console, command: str
+) -> tuple[EvalConfig, Plan, dict[str, Decoder]]:
+    """Every method that was asked for at its best setting, with its decoder, and the config of the measurement that follows.
+
+    Raises:
+        UserError: no setting of a method can decode here.
+        OutputChanged: one of them is not lossless.
+    """
+    fixed = ("gamma",) if config.drafting.draft_tokens else ()
+    trying = settings_to_try([*plan.methods.values()], config.sweep, fixed)
+    racing = replace(plan, methods={m.name: m for made in trying.values() for m in made})
+    decoders, refused = decoders_of(config, racing)
+    groups = {name: [m.name for m in made if m.name in decoders] for name, made in trying.items()}
+    for name, made in trying.items():
+        if not groups[name]:
+            raise refused[made[0].name]
+    if refused:
+        note = f"not in the race, as these drafters or options don't go together: {', '.join(refused)}"
+        console.print(note, markup=False, highlight=False)
+    won, lines = {name: made[0] for name, made in groups.items()}, []
+    if several := {name: made for name, made in groups.items() if len(made) > 1}:
+        own = replace(
+            config,
+            suite=TUNING_SUITE,
+            prompts=None,
+            data_dir=None,
+            limit=config.tune,
+            repeats=1,
+            out=config.out and config.out / "tuning",
+            no_hf_check=True,
+            race=True,
+        )
+        here = {name: decoders[name] for name in (PLAIN, *(n for made in several.values() for n in made))}
+        suites, skipped = prompts_of(own.suite, limit=own.limit)
+        measurement = begin(own, racing, here, suites, skipped, console, command)
+        won |= run_race(measurement, several)
+        on = f"{plural(len(measurement.tasks), 'prompt')} of {TUNING_SUITE}"
+        lines = [f"{won[name]}, of {plural(len(made), 'setting')} on {on}" for name, made in several.items()]
+    best = {won[name]: racing.methods[won[name]] for name in plan.methods}
+    for name in best:
+        forget(decoders[name])
+    return (
+        replace(config, sweep=[], tuned=lines),
+        replace(plan, methods=best),
+        {name: decoders[name] for name in best},
+    )
+
+
+def run_race(measurement: Measurement, groups: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Run the settings of every group against each other; the name of each group's fastest.
+
+    Raises:
+        UserError: no setting of a group can decode here.
+        OutputChanged: one of them is not lossless.
+    """
+    groups = _able(measurement, groups)
+    count, report = sum(map(len, groups.values())), measurement.folder / "report.html"
+    what = f"{plural(count, 'setting')} of {plural(len(groups), 'method')}"
+    measurement.say(f"tuning: {what} on {plural(len(measurement.tasks), 'prompt')}")
+    progress = RaceProgress(measurement.console, len(measurement.tasks))
+
+    def run(task: Task) -> list[Record]:
+        progress.begin()
+        return measurement.run_task(task)
+
+    def ended(left: int) -> None:
+        progress.done(left)
+        if wrong := changed(measurement.records):
+            make_report(measurement.folder)
+            raise OutputChanged(f"OUTPUT CHANGED beyond rounding by {', '.join(wrong)}: {report}")
+
+    won = race(groups, measurement.tasks, measurement.records, run, ended)
+    make_report(measurement.folder)
+    measurement.say(f"tuned: {', '.join(won.values())} ({report})")
+    return won
+
+
+def _able(measurement: Measurement, groups: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The settings that can decode here, each warmed up; the others said. Those of a race that has begun took part in it.
+
+    Raises:
+        UserError: none of a group can: why the first one can't.
+    """
+    here = {record.method for record in measurement.records}
+    if here:
+        return {asked: [name for name in names if name in here] for asked, names in groups.items()}
+    tokens, why = list(measurement.tasks[0].tokens), dict[str, UserError]()
+    for name, decoder in measurement.decoders.items():
+        try:
+            warm_up({name: decoder}, tokens, measurement.settings, max(1, measurement.config.warmup))
+        except UserError as error:
+            why[name] = error
+    able = {asked: [name for name in names if name not in why] for asked, names in groups.items()}
+    for asked, names in groups.items():
+        if not able[asked]:
+            raise why[names[0]]
+    if why:
+        measurement.say(f"not in the race, as the target or the settings don't allow it: {', '.join(why)}")
+    return able
 
 
 def changed(records: Sequence[Record]) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from align.common.errors import UserError
+from align.common.text import short
 from align.target.model import Target
 from decode.drafters.base import Drafter
 from decode.engine.engine import Engine, run_together
@@ -170,7 +171,7 @@ def prompt_tokens(target: Target, prompt: Prompt, raw: bool = False) -> list[int
         _check_text(prompt, "the prompt")
         tokens = target.text_tokens(prompt) if raw else _chat(target, prompt)
     elif not isinstance(prompt, list | tuple) or not prompt:
-        raise UserError(f"the prompt must be text, messages or tokens, not {_short(prompt)}")
+        raise UserError(f"the prompt must be text, messages or tokens, not {short(prompt, 60)}")
     elif isinstance(prompt[0], dict):
         tokens = _chat(target, [_message(m) for m in prompt])
     else:
@@ -187,14 +188,14 @@ def prompt_tokens(target: Target, prompt: Prompt, raw: bool = False) -> list[int
 
 def _message(message: Any) -> dict[str, str]:
     if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-        raise UserError(f"a message needs the strings 'role' and 'content', not {_short(message)}")
-    _check_text(message["content"], f"the {_short(message['role'])} message", empty=True)
+        raise UserError(f"a message needs the strings 'role' and 'content', not {short(message, 60)}")
+    _check_text(message["content"], f"the {short(message['role'], 60)} message", empty=True)
     return message
 
 
 def _token(token: Any, vocab_size: int) -> int:
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
-        raise UserError(f"prompt token {_short(token)} is not a whole number within 0..{vocab_size - 1}")
+        raise UserError(f"prompt token {short(token, 60)} is not a whole number within 0..{vocab_size - 1}")
     return token
 
 
@@ -214,8 +215,3 @@ def _chat(target: Target, messages: str | list[dict[str, str]]) -> list[int]:
         return target.chat_tokens(messages)
     except TemplateError as error:
         raise UserError(f"the target's chat template refuses these messages: {error}") from None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,16 +1,25 @@
-"""What `decode.verify` compares with plain decoding: the ways in which one drafter is used, or methods by their names."""
+"""What `decode.verify` compares with plain decoding: one drafter under several options, or methods by their names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from align.common.errors import UserError, nearest
+from decode.losslessness.config import VerifyConfig
+from decode.method_names import LOSSY, ORDERS
 from decode.methods.build import build, open_parts, verifier_of
+from decode.methods.drafter_spec import (
+    BLOCKS,
+    DEFAULT_DRAFTER,
+    check_there,
+    drafters_by_role,
+    given_drafters,
+    role_of,
+)
 from decode.methods.registry import SYSTEMS, Parts
 from decode.methods.spec import Method, check_parts, read_method, with_all
-from decode.speculation.verifiers import find
 
 if TYPE_CHECKING:
     from align.target.model import Target
@@ -18,105 +27,140 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Ways:
+class Case:
+    """A method under test."""
+
+    name: str
+    method: Method
+    verifier: str = "auto"
+
+
+@dataclass
+class Cases:
     """Args:
     target: p.
-    compared: ways whose outputs are compared token by token, greedy and coupled, by name.
-    drawn: ways whose sampled tokens are counted, each with its verifier.
+    drafters: folders by role; `tokenizer`: of the first one, where it is not the target's.
+    compared: cases whose outputs are compared token by token, greedy and coupled.
+    drawn: cases whose sampled tokens are counted, each with its verifier.
     halved: those of `compared` that run in bf16 too.
-    open: the decoder of a way over a target, with a verifier.
     """
 
     target: Target
-    compared: Mapping[str, Any]
-    drawn: Sequence[tuple[str, str, Any]]
-    halved: Sequence[str]
-    open: Callable[[Target, str, Any], Decoder]
+    drafters: Mapping[str, str]
+    compared: Sequence[Case]
+    drawn: Sequence[Case]
+    halved: Sequence[Case]
+    tokenizer: str | None = None
+    _opened: dict[int, Parts] = field(default_factory=dict)
+
+    def open(self, target: Target, case: Case, verifier: str | None = None) -> Decoder:
+        """The decoder of a case over a target, under a verifier in place of its own."""
+        if id(target) not in self._opened:
+            methods = [c.method for c in (*self.compared, *self.drawn)]
+            self._opened[id(target)] = open_parts(methods, self.drafters, target, self.tokenizer)
+        return build(
+            case.method.with_options({"verifier": verifier or case.verifier}), self._opened[id(target)]
+        )
 
 
-def of_a_pair(spec: str, drafter: str, options: Any) -> Ways:
-    """The ways in which a drafter is used. Read are `device` and `drafter_tokenizer`.
-
-    Raises:
-        UserError: no drafter, or one that can't be opened.
-    """
-    from decode.methods.load import load
-
-    if drafter == "none":
+def check(config: VerifyConfig) -> None:
+    """Raises UserError, before anything heavy is imported, for a method that is misspelt or a drafter that is not there."""
+    if config.methods is not None:
+        if config.drafter_tokenizer:
+            raise UserError("--drafter-tokenizer belongs to --drafter alone, not to --methods")
+        for name in _names(config.methods):
+            if name != "all":
+                _checked(name)
+        given_drafters(config.drafter)
+    elif config.drafter == "none":
         raise UserError(
             "--drafter=none drafts nothing, so there is nothing to verify: name a drafter, or lookup"
         )
-    own = {"drafter_tokenizer": options.drafter_tokenizer}
-    first = load(spec, drafter, dtype="float32", device=options.device, **own)
-    network, compared, drawn = _of_a_drafter(first, drafter)
-
-    def open_way(target: Target, verifier: str, how: dict[str, Any]) -> Decoder:
-        if target is first.target:
-            return load(target, network, verifier, **how)
-        return load(target, drafter, verifier, **own, **how)
-
-    return Ways(first.target, compared, drawn, list(compared)[-1:], open_way)
+    elif config.drafter is not None:
+        check_there(config.drafter)
 
 
-def _of_a_drafter(
-    first: Decoder, drafter: str
-) -> tuple[Any, dict[str, dict[str, Any]], list[tuple[str, str, dict[str, Any]]]]:
-    """The drafter, read from disk once, and its ways: those compared token by token, those whose tokens are counted."""
-    from decode.drafters.block import BlockProposer
-    from decode.drafters.diffusion import ORDERS, DiffusionProposer
+def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases, str]:
+    """What is verified, and the drafters' names; `say` gets a line for each method that is left out.
 
-    found = first.drafter
-    if isinstance(found, BlockProposer):
-        tree = {"tree_nodes": 5}
-        chosen: dict[str, dict[str, Any]] = {
-            "chain": {"tree_nodes": 0},
-            "tree": tree,
-            "tree, with copies": {**tree, "copying": True},
-        }
-        drawn: list[tuple[str, str, dict[str, Any]]] = [
-            ("chain", v, {"tree_nodes": 0}) for v in ("token", "block")
-        ]
-        drawn += [("tree", "point_mass", tree)]
-        drawn += [("drawn tree", v, {"tree_nodes": 8}) for v in ("recursive", "traversal", "k_seq")]
-        return found.network, chosen, [*drawn, ("chain with copies", "token", {"copying": True})]
-    if isinstance(found, DiffusionProposer):
-        steps = {"steps": 2}
-        orders = {f"2 steps, {order}": {"steps": 2, "order": order} for order in ORDERS[1:]}
-        chosen = {"1 step": {}, "2 steps": steps, **orders, "with copies": {"copying": True}}
-        drawn = [("1 step", v, {}) for v in ("token", "block")] + [("2 steps", "block", steps)]
-        drawn += [(name, "hybrid", how) for name, how in orders.items()]
-        return found.drafter, chosen, [*drawn, ("with copies", "token", {"copying": True})]
-    return found, {drafter: {}}, [(drafter, "point_mass", {})]
+    Raises:
+        UserError: a drafter that is not there or can't be opened, or a method that there is nothing to verify of.
+    """
+    from align.target.loading import DEFAULT_TARGET, load_target
+
+    spec = config.target or DEFAULT_TARGET
+    shipped = str(DEFAULT_DRAFTER) if spec == DEFAULT_TARGET else None
+
+    def open_target() -> Target:
+        return load_target(spec, dtype="float32", device=config.device)
+
+    if config.methods is None:
+        drafter = config.drafter or shipped or "lookup"
+        return of_a_drafter(drafter, config.drafter_tokenizer, open_target), drafter
+    drafters = drafters_by_role(config.drafter, shipped)
+    cases = of_methods(config.methods, drafters, open_target, say)
+    return cases, ", ".join(f"{role}={folder}" for role, folder in drafters.items()) or "none"
+
+
+def of_a_drafter(drafter: str, tokenizer: str | None, open_target: Callable[[], Target]) -> Cases:
+    """The options under which a drafter of its kind is used.
+
+    Raises:
+        UserError: no drafter.
+    """
+    if drafter == "lookup":
+        drafters, compared, drawn = {}, {drafter: "lookup"}, [(drafter, "point_mass", "lookup")]
+    else:
+        role = role_of(drafter)
+        drafters = {role: drafter}
+        if role in BLOCKS:
+            compared, drawn = _BLOCK
+        elif role == "diffusion" and tokenizer is None:
+            compared, drawn = _DIFFUSION
+        else:
+            compared, drawn = {drafter: "drafter"}, [(drafter, "point_mass", "drafter")]
+    one = [Case(name, read_method(text)) for name, text in compared.items()]
+    counted = [Case(name, read_method(text), verifier) for name, verifier, text in drawn]
+    return Cases(open_target(), drafters, one, counted, one[-1:], tokenizer)
+
+
+_CHAIN, _TREE, _COPIES = "drafter:nodes=0", "drafter:nodes=5", "drafter:copying=true"
+_BLOCK = (
+    {"chain": _CHAIN, "tree": _TREE, "tree, with copies": f"{_TREE}:copying=true"},
+    [
+        ("chain", "token", _CHAIN),
+        ("chain", "block", _CHAIN),
+        ("tree", "point_mass", _TREE),
+        *(("drawn tree", v, "drafter:nodes=8") for v in ("recursive", "traversal", "k_seq")),
+        ("chain with copies", "token", _COPIES),
+    ],
+)
+"""Of block drafters: name → the method whose outputs are compared; and name, verifier, the method whose tokens are counted."""
+_IN_ORDER = {f"2 steps, {order}": f"drafter:steps=2:order={order}" for order in ORDERS[1:]}
+_DIFFUSION = (
+    {"1 step": "drafter", "2 steps": "drafter:steps=2", **_IN_ORDER, "with copies": _COPIES},
+    [
+        ("1 step", "token", "drafter"),
+        ("1 step", "block", "drafter"),
+        ("2 steps", "block", "drafter:steps=2"),
+        *((name, "hybrid", text) for name, text in _IN_ORDER.items()),
+        ("with copies", "token", _COPIES),
+    ],
+)
 
 
 def of_methods(
-    spec: str, names: str, drafters: dict[str, str], options: Any, say: Callable[[str], None]
-) -> Ways:
+    names: str, drafters: dict[str, str], open_target: Callable[[], Target], say: Callable[[str], object]
+) -> Cases:
     """Methods by their names, `all` among them, each with the verifier that `decode.eval` gives it; `say` gets a line for each
-    that is left out. Read is `device`.
+    that is left out.
 
     Raises:
-        UserError: an unknown method, a drafter that is not there, or one that keeps another law on purpose.
+        UserError: an unknown method, a drafter that is not there, or one that changes the distribution on purpose.
     """
-    from align.target.loading import load_target
-
-    asked = [name.strip() for name in names.split(",") if name.strip()]
+    asked = _names(names)
     chosen, left_out = with_all(asked, drafters)
     methods = [_checked(name) for name in dict.fromkeys(chosen)]
-    opened: dict[int, Parts] = {}
-
-    def open_way(target: Target, verifier: str, method: Method) -> Decoder:
-        if id(target) not in opened:
-            opened[id(target)] = open_parts(methods, drafters, target)
-        return build(_verified(method, verifier), opened[id(target)])
-
-    def unbuildable(method: Method) -> str | None:
-        """Why this target or these drafters don't let it decode."""
-        try:
-            open_way(target, verifier_of(method), method)
-        except UserError as error:
-            return str(error)
-        return None
 
     def leave_out(why: Callable[[Method], str | None]) -> None:
         for method in list(methods):
@@ -126,18 +170,30 @@ def of_methods(
                 left_out.append(reason)
                 methods.remove(method)
 
+    def unbuildable(method: Method) -> str | None:
+        """Why this target or these drafters don't let it decode."""
+        try:
+            cases.open(cases.target, Case(method.name, method), verifier_of(method))
+        except UserError as error:
+            return str(error)
+        return None
+
     leave_out(_unverifiable)
     check_parts(methods, drafters)
-    target = load_target(spec, dtype="float32", device=options.device)
+    every = [Case(m.name, m) for m in methods]
+    cases = Cases(open_target(), drafters, every, [], every)
     leave_out(unbuildable)
     if not methods:
         raise UserError(f"--methods={names!r} names nothing to verify{nearest('', SYSTEMS)}")
     for line in left_out:
         say(f"left out: {line}")
+    cases.compared = cases.halved = [Case(m.name, m) for m in methods]
+    cases.drawn = [Case(m.name, m, verifier_of(m)) for m in methods]
+    return cases
 
-    compared = {method.name: method for method in methods}
-    drawn = [(m.name, verifier_of(m), m) for m in methods]
-    return Ways(target, compared, drawn, list(compared), open_way)
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _checked(name: str) -> Method:
@@ -150,13 +206,6 @@ def _unverifiable(method: Method) -> str | None:
     """Why there is nothing to verify: a line that names the method."""
     if not method.system.drafts:
         return f"method {method.name!r}: it drafts nothing"
-    verifier = verifier_of(method)
-    if verifier != "auto" and find(verifier).lossy:
-        return f"method {method.name!r}: it changes the output's law on purpose"
+    if verifier_of(method).startswith(LOSSY):
+        return f"method {method.name!r}: it changes the output's distribution on purpose"
     return None
-
-
-def _verified(method: Method, verifier: str) -> Method:
-    """The method under another verifier."""
-    ways = tuple(_verified(way, verifier) for way in method.ways)
-    return replace(method, options={**method.options, "verifier": verifier}, ways=ways)

@@ -1,101 +1,86 @@
-"""The checks of `decode.verify`: token by token, by frequencies, in bf16; and the page that they make."""
+"""The checks of `decode.verify`: token by token, by frequencies, in bf16."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
-
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError
+from decode.losslessness.config import VerifyConfig
+from decode.losslessness.verdict import Check, line
 
 if TYPE_CHECKING:
     from decode.engine.decoder import Decoder
     from decode.engine.output import Generation
-    from decode.losslessness.cases import Ways
+    from decode.losslessness.cases import Cases
     from decode.losslessness.exact_distribution import Law
     from decode.speculation.sampling import Sampling
 
 
 ALPHA = 1e-3
 """The chance that a correct pair fails the frequency test, for all its comparisons together."""
-
-
 COUPLED, TOP_K = 1.0, 3
-
-
 CANDIDATES = 4
 """Of so many of the shortest prompts one is sampled from."""
-
-
 SAMPLES_TOGETHER = 8
 """Sampled texts in one target call; greedy and coupled outputs are decoded one at a time."""
 
 
-@dataclass
-class Check:
-    """One line of the verdict."""
-
-    name: str
-    method: str
-    passed: bool
-    compared: int
-    """Outputs, or sampled texts."""
-    figures: dict[str, Any] = field(default_factory=dict)
-    words: str = ""
-    seconds: float = 0.0
-
-
 def run(
-    options: Any, say: Callable[[str], None], keep: Callable[[Sequence[Check], dict[str, Any], bool], Any]
+    config: VerifyConfig,
+    say: Callable[[str], object],
+    done: Callable[[Sequence[Check], dict[str, Any]], object],
 ) -> tuple[list[Check], dict[str, Any]]:
-    """All checks, one after the other; after each, `say` gets a line and `keep` what there is so far.
+    """All checks, one after the other; after each, `say` gets a line and `done` what there is so far.
+
+    Returns:
+        The checks, and what they were run on.
 
     Raises:
         UserError: an input that can't be used.
     """
-    from align.common.provenance import decoding_versions, git_commit, machine
-    from align.target.loading import DEFAULT_TARGET
-    from decode.methods.load import load
+    from decode.losslessness.cases import check as check_typed
     from decode.suites.registry import prompts_of
+
+    check_typed(config)
+    suite = config.suite or (None if config.prompts else "mtbench")
+    loaded, _ = prompts_of(suite, config.prompts, config.data_dir, config.limit)
+    prompts = [prompt for one in loaded for prompt in one.prompts]
+
+    from align.common.provenance import decoding_versions, git_commit, machine
+    from decode.losslessness.cases import cases_of
+    from decode.methods.load import load
     from decode.suites.tokenized import tokenize_prompts
 
-    spec = options.target or DEFAULT_TARGET
-    prompts = [prompt for loaded in prompts_of(options)[0] for prompt in loaded.prompts]
-    ways, drafter = _ways(spec, options, say)
-    target = ways.target
+    cases, drafter = cases_of(config, say)
+    target = cases.target
     fitting, refused = tokenize_prompts(load(target), prompts)
-    room = [tokens for _, tokens in fitting if len(tokens) + options.max_new_tokens <= target.context_limit]
+    room = [tokens for _, tokens in fitting if len(tokens) + config.max_new_tokens <= target.context_limit]
     if not room:
-        why = refused[0] if refused else f"none leaves room for {options.max_new_tokens} new tokens"
+        why = refused[0] if refused else f"none leaves room for {config.max_new_tokens} new tokens"
         raise UserError(f"no prompt can be answered: {why}")
     pair = {
-        "target": spec,
+        "target": target.spec,
         "drafter": drafter,
         "prompts": len(room),
         "left_out": len(prompts) - len(room),
-        "max_new_tokens": options.max_new_tokens,
+        "max_new_tokens": config.max_new_tokens,
         "device": str(target.device),
         "machine": machine(),
         "versions": decoding_versions(),
         "git_commit": git_commit(),
     }
     checks: list[Check] = []
-    for work in _plan(options, ways, room):
+    for work in _plan(config, cases, room):
         started = monotonic()
         check = work()
         check.seconds = monotonic() - started
         checks.append(check)
-        say(_line(check))
-        keep(checks, pair, False)
+        say(line(check))
+        done(checks, pair)
     if not any(check.figures.get("drafted") for check in checks):
         raise UserError(
             "nothing was drafted on these prompts, so nothing is shown: take more of them, or longer outputs"
@@ -103,47 +88,30 @@ def run(
     return checks, pair
 
 
-def _ways(spec: str, options: Any, say: Callable[[str], None]) -> tuple[Ways, str]:
-    """What is verified, and the drafters' names."""
-    from align.target.loading import DEFAULT_TARGET
-    from decode.losslessness.cases import of_a_pair, of_methods
-    from decode.methods.drafter_spec import DEFAULT_DRAFTER, drafters_by_role
-
-    shipped = str(DEFAULT_DRAFTER) if spec == DEFAULT_TARGET else None
-    if options.methods is None:
-        drafter = options.drafter or shipped or "lookup"
-        return of_a_pair(spec, drafter, options), drafter
-    if options.drafter_tokenizer:
-        raise UserError("--drafter-tokenizer belongs to --drafter alone, not to --methods")
-    drafters = drafters_by_role(options.drafter, shipped)
-    ways = of_methods(spec, options.methods, drafters, options, say)
-    return ways, ", ".join(f"{role}={folder}" for role, folder in drafters.items()) or "none"
-
-
-def _plan(options: Any, ways: Ways, prompts: list[list[int]]) -> Iterator[Callable[[], Check]]:
+def _plan(config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> Iterator[Callable[[], Check]]:
     from decode.losslessness.exact_distribution import entropy, exact_law
     from decode.methods.load import load
 
-    new, seed, target = options.max_new_tokens, options.seed, ways.target
+    new, seed, target = config.max_new_tokens, config.seed, cases.target
     plain = _Plain(load(target), prompts, new, None)
-    for name, how in ways.compared.items():
-        yield partial(_same, "greedy fp32", name, plain, ways.open(target, "auto", how))
+    for case in cases.compared:
+        yield partial(_same, "greedy fp32", case.name, plain, cases.open(target, case))
     coupled = _Plain(load(target, None, "gumbel"), prompts, new, seed)
-    for name, how in ways.compared.items():
-        yield partial(_same, "coupled fp32", name, coupled, ways.open(target, "gumbel", how))
-    laws = [("plain", plain.decoder)]
-    laws += [
-        (name if verifier == "auto" else f"{name}, {verifier}", ways.open(target, verifier, how))
-        for name, verifier, how in ways.drawn
+    for case in cases.compared:
+        yield partial(_same, "coupled fp32", case.name, coupled, cases.open(target, case, "gumbel"))
+    counted = [("plain", plain.decoder)]
+    counted += [
+        (case.name if case.verifier == "auto" else f"{case.name}, {case.verifier}", cases.open(target, case))
+        for case in cases.drawn
     ]
-    alpha = ALPHA / (2 * len(laws))
+    alpha = ALPHA / (2 * len(counted))
     # short, because it goes through the target once a sample; of these the one that leaves most to chance
     few = sorted(prompts, key=len)[:CANDIDATES]
     found = [(exact_law(target, prompt, 3, sampled(0)), prompt) for prompt in few]
     law, prompt = max(found, key=lambda pair: entropy(pair[0]))
-    for name, decoder in laws:
-        yield partial(_frequencies, name, decoder, prompt, law, options.samples, seed, alpha)
-    yield from _half(options, ways, prompts)
+    for name, decoder in counted:
+        yield partial(_frequencies, name, decoder, prompt, law, config.samples, seed, alpha)
+    yield from _half(config, cases, prompts)
 
 
 class _Plain:
@@ -207,17 +175,17 @@ def _same(name: str, method: str, plain: _Plain, other: Decoder) -> Check:
     return Check(name, method, not bugs, len(prompts), figures, words)
 
 
-def _half(options: Any, ways: Ways, prompts: list[list[int]]) -> Iterator[Callable[[], Check]]:
+def _half(config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> Iterator[Callable[[], Check]]:
     """bf16, where other widths round otherwise. On hardware without bf16 products a few short outputs."""
-    from align.target.loading import DEFAULT_TARGET, has_fast_bf16, load_target
+    from align.target.loading import has_fast_bf16, load_target
     from decode.methods.load import load
 
-    slow = not has_fast_bf16(ways.target.device)
-    prompts, new = (prompts[:2], 16) if slow else (prompts, options.max_new_tokens)
-    half = load_target(options.target or DEFAULT_TARGET, dtype="bfloat16", device=str(ways.target.device))
+    slow = not has_fast_bf16(cases.target.device)
+    prompts, new = (prompts[:2], 16) if slow else (prompts, config.max_new_tokens)
+    half = load_target(cases.target.spec, dtype="bfloat16", device=str(cases.target.device))
     plain = _Plain(load(half), prompts, new, None)
-    for name in ways.halved:
-        yield partial(_same, "greedy bf16", name, plain, ways.open(half, "auto", ways.compared[name]))
+    for case in cases.halved:
+        yield partial(_same, "greedy bf16", case.name, plain, cases.open(half, case, "auto"))
 
 
 def sampled(seed: int) -> Sampling:
@@ -265,48 +233,3 @@ def _frequencies(
         words.append("NOTHING DRAFTED, nothing shown")
     words.append(f"{accepted} of {drafted} drafts accepted; sees TV ≥ {least:.2f} in 9 of 10 runs")
     return Check("frequencies T=1", method, passed, runs, figures, "; ".join(words))
-
-
-def _line(check: Check) -> str:
-    return f"{'ok ' if check.passed else 'BUG'} {check.name} · {check.method}: {check.words} ({check.seconds:.0f} s)"
-
-
-def verdict(checks: Sequence[Check], pair: dict[str, Any], finished: bool = True) -> str:
-    """The page, of a run that was stopped too."""
-    bad = [c for c in checks if not c.passed]
-    idle = [c for c in checks if c.method != "plain" and not c.figures.get("drafted")]
-    lost = [c for c in checks if c.figures.get("drafted") and not c.figures.get("accepted", 1)]
-    seen = [f["detectable_tv"] for c in checks for k, f in c.figures.items() if k.startswith("tokens_")]
-    if bad:
-        head = f"NOT LOSSLESS: {len(bad)} of {len(checks)} checks found a bug"
-    elif not finished:
-        head = f"UNFINISHED: no bug in the first {len(checks)} checks"
-    else:
-        head = "LOSSLESS: no difference that rounding does not explain"
-        shown = [(len(idle), "was drafted"), (len(lost), "that was drafted was kept")]
-        said = [f"in {count} of {len(checks)} checks nothing {what}" for count, what in shown if count]
-        head += f" ({', '.join(said)})" if said else ""
-    lines = [
-        f"# {head}",
-        "",
-        f"target {pair['target']}, drafter {pair['drafter']}",
-        *(
-            [f"sampled tokens: nine of ten runs would see a total variation of {max(seen):.2f}"]
-            if seen
-            else []
-        ),
-        f"{pair['prompts']} prompts, up to {pair['max_new_tokens']} new tokens, {pair['device']}, commit {pair['git_commit'] or 'unknown'}",
-        "",
-        "| check | method | result | seconds |",
-        "|---|---|---|---|",
-    ]
-    lines += [
-        f"| {c.name} | {c.method} | {'' if c.passed else 'BUG: '}{c.words} | {c.seconds:.0f} |"
-        for c in checks
-    ]
-    lines += [
-        "",
-        f"{sum(c.seconds for c in checks):.0f} seconds in all. Laws of every verifier, enumerated: tests/contract/README.md.",
-        "",
-    ]
-    return "\n".join(lines)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError
-from decode.methods.registry import SYSTEMS, Parts
-from decode.methods.spec import COMMON, Method, check_parts
+from decode.methods.registry import ANY, COMMON, SYSTEMS, Parts
+from decode.methods.spec import Method, check_parts, role_in
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from align.target.model import Target
     from decode.drafters.base import Drafter
     from decode.drafters.controllers import Controller
@@ -20,22 +22,34 @@ def build(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
     """The method's decoder. `gamma`: of a method that says none itself.
 
     Raises:
-        UserError: a part that is not there, a value out of range.
+        UserError: a part that is not there, a value out of range: a line that names the method.
     """
+    check_parts([method], parts.drafters)
+    try:
+        return assemble(method, parts, gamma)
+    except UserError as error:
+        said = str(error)
+        if "gamma" in method.system.options:
+            said = said.replace("draft_tokens=", "gamma=")
+        raise UserError(f"method {method.name!r}: {said}") from None
+
+
+def assemble(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
+    """`build`, whose errors name no method."""
     from decode.engine.decoder import Decoder
+    from decode.wrappers.copying import CopyingDrafter
 
     system = method.system
-    check_parts([method], parts.drafters)
     if parts.target.chains_only and method.branches:
         raise UserError(
-            f"method {method.name!r}: target {parts.target.spec!r} windows its attention by place, so drafts may not branch"
+            f"target {parts.target.spec!r} windows its attention by place, so drafts may not branch"
             f"{_UNBRANCHED.get(system.name, '')}"
         )
-    drafter = _switching(method, parts, gamma) if method.ways else _drafter(method, parts, gamma)
-    try:
-        target = parts.target if system.target is None else system.target(parts.target)
-    except UserError as error:
-        raise UserError(f"method {method.name!r}: {error}") from None
+    drafter = _switching(method, parts, gamma) if method.variants else _drafter(method, parts, gamma)
+    if drafter is not None and method.given.get("copying", system.copying):
+        most = method.given.get("gamma") or gamma
+        drafter = CopyingDrafter(drafter, most, most) if most else CopyingDrafter(drafter)
+    target = parts.target if system.target is None else system.target(parts.target)
     return Decoder(target, drafter, verifier_of(method))
 
 
@@ -57,35 +71,30 @@ def _drafter(method: Method, parts: Parts, gamma: int | None) -> Drafter | None:
     """Of a method that leaves nothing open; None: it drafts nothing."""
     from decode.wrappers.adaptive import AdaptiveDrafter
 
-    options = {k: v for k, v in method.options.items() if k not in COMMON}
-    if gamma is not None and "gamma" in method.system.options:
+    known = method.system.options
+    options: dict[str, Any] = {k: v for k, v in method.options.items() if k in known or k not in COMMON}
+    if gamma is not None and "gamma" in known:
         options = {"gamma": gamma, **options}
-    try:
-        drafter = method.system.make(parts, **options)
-    except UserError as error:
-        said = str(error).replace("draft_tokens=", "gamma=") if "gamma" in options else str(error)
-        raise UserError(f"method {method.name!r}: {said}") from None
+    drafter = method.system.make(parts, **options)
     most = 0 if drafter is None else drafter.draft_tokens
     if most and most < (method.options.get("gamma") or 0):
-        raise UserError(f"method {method.name!r}: this drafter drafts at most {most} tokens")
+        raise UserError(f"this drafter drafts at most {most} tokens")
     if drafter is not None and (make := _controller(method, drafter.draft_tokens)):
         return AdaptiveDrafter(drafter, make)
     return drafter
 
 
 def _switching(method: Method, parts: Parts, gamma: int | None) -> Drafter:
-    """Raises UserError for a system whose ways cannot share a session."""
+    """Raises UserError for a system whose variants cannot share a session."""
     from decode.wrappers.adaptive import SwitchingDrafter
 
     if method.options.get("controller", "fixed") != "fixed":
-        raise UserError(f"method {method.name!r}: either several ways or a controller, not both")
+        raise UserError("either several ways or a controller, not both")
     if not method.system.switches:
         able = ", ".join(name for name, s in SYSTEMS.items() if s.switches)
-        raise UserError(
-            f"method {method.name!r}: one way at a time, with controller=cost as long as pays; these switch: {able}"
-        )
-    built = [_drafter(way, parts, gamma) for way in method.ways]
-    return SwitchingDrafter([way for way in built if way is not None], [way.name for way in method.ways])
+        raise UserError(f"one way at a time, with controller=cost as long as pays; these switch: {able}")
+    built = [_drafter(variant, parts, gamma) for variant in method.variants]
+    return SwitchingDrafter([d for d in built if d is not None], [m.name for m in method.variants])
 
 
 def _controller(method: Method, most: int) -> Callable[[], Controller] | None:
@@ -99,14 +108,33 @@ def _controller(method: Method, most: int) -> Callable[[], Controller] | None:
     return None
 
 
-def open_parts(methods: Sequence[Method], drafters: Mapping[str, str], target: Target) -> Parts:
+def open_parts(
+    methods: Sequence[Method],
+    drafters: Mapping[str, str],
+    target: Target,
+    tokenizer: str | Path | None = None,
+) -> Parts:
     """The drafters that these methods are made of, each opened once.
+
+    Args:
+        drafters: folders by role, the first one first.
+        tokenizer: of the first one, where its vocabulary is not the target's: for the systems that take a drafter of any kind.
 
     Raises:
         UserError: one that is not given, or can't be opened.
     """
-    from decode.methods.drafter_loading import open_part
+    from decode.methods.drafter_loading import open_foreign, open_part
 
     check_parts(methods, drafters)
-    roles = dict.fromkeys(role for method in methods for role in method.needs)
-    return Parts(target, {role: open_part(drafters[role], role, target) for role in roles})
+    parts = Parts(target)
+    asked = dict.fromkeys(role for method in methods for role in method.needs)
+    foreign = ANY in asked and tokenizer is not None
+    for role in dict.fromkeys(role_in(drafters, r) for r in asked if r != ANY or not foreign):
+        parts.drafters[role] = open_part(drafters[role], role, target)
+    if foreign:
+        first = role_in(drafters, ANY)
+        assert tokenizer is not None
+        parts.drafters[ANY] = open_foreign(drafters[first], first, target, tokenizer)
+    elif ANY in asked:
+        parts.drafters[ANY] = parts.drafters[role_in(drafters, ANY)]
+    return parts

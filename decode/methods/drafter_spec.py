@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from align.common.errors import UserError
-
-if TYPE_CHECKING:
-    pass
-
-from collections.abc import Sequence
-
-from align.common.errors import nearest
+from align.common.errors import UserError, nearest
 from align.common.hub import is_hub_id, local_path, nearby
 from align.common.provenance import CHECKOUT
 from decode.methods.registry import ROLES
 
+DEFAULT_DRAFTER = CHECKOUT / "pretrained" / "smollm2-135m-block"
+"""The drafter that the repository ships, made for the default target."""
 NO_FOLDERS = ("lookup", "none")
 """What may stand where one drafter is named, and is none that was trained."""
-
-
 BLOCKS = ("block", "variable_prefix")
-"""Kinds of one make: either may stand for the other."""
+"""Both are block drafters, told apart by their training alone: either may stand for the other."""
 
 
 def read_drafters(text: str | None, default: str | None = None) -> list[tuple[str | None, str]]:
@@ -53,8 +46,11 @@ def given_drafters(text: str | None, default: str | None = None) -> list[tuple[s
     return found
 
 
-def drafters_by_role(text: str | None, default: str | None = None) -> dict[str, str]:
-    """The folders of `given_drafters` by kind, the first one first; a bare folder's kind by its files.
+def drafters_by_role(
+    text: str | None, default: str | None = None, note: Callable[[str], object] = lambda line: None
+) -> dict[str, str]:
+    """The folders of `given_drafters` by kind, the first one first; a bare folder's kind by its files. `note` gets a line for a
+    folder that does not say that it is what it was given for.
 
     Raises:
         UserError: one that is not there or is of another kind than was said, or two of one kind.
@@ -64,7 +60,7 @@ def drafters_by_role(text: str | None, default: str | None = None) -> dict[str, 
         if role is None:
             role = role_of(folder)
         else:
-            _check_kind(role, folder)
+            _check_kind(role, folder, note)
         if role in found:
             raise UserError(
                 f"--drafter: {found[role]} and {folder} are both of the kind {role}: say which with KIND=FOLDER"
@@ -93,14 +89,17 @@ def check_there(spec: str) -> None:
         raise UserError(f"drafter {spec!r}: neither a folder nor a known name{known}")
 
 
-def _check_kind(role: str, folder: str) -> None:
+def _check_kind(role: str, folder: str, note: Callable[[str], object]) -> None:
     """Raises UserError where the folder's files say that it can't be of the kind that somebody said."""
-    if (local_path(folder) / "config.json").is_file():
-        said = role_of(folder)
-        if (role in BLOCKS) != (said in BLOCKS):
-            raise UserError(
-                f"--drafter {role}={folder}: that is a drafter of the kind {said} ({said}={folder})"
-            )
+    if role != "variable_prefix" and not (local_path(folder) / "config.json").is_file():
+        return
+    said = role_of(folder)
+    if (role in BLOCKS) != (said in BLOCKS) or (role, said) == ("diffusion", "autoregressive"):
+        raise UserError(f"--drafter {role}={folder}: that is a drafter of the kind {said} ({said}={folder})")
+    if role == "variable_prefix" != said:
+        note(
+            f"note: {folder} does not say that it was trained to go on from a drafted prefix (recipe=smollm2_variable_prefix)"
+        )
 
 
 def role_of(spec: str) -> str:
@@ -150,7 +149,3 @@ def _causal(architecture: str) -> bool:
 
     masked = {name for family in FAMILIES.values() for name in family.architectures}
     return architecture.endswith(("ForCausalLM", "LMHeadModel")) and architecture not in masked
-
-
-DEFAULT_DRAFTER = CHECKOUT / "pretrained" / "smollm2-135m-block"
-"""The drafter that the repository ships, made for the default target."""

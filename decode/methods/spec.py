@@ -1,7 +1,7 @@
-"""Methods as they are written, and the decoders that they mean: a system's name with options, over drafters by kind.
+"""Methods as they are written: a system's name with options, over drafters by kind.
 
 specdiff:gamma=16:steps=4        a method: a name, and options after colons
-specdiff:steps=1/2/4             several ways, the fastest of which each round takes, by what was measured
+specdiff:steps=1/2/4             several variants, the fastest of which each round takes, by what was measured
 --sweep gamma=4,8 steps=1,2      every combination of them, for the methods that have these options
 --drafter a,diffusion=b          drafters by kind; a bare folder says itself what it is
 """
@@ -11,19 +11,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from align.common.errors import UserError, nearest
-from decode.method_names import written
-from decode.methods.registry import SYSTEMS, System
+from decode.method_names import VERIFIERS, written
+from decode.methods.registry import ANY, COMMON, SYSTEMS, System
 
-if TYPE_CHECKING:
-    pass
-
-COMMON = ("verifier", "controller")
-"""Options of every system that drafts: the verifier, and who chooses how many tokens are drafted."""
 CONTROLLERS = ("fixed", "adl", "cost")
 """Always gamma; DiffuSpec's adaptive draft length; the length of the most tokens a second."""
 
@@ -35,8 +30,8 @@ class Method:
     name: str
     system: System
     options: Mapping[str, Any]
-    ways: tuple[Method, ...] = ()
-    """The method in each of the ways that its options leave open; none: they leave nothing open."""
+    variants: tuple[Method, ...] = ()
+    """The method under each choice that its options leave open; none: they leave nothing open."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -45,13 +40,22 @@ class Method:
 
     @property
     def branches(self) -> bool:
-        """Whether drafts of it may branch, in any of its ways."""
-        return any(self.system.branches(self.system.filled(way.options)) for way in self.ways or (self,))
+        """Whether drafts of it may branch, in any of its variants."""
+        return any(self.system.branches(self.system.filled(m.options)) for m in self.variants or (self,))
 
     @property
     def given(self) -> Mapping[str, Any]:
         """All options that it says something of, those too that it leaves open."""
-        return self.ways[0].options if self.ways else self.options
+        return self.variants[0].options if self.variants else self.options
+
+    def with_options(self, options: Mapping[str, Any]) -> Method:
+        """The method under its own name, with these options in place of those that it has."""
+        variants = tuple(variant.with_options(options) for variant in self.variants)
+        return replace(self, options={**self.options, **options}, variants=variants)
+
+    def with_defaults(self, options: Mapping[str, Any]) -> Method:
+        """The method under its own name, with those of these options that it says nothing of."""
+        return self.with_options({key: value for key, value in options.items() if key not in self.given})
 
 
 def read_method(text: str) -> Method:
@@ -66,7 +70,7 @@ def read_method(text: str) -> Method:
     system, options = SYSTEMS[name], dict[str, Any]()
     for word in words:
         key, equals, value = word.partition("=")
-        known = sorted(keys_of(system))
+        known = sorted(system.keys)
         if not equals or key not in known:
             what = f"option {key!r}" if equals else f"{word!r} is not key=value"
             raise UserError(f"method {text!r}: unknown {what}{nearest(key, known)}")
@@ -74,20 +78,24 @@ def read_method(text: str) -> Method:
             raise UserError(f"method {text!r}: {key} is given twice")
         options[key] = value
     several = {k: v.split("/") for k, v in options.items() if "/" in v and _number(system, k)}
-    ways = [read_method(written(name, options | way)) for way in _every(several)] if several else []
+    variants = [read_method(written(name, options | one)) for one in _every(several)] if several else []
     read = {k: _value(text, system, k, v) for k, v in options.items() if k not in several}
-    return Method(text, system, read, tuple(ways))
+    return Method(text, system, read, tuple(variants))
 
 
 def listing() -> str:
     """Every system with what it is made of and its options, for the help."""
     lines = ["methods, each with its options behind colons (specdiff:gamma=16:steps=4):"]
     for name, system in SYSTEMS.items():
-        needs = f" (needs {', '.join(system.needs)})" if system.needs else ""
-        options = [f"{k}={_shown(p.default)}" for k, p in system.options.items()]
+        needs = f" (needs {', '.join(system.needs)})" if system.needs and ANY not in system.needs else ""
+        options = [f"{k}={_shown(p.default)}" for k, p in system.options.items() if k not in COMMON]
         lines += [f"  {name}: {system.says}{needs}", *([f"      {', '.join(options)}"] if options else [])]
     return "\n".join(
-        [*lines, f"  all that draft: verifier=auto, controller={'|'.join(CONTROLLERS)} (of duo: cost)"]
+        [
+            *lines,
+            f"  all that draft: verifier=auto, controller={'|'.join(CONTROLLERS)} (of duo: cost), "
+            "copying=false (of combined: true): where the text repeats itself, copy instead of drafting",
+        ]
     )
 
 
@@ -107,19 +115,19 @@ def _number(system: System, key: str) -> bool:
     return key not in COMMON and str(system.options[key].annotation).startswith(("int", "float"))
 
 
+_COMMON_KINDS = {"verifier": "str", "controller": "str", "copying": "bool"}
+
+
 def _value(text: str, system: System, key: str, value: str) -> Any:
     """A word as the option's kind, which its annotation says."""
-    kind = "str" if key in COMMON else str(system.options[key].annotation)
+    kind = _COMMON_KINDS.get(key) or str(system.options[key].annotation)
     if value == "none" and "None" in kind:
         return None
     if key == "controller" and value not in CONTROLLERS:
         raise UserError(f"method {text!r}: controller={value!r} is unknown{nearest(value, CONTROLLERS)}")
-    if key == "verifier" and value != "auto":
-        from decode.speculation.verifiers import VERIFIERS
-
-        if value not in VERIFIERS:
-            known = nearest(value, ("auto", *VERIFIERS))
-            raise UserError(f"method {text!r}: verifier={value!r} is unknown{known}")
+    if key == "verifier" and value not in ("auto", *VERIFIERS):
+        known = nearest(value, ("auto", *VERIFIERS))
+        raise UserError(f"method {text!r}: verifier={value!r} is unknown{known}")
     if key == "corpus" and not Path(value).expanduser().is_file():
         raise UserError(f"method {text!r}: corpus={value!r}: no such file")
     try:
@@ -156,25 +164,20 @@ def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
             raise UserError(f"--sweep: {word!r} names no value of {key}")
     if not values:
         return list({method.name: method for method in methods}.values())
-    known = {key for m in methods for key in keys_of(m.system)}
+    known = {key for m in methods for key in m.system.keys}
     for key in values:
         if key not in known:
             raise UserError(f"--sweep: no method here has the option {key!r}{nearest(key, sorted(known))}")
-        owners = [m for m in methods if key in keys_of(m.system)]
+        owners = [m for m in methods if key in m.system.keys]
         if all(key in m.given for m in owners):
             raise UserError(f"--sweep: {owners[0].name} says {key} itself; leave it out there to sweep it")
     found: dict[str, Method] = {}
     for method in methods:
-        free = keys_of(method.system) - {*method.given}
+        free = method.system.keys - {*method.given}
         for options in _every({k: v for k, v in values.items() if k in free}):
             made = read_method(written(method.name, options))
             found.setdefault(_program(made), made)
     return list(found.values())
-
-
-def keys_of(system: System) -> set[str]:
-    """The options that it has."""
-    return {*system.options, *(COMMON if system.drafts else ())}
 
 
 def _program(method: Method) -> str:
@@ -183,30 +186,41 @@ def _program(method: Method) -> str:
     options = dict(method.options)
     if gamma and steps:
         options["steps"] = min(steps, gamma)
-    return f"{method.system.name} {sorted(options.items())}" if not method.ways else method.name
+    return f"{method.system.name} {sorted(options.items())}" if not method.variants else method.name
+
+
+def role_in(drafters: Mapping[str, Any], role: str) -> str:
+    """The role under which the drafter of `role` was given: the first one's for `ANY`."""
+    return next(iter(drafters), ANY) if role == ANY else role
 
 
 def lacking(needs: Sequence[str], drafters: Mapping[str, Any]) -> str | None:
     """The first kind of drafter that is needed and that is not there."""
-    return next((role for role in needs if role not in drafters), None)
+    return next((role for role in needs if role_in(drafters, role) not in drafters), None)
 
 
 def with_all(names: Sequence[str], drafters: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """The names with every system whose drafter is there in place of `all`, and a line for each that this leaves out."""
     if "all" not in names:
         return list(names), []
-    missing = {name: role for name, system in SYSTEMS.items() if (role := lacking(system.needs, drafters))}
+    every = {name: system for name, system in SYSTEMS.items() if system.in_all}
+    missing = {name: role for name, system in every.items() if (role := lacking(system.needs, drafters))}
     lines = [
         f"{name}: no drafter of the kind {role} (--drafter {role}=FOLDER)" for name, role in missing.items()
     ]
     named = [name for name in names if name != "all"]
-    return [*named, *(name for name in SYSTEMS if name not in missing)], lines
+    return [*named, *(name for name in every if name not in missing)], lines
 
 
 def check_parts(methods: Sequence[Method], drafters: Mapping[str, Any]) -> None:
     """Raises UserError for the first method whose drafter is not there."""
     for method in methods:
-        if role := lacking(method.needs, drafters):
+        role = lacking(method.needs, drafters)
+        if role == ANY:
+            raise UserError(
+                f"--methods={method.name} needs --drafter FOLDER: none is shipped for this target"
+            )
+        if role:
             raise UserError(
                 f"method {method.name!r} needs a drafter of the kind {role}: --drafter {role}=FOLDER"
                 + (f" (given: {', '.join(drafters)})" if drafters else "")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError
+from align.common.files import write_atomically
 from decode.method_names import LOSSY
 
 RECORDS, RUN, SUMMARY = "records.jsonl", "run.json", "summary.json"
@@ -120,10 +121,9 @@ class Run:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Atomically: a kill leaves the old file or the new one."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    os.replace(part, path)
+    """Atomically."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def write_run(folder: Path, run: Run) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from align.common.errors import UserError
+from align.common.files import write_atomically
 from decode.reporting import figures
 from decode.reporting.page import page
 from decode.reporting.records import SUMMARY, Record, read_records, read_run, write_json
@@ -35,8 +36,8 @@ def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     except KeyError as error:
         raise UserError(f"{folder}: run.json lacks the setting {error}") from None
     write_json(folder / SUMMARY, summary)
-    (folder / "report.png").write_bytes(png)
-    (folder / "report.html").write_text(text, encoding="utf-8")
+    write_atomically(folder / "report.png", lambda part: part.write_bytes(png))
+    write_atomically(folder / "report.html", lambda part: part.write_text(text, encoding="utf-8"))
     return summary, records
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 from align.common.errors import UserError, nearest
 from decode.suites import aime, builtin, champ, gpqa, gsm8k, humaneval, math500, mtbench
@@ -49,27 +49,36 @@ def resolve(names: str) -> list[tuple[Suite, bool]]:
     return [(SUITES[name], own) for name, own in found.items()]
 
 
-def prompts_of(options: Any) -> tuple[list[Loaded], list[str]]:
-    """The suites with their prompts, cut to `--limit`, and a line for each that a group named and no source
-    has. Read are `suite`, `prompts`, `data_dir` and `limit`.
+def prompts_of(
+    suite: str | None, prompts: Path | None = None, data_dir: Path | None = None, limit: int | None = None
+) -> tuple[list[Loaded], list[str]]:
+    """The suites with their prompts, cut to `limit` of each, and a line for each that a group named and no source has.
+
+    Args:
+        suite: names of suites and groups, a comma list; of `prompts`, what they are called.
+        prompts: a file of one's own in place of suites.
+        data_dir: local copies of the suites.
+
+    Raises:
+        UserError: an unknown name, or no prompts.
     """
     found: list[Loaded] = []
     skipped: list[str] = []
-    if options.prompts is not None:
-        if options.suite is not None and ("," in options.suite or options.suite in GROUPS):
+    if prompts is not None:
+        if suite is not None and ("," in suite or suite in GROUPS):
             raise UserError("--prompts takes the place of one suite: give --suite one name, or leave it out")
-        if options.data_dir is not None:
+        if data_dir is not None:
             raise UserError("--prompts and --data-dir are two places for prompts: give one")
-        found.append(load_prompts_file(options.prompts, options.suite))
+        found.append(load_prompts_file(prompts, suite))
     else:
-        for suite, named in resolve(options.suite or "builtin"):
+        for one, named in resolve(suite or "builtin"):
             try:
-                found.append(load_suite(suite, options.data_dir))
+                found.append(load_suite(one, data_dir))
             except UserError as error:
                 if named:
                     raise
                 skipped.append(str(error))
         if not found:
             raise UserError(skipped[0])
-    cut = [Loaded(s.name, s.title, s.group, choose(s.prompts, options.limit), s.source) for s in found]
+    cut = [Loaded(s.name, s.title, s.group, choose(s.prompts, limit), s.source) for s in found]
     return cut, skipped

@@ -17,7 +17,7 @@ from decode.benchmark.runner import Task
 from decode.benchmark.tuning import race, settings_to_try, survivors
 from decode.drafters.lookup import LookupDrafter
 from decode.methods.registry import SYSTEMS
-from decode.methods.spec import keys_of, read_method, swept
+from decode.methods.spec import read_method, swept
 from decode.reporting.records import Divergence, Record, read_records, read_run
 from decode.suites.prompt import Prompt
 from decode.wrappers.adaptive import SwitchingDrafter
@@ -97,7 +97,7 @@ def _empty(made: Record) -> Record:
 @pytest.mark.parametrize("name", [name for name, s in SYSTEMS.items() if s.grid])
 def test_every_grid_is_of_the_systems_own_options(name: str) -> None:
     system = SYSTEMS[name]
-    assert {word.partition("=")[0] for word in system.grid} <= keys_of(system)
+    assert {word.partition("=")[0] for word in system.grid} <= system.keys
     made = settings_to_try([read_method(name)], [])[name]
     assert len(made) > 1 and all(m.options for m in made)
 

@@ -14,7 +14,7 @@ from align.target.model import Target
 from decode import Decoder, Sampling, eval
 from decode.losslessness.exact_distribution import exact_law
 from decode.methods.build import build
-from decode.methods.registry import ROLES, SYSTEMS, Parts
+from decode.methods.registry import ANY, ROLES, SYSTEMS, Parts
 from decode.methods.spec import read_method
 from decode.reporting.records import read_records
 from decode.speculation.verifiers import find
@@ -87,7 +87,7 @@ def test_a_compiler_that_is_not_there_is_one_line(target: Target, monkeypatch: p
 
 
 def test_every_system_has_its_parts_and_says_what_it_is() -> None:
-    assert all(set(s.needs) <= set(ROLES) and s.says for s in SYSTEMS.values())
+    assert all(set(s.needs) <= {*ROLES, ANY} and s.says for s in SYSTEMS.values())
     assert all(s.verifier == "auto" or find(s.verifier) for s in SYSTEMS.values())
     assert all(("lossy" in s.name) == s.verifier.startswith("lossy") for s in SYSTEMS.values())
 
@@ -103,10 +103,8 @@ def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path, monkeypatch: pyt
         "decode.engine.compiled.compiled", lambda target: target
     )  # half a minute of C++ elsewhere
     words += ["--methods", "all", "--max-new-tokens", 12, "--no-hf-check", "--threads", 1]
-    options = eval.parser().parse_args(
-        list(map(str, [*words, "--dtype", "float32", "--out", tmp_path / "o"]))
-    )
-    summary, folder = eval.evaluate(options, Console(quiet=True), "command")
+    config = eval.read_config(list(map(str, [*words, "--dtype", "float32", "--out", tmp_path / "o"])))
+    summary, folder = eval.evaluate(config, Console(quiet=True), "command")
     records = read_records(folder)
     here = [n for n, s in SYSTEMS.items() if set(s.needs) <= {"diffusion"}]
     assert {r.method for r in records} == {"plain", *here}
@@ -128,8 +126,8 @@ def test_what_all_and_sweeps_cannot_build_is_left_out(
     def measured(*words: Any) -> dict[str, Any]:
         base = ["--target", "debug", "--prompts", tmp_path / "mine.txt", "--drafter", tmp_path / "sedd"]
         base += ["--max-new-tokens", 6, "--no-hf-check", "--threads", 1, "--dtype", "float32", "--no-resume"]
-        options = eval.parser().parse_args(list(map(str, [*base, "--out", tmp_path / "o", *words])))
-        return eval.evaluate(options, Console(quiet=True), "command")[0]
+        config = eval.read_config(list(map(str, [*base, "--out", tmp_path / "o", *words])))
+        return eval.evaluate(config, Console(quiet=True), "command")[0]
 
     drawn = ["--methods", "specdiff2:gamma=2:candidates=2:keep_q=true", "--temperature", 1]
     made = measured(*drawn, "--sweep", "verifier=token,traversal")
@@ -146,7 +144,7 @@ def test_what_all_and_sweeps_cannot_build_is_left_out(
         (["--methods", "specdiff:steps=1:hot_start=true"], "steps=1 must be at least 2"),
         (["--methods", "specdiff", "--steps", 4], "--steps is read by the methods drafter and combined"),
         (["--methods", "lookup", "--verifier", "point_mass"], "--verifier is read by the methods drafter"),
-        (["--methods", "drafter:gamma=2"], "drafter takes its options from --draft-tokens"),
+        (["--methods", "drafter:gama=2"], "unknown option 'gama' .did you mean 'gamma'"),
     ):
         with pytest.raises(UserError, match=says):
             measured(*words)

@@ -39,7 +39,7 @@ def test_sampled_output_has_the_targets_joint_law(target: Target) -> None:
 
 def test_ways_take_turns_and_draft_as_each_would_alone(parts: Parts) -> None:
     method = read_method("specdiff:gamma=2/4:steps=1/3:order=confidence")
-    assert [way.name for way in method.ways][:2] == [
+    assert [way.name for way in method.variants][:2] == [
         "specdiff:gamma=2:steps=1:order=confidence",
         "specdiff:gamma=2:steps=3:order=confidence",
     ]

@@ -1,0 +1,78 @@
+"""What a measurement is asked to do."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from align.common.errors import UserError
+from decode.methods.options import DraftOptions
+
+if TYPE_CHECKING:
+    from decode.speculation.sampling import Sampling
+
+TUNING_SUITE = "builtin"
+"""Where the prompts of a race between settings come from: those of this project, which are no benchmark."""
+TUNING_PROMPTS = 12
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """The options of `decode.eval` (its --help says what they mean), and what tuning makes of them.
+
+    Raises:
+        UserError: more threads than a machine of this size can start.
+    """
+
+    suite: str | None = None
+    prompts: Path | None = None
+    data_dir: Path | None = None
+    target: str | None = None
+    drafter: str | None = None
+    methods: str | None = None
+    sweep: list[str] = field(default_factory=list)
+    tune: int | None = None
+    drafting: DraftOptions = field(default_factory=DraftOptions)
+    limit: int | None = None
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    repeats: int = 1
+    warmup: int = 1
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    out: Path | None = None
+    resume: bool = True
+    no_hf_check: bool = False
+    race: bool = False
+    """A race between settings, not a measurement."""
+    tuned: list[str] | None = None
+    """A line for every method whose setting a race has chosen."""
+
+    def __post_init__(self) -> None:
+        most = 4 * (os.cpu_count() or 1)  # far beyond the cores OpenMP ends the process without a word
+        if self.threads is not None and self.threads > most:
+            raise UserError(f"--threads={self.threads}: at most {most} on this machine")
+
+    @property
+    def sampling(self) -> Sampling:
+        """Raises UserError for a number out of its range."""
+        from decode.speculation.sampling import Sampling
+
+        return Sampling(self.temperature, self.top_p, self.top_k, seed=self.seed)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Settings that are recorded as they were typed."""
+        own = ("limit", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "repeats", "warmup")
+        drafting = ("draft_tokens", "tree_nodes", "verifier", "steps", "order", "drafter_tokenizer")
+        return (
+            {key: getattr(self, key) for key in own}
+            | {key: getattr(self.drafting, key) for key in drafting}
+            | {"tune": self.tune}
+        )
