@@ -1,6 +1,6 @@
 """The forward process of one token: a continuous-time Markov chain whose rate matrix is Q = 1πᵀ − I.
 
-π is its stationary law, and each token is replaced by a draw from π at rate 1: the mask (absorbing) or any token
+π is its stationary distribution, and each token is replaced by a draw from π at rate 1: the mask (absorbing) or any token
 (uniform). Q² = −Q, hence e^(σQ) = e^(−σ)·I + (1−e^(−σ))·1πᵀ, and its inverse with −σ. Matrices act on row vectors:
 Q(x, y) is the rate from x to y. SEDD: arXiv 2310.16834. V counts the mask. Computed in fp32 (fp64 stays).
 """

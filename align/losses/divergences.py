@@ -44,7 +44,7 @@ class RowStatistics:
     acceptance: β = Σ min(p, q), the chance that token verification accepts a draw from q. No gradient.
     p_label: p_k(x_k). match: argmax q = argmax p over the whole vocabulary, 0 or 1, so 0 where the drafter cannot
         propose argmax p. greedy_label: x_k = argmax p, 0 or 1. No gradient.
-    confidence: the logit of a head that foretells `acceptance`, where the drafter has one.
+    confidence: the logit of a head that predicts `acceptance`, where the drafter has one.
     """
 
     log_q_label: Tensor

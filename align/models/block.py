@@ -196,7 +196,7 @@ class BlockDrafter(nn.Module):
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
         """Make ready for drafting on a CPU, for good: weights in forms that few rows read fastest, rounded to bf16
-        where that is half the price. Drafts may change by that rounding; the law of what is decoded does not."""
+        where that is half the price. Drafts may change by that rounding; the distribution of what is decoded does not."""
         target = self.target
         dtype = self.norm.weight.dtype
         if not speed_up_linears(self, dtype, target.device, round_to_bf16=True):

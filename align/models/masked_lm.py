@@ -76,7 +76,7 @@ class MaskedLM(nn.Module):
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
         """Make ready for drafting on a CPU, for good: the linear layers in the form that is fastest for few rows, rounded to
-        bf16 where that halves what is read. Drafts may change by that rounding; the law of what is decoded does not."""
+        bf16 where that halves what is read. Drafts may change by that rounding; the distribution of what is decoded does not."""
         self._dtype, device = self.model.dtype, self.model.device
         speed_up_linears(self.model, self._dtype, device, round_to_bf16=True)
         if fast_linear(self._dtype, device) is RowsLinear:
