@@ -13,7 +13,7 @@ _LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
 
 def check_source(source: str | None) -> None:
-    """Raises UserError for prompts that can't be there: no such file, or a file of an unknown kind. `datasets` is not imported."""
+    """Raises UserError for prompts that can't be there: no such file, or a file of an unknown kind; the hub is not asked."""
     if source is None:
         return
     path = Path(source).expanduser()
@@ -22,8 +22,6 @@ def check_source(source: str | None) -> None:
         raise UserError(f"data.prompts={source!r}: unknown kind of file{nearest(path.suffix, _LOADERS)}")
     if known and not path.is_file():
         raise UserError(f"data.prompts={source!r}: no such file")
-    if not known and not path.exists() and not hub_reachable():
-        raise UserError(f"data.prompts={source!r}: no such file, and the hub does not answer")
 
 
 def read_prompts(
@@ -37,10 +35,12 @@ def read_prompts(
         UserError: file or hub id not found, unreadable, empty, or without that column.
     """
     check_source(source)
-    import datasets
-
     path = Path(source).expanduser()
     loader = _LOADERS.get(path.suffix)
+    if loader is None and not path.exists() and not hub_reachable():
+        raise UserError(f"data.prompts={source!r}: no such file, and the hub does not answer")
+    import datasets
+
     try:
         if loader is not None:
             table = datasets.load_dataset(loader, data_files=str(path), split="train")

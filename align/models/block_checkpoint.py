@@ -59,7 +59,7 @@ def with_confidence(drafter: BlockDrafter) -> BlockDrafter:
 
 
 def without_confidence(drafter: BlockDrafter) -> BlockDrafter:
-    """The same drafter without such a head, which would foretell what a drafter trained further no longer does."""
+    """The same drafter without such a head, which would predict the acceptance of weights that further training changes."""
     drafter.config = replace(drafter.config, confidence_head=False)
     drafter.confidence = None
     return drafter

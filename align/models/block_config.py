@@ -41,7 +41,7 @@ class BlockConfig:
     attention_bias: bool = False
     draft_vocab_size: int = 0  # 0 = the target's whole vocabulary
     markov_rank: int = 0  # 0 = positions are independent given the context
-    confidence_head: bool = False  # foretells each position's acceptance
+    confidence_head: bool = False  # predicts each position's acceptance
     sample_from_anchor: bool = True
     extra: dict[str, Any] = field(default_factory=dict)
 

@@ -158,13 +158,13 @@ def _lost(network: DDiT, family: str, graph: str, schedule: ScheduleSpec, mask_i
         return f"a {schedule.name} schedule: its hub config names none"
     values = hub_config(network.config, family, graph, schedule, mask_id)
     try:
-        again = read_plan(values, family, "config.json", network.vocab_embed.embedding)
+        reread = read_plan(values, family, "config.json", network.vocab_embed.embedding)
     except UserError as error:
         return f"this network: {error}"
     for f in fields(DDiTConfig):
-        if getattr(again.config, f.name) != (value := getattr(network.config, f.name)):
+        if getattr(reread.config, f.name) != (value := getattr(network.config, f.name)):
             return f"a network with {f.name}={value!r}"
-    return "" if again.graph == graph else f"a {graph} graph"
+    return "" if reread.graph == graph else f"a {graph} graph"
 
 
 # ---- files ----

