@@ -150,7 +150,11 @@ class ScriptedDrafter:
             self.observed.append(kept)
 
         return SimpleNamespace(
-            taps=(), observe=observe, propose=lambda k: self.script(request, k), close=lambda: None
+            taps=(),
+            rewinds=False,
+            observe=observe,
+            propose=lambda k: self.script(request, k),
+            close=lambda: None,
         )
 
 
