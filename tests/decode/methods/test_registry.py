@@ -11,13 +11,15 @@ from rich.console import Console
 
 from align.common.errors import UserError
 from align.target.model import Target
-from decode import Decoder, Sampling, eval
+from decode import Decoder, Sampling, eval, method_names
+from decode.drafters.diffusion import ORDERS
 from decode.losslessness.exact_distribution import exact_law
 from decode.methods.build import build
 from decode.methods.registry import ANY, ROLES, SYSTEMS, Parts
 from decode.methods.spec import read_method
 from decode.reporting.records import read_records
-from decode.speculation.verifiers import find
+from decode.speculation.verifiers import VERIFIERS, find
+from decode.wrappers.copying import CopyingDrafter
 from tests.builders import PROMPT, VARIED
 from tests.fakes import frequencies, plausible
 
@@ -38,6 +40,9 @@ METHODS = [
     "d2sd:boundaries=1/3",
     "specdiff:gamma=1/4:steps=1/2:order=random",
     "duo:controller=fixed",
+    "specdiff:gamma=3/5:copying=true",
+    "duo:copying=true",
+    "d2sd:copying=true",
 ]
 
 
@@ -63,6 +68,8 @@ def test_greedy_output_is_plain_decodings(parts: Parts, name: str) -> None:
         "specdiff:gamma=2/3:steps=1/2:order=random",
         "specdiff2:candidates=1/3",
         "block_tree:nodes=2/4",
+        "specdiff2:copying=true",
+        "double:copying=true",
     ],
 )
 def test_sampled_output_has_the_targets_joint_law(parts: Parts, name: str) -> None:
@@ -84,6 +91,16 @@ def test_a_compiler_that_is_not_there_is_one_line(target: Target, monkeypatch: p
         UserError, match="method 'compiled': torch.compile does not work here: No working C.. compiler found$"
     ):
         build(read_method("compiled"), Parts(target))
+
+
+def test_names_that_need_no_torch_are_those_of_the_registries() -> None:
+    assert set(method_names.VERIFIERS) == set(VERIFIERS) and method_names.ORDERS == ORDERS
+
+
+def test_combined_is_the_drafter_with_copies(parts: Parts) -> None:
+    for name, copies in (("drafter", False), ("combined", True), ("drafter:copying=true", True)):
+        assert isinstance(build(read_method(name), parts).drafter, CopyingDrafter) == copies
+    assert build(read_method("combined:gamma=2"), parts).drafter.draft_tokens == 2  # type: ignore[union-attr]
 
 
 def test_every_system_has_its_parts_and_says_what_it_is() -> None:
