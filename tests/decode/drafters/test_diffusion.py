@@ -277,6 +277,7 @@ def test_load_and_options(target: Target, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["random", "confidence"])
 def test_copies_under_an_unmasked_law(target: Target, order: str) -> None:
     text = [20, 21, 22, 23, 24] * 4

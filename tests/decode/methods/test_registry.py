@@ -92,6 +92,7 @@ def test_every_system_has_its_parts_and_says_what_it_is() -> None:
     assert all(("lossy" in s.name) == s.verifier.startswith("lossy") for s in SYSTEMS.values())
 
 
+@pytest.mark.slow
 def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every system whose drafter is there, and a line for the others."""
     from align.models.standalone_checkpoint import save_standalone
@@ -115,6 +116,7 @@ def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path, monkeypatch: pyt
     torch.set_num_threads(1)
 
 
+@pytest.mark.slow
 def test_what_all_and_sweeps_cannot_build_is_left_out(
     parts: Parts, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
