@@ -185,7 +185,6 @@ def test_two_bases_that_lead_to_each_other(tmp_path: Path, capsys: pytest.Captur
     refused(capsys, [f"recipe={tmp_path}/a.yaml"], ("base leads back to itself",))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from align.training.makers import from_target
 from decode import eval
 from decode.benchmark import runner as measure
 from decode.engine.output import Tree
-from decode.reporting.records import Divergence
+from decode.reporting.records import Divergence, read_records
 from decode.suites import registry as chosen
 from decode.suites.prompt import Prompt, Suite
 from tests.builders import QUIET
@@ -88,3 +90,101 @@ def test_a_group_leaves_out_what_no_source_has(tmp_path: Path, monkeypatch: pyte
     assert list(summary["suites"]) == ["gsm8k"] and len(summary["skipped"]) == 3
     with pytest.raises(UserError, match="math500"):
         run("--suite", "gsm8k,math500", "--out", tmp_path / "p")
+
+
+def test_the_methods_side_by_side(prompts: Path, drafter: Path, tmp_path: Path) -> None:
+    summary, folder = run("--prompts", prompts, "--drafter", drafter, "--out", tmp_path / "o", "--repeats", 2)
+    records = read_records(folder)
+    assert Counter(r.method for r in records) == dict.fromkeys(("plain", "lookup", "drafter", "combined"), 6)
+    assert {r.repeat for r in records} == {0, 1} and len({r.key for r in records}) == 24
+    for record in records:
+        assert record.identical is True and record.divergence is None
+        assert record.new_tokens == len(record.tokens) == record.committed + 1 <= 12
+        assert record.calls == len(record.accepted) == len(record.drafted)
+        assert sum(record.accepted) <= record.committed <= sum(record.accepted) + record.calls
+        assert record.tau == pytest.approx(record.committed / record.calls)
+        assert record.prefill_seconds > 0 and record.seconds > 0
+    assert all(r.tau == 1 and not any(r.drafted) for r in records if r.method == "plain")
+    for method in ("plain", "lookup", "drafter", "combined"):
+        figures = summary["suites"]["mine"][method]
+        assert {"speedup", "speedup_lo", "speedup_hi", "tau", "tau_macro", "tokens_per_s"} <= figures.keys()
+        assert figures["prompts"] == figures["identical"] == 3 and figures["bugs"] == 0
+    assert summary["suites"]["mine"]["plain"]["speedup"] == 1.0
+    assert {"settings", "machine", "versions", "target_hash", "drafter_hash", "git_commit"} <= summary.keys()
+    assert summary["drafter_hash"] and len(summary["target_hash"]) == 64
+    assert {p.name for p in folder.iterdir()} == {
+        "records.jsonl", "run.json", "summary.json", "report.html", "report.png",
+    }  # fmt: skip
+    assert json.loads((folder / "summary.json").read_text())["verdict"] == summary["verdict"]
+
+
+def test_sampling_has_no_identity_and_repeats_draw_anew(prompts: Path, drafter: Path, tmp_path: Path) -> None:
+    summary, folder = run(
+        "--prompts",
+        prompts,
+        "--drafter",
+        drafter,
+        "--out",
+        tmp_path / "o",
+        "--temperature",
+        1,
+        "--repeats",
+        2,
+    )
+    records = read_records(folder)
+    assert all(r.identical is None and r.divergence is None for r in records)
+    figures = summary["suites"]["mine"]["drafter"]
+    assert figures["identical"] is None and figures["speedup"] is not None
+    plain = {(r.prompt, r.repeat): r.tokens for r in records if r.method == "plain"}
+    assert all(plain[prompt, 0] != plain[prompt, 1] for prompt in "123")
+
+
+def test_limit_and_builtin_suite_and_default_methods(tmp_path: Path) -> None:
+    summary, _ = run("--limit", 4, "--out", tmp_path / "o")
+    assert list(summary["overall"]) == ["plain", "lookup"]
+    assert [s["prompts"] for s in summary["sources"]] == [4] and summary["settings"]["suites"] == ["builtin"]
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_lossy_verifier_is_marked_everywhere(
+    temperature: int, prompts: Path, drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In every record, in the summary, the table, the verdict and the page; the exact methods beside it are not."""
+    arguments = ["--prompts", prompts, "--drafter", drafter, "--temperature", temperature]
+    arguments += ["--verifier", "lossy_top_beta", "--out", tmp_path / "o"]
+    eval.main([*QUIET, *map(str, arguments)])  # no exit code 1: a difference was asked for
+    records = read_records(tmp_path / "o")
+    for record in records:
+        assert record.lossy == (record.method in ("drafter", "combined"))
+        assert (record.verifier == "lossy_top_beta") == record.lossy
+        assert record.divergence is None
+    changed = [r for r in records if r.lossy and r.identical is False]
+    assert bool(changed) == (temperature == 0)
+    summary = json.loads((tmp_path / "o/summary.json").read_text())
+    assert [m for m, f in summary["overall"].items() if f["lossy"]] == ["drafter", "combined"]
+    assert "NOT LOSSLESS: drafter was verified by lossy_top_beta" in summary["verdict"]
+    page = (tmp_path / "o/report.html").read_text()
+    assert "Not lossless, by the verifier that was asked for: drafter (lossy_top_beta)" in page
+    assert "drafter, lossy_top_beta" in page and "drafter, lossy_top_beta" in capsys.readouterr().out
+    exact, folder = run(
+        "--prompts", prompts, "--drafter", drafter, "--verifier", "auto", "--out", tmp_path / "e"
+    )
+    assert not any(f["lossy"] for f in exact["overall"].values()) and "LOSSY" not in exact["verdict"]
+    assert {r.verifier for r in read_records(folder)} == {"", "greedy"}
+
+
+def test_a_verifier_that_does_not_fit_is_refused(prompts: Path, drafter: Path, tmp_path: Path) -> None:
+    for name, line in (("greedi", "unknown verifier 'greedi'"), ("greedy", "exact only at temperature 0")):
+        with pytest.raises(UserError, match=line):
+            run(
+                "--prompts",
+                prompts,
+                "--drafter",
+                drafter,
+                "--temperature",
+                1,
+                "--verifier",
+                name,
+                "--out",
+                tmp_path,
+            )

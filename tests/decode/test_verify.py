@@ -27,6 +27,7 @@ def arguments(drafter: str, out: Path) -> list[str]:
     return ["--target", "debug", "--drafter", drafter, *short, "--out", str(out)]
 
 
+@pytest.mark.slow
 def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(arguments(drafter, tmp_path))
     record = json.loads((tmp_path / "verdict.json").read_text())
@@ -41,6 +42,7 @@ def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert all(c["figures"]["drafted"] > 0 for c in record["checks"] if c["method"].startswith("chain, "))
 
 
+@pytest.mark.slow
 def test_a_standalone_drafter(tmp_path: Path) -> None:
     save_standalone(standalone(load_target("debug", dtype="float32", device="cpu"), "ddit"), tmp_path / "d")
     main(arguments(str(tmp_path / "d"), tmp_path))
@@ -50,6 +52,7 @@ def test_a_standalone_drafter(tmp_path: Path) -> None:
     assert ("coupled", "2 steps, random") in names
 
 
+@pytest.mark.slow
 def test_what_a_stopped_run_found_is_kept(
     drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

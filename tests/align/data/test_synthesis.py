@@ -13,6 +13,7 @@ from align.data.synthesis import chat_template, synthesize
 from align.target.model import Target
 
 
+@pytest.mark.slow
 def test_written_prompts_begin_as_asked(tmp_path: Path, target: Target) -> None:
     openings = ["", "ab", "xyz"]
     words = ["recipe=debug_block", "data.samples=24", "data.answer_temperatures=[0.0, 1.0]"]

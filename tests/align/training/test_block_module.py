@@ -214,6 +214,7 @@ def test_a_training_step_learns_nothing_at_shown_positions(
 # ---- runs ----
 
 
+@pytest.mark.slow
 def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["recipe=debug_variable_prefix", f"data.path={debug_data}", "trainer.checkpoint_every=4"]
     recipes = [load_recipe([*words, f"output={tmp_path / name}"]) for name in ("whole", "parts")]

@@ -253,6 +253,7 @@ def test_golden_losses(recipe: str, tmp_path: Path, debug_data: Path) -> None:
     assert column(tmp_path, "train/loss") == pytest.approx(golden, rel=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["debug_sedd", "debug_mdlm"])
 @pytest.mark.parametrize("stage", ["pretrain", "calibrate"])
 def test_resume_is_bit_identical(recipe: str, stage: str, tmp_path: Path, debug_data: Path) -> None:
@@ -281,6 +282,7 @@ def test_resume_is_bit_identical(recipe: str, stage: str, tmp_path: Path, debug_
     assert all(torch.equal(one[k], two[k]) for k in one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["debug_sedd", "debug_mdlm"])
 def test_stages_follow_each_other(recipe: str, tmp_path: Path, debug_data: Path, target: Target) -> None:
     """Each starts from the one before: its first validation is the last one's, but for bf16-free files' rounding (none)."""

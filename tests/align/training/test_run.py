@@ -76,6 +76,7 @@ def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str) ->
     assert losses(parts)[-8:] == losses(whole)[-8:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["debug_block", "debug_autoregressive"])
 def test_a_target_in_bf16(tmp_path: Path, recipe: str) -> None:
     """What machines with fast bf16 do by themselves: before the first step, and whether views are kept or not."""
@@ -145,6 +146,7 @@ def test_non_finite_loss_stops_and_keeps_the_batch(
     assert {"tokens_BL", "index_BA"} <= load_file(str(saved)).keys()
 
 
+@pytest.mark.slow
 def test_another_stage_is_another_run(tmp_path: Path) -> None:
     """Not taken up in silence, and the refused command leaves the run's record as it was."""
     words = ["recipe=debug_sedd", f"output={tmp_path}", "trainer.max_steps=2", "trainer.warmup_steps=1"]
@@ -186,6 +188,7 @@ def test_target_layers_count_from_the_end_as_well(tmp_path: Path, debug_data: Pa
         run(tmp_path / "b", debug_data, "drafter.target_layers=[-5]", *words)
 
 
+@pytest.mark.slow
 def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(
     tmp_path: Path, debug_data: Path
 ) -> None:

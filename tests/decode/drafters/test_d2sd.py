@@ -367,6 +367,7 @@ def test_greedy_output_ends_where_plain_decoding_does(
             assert out.finish == ("eos" if eos else "length")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verifier", ["point_mass", "recursive", "traversal"])
 def test_sampled_output_has_the_targets_joint_law(target: Target, verifier: str) -> None:
     runs, sampling = 120, Sampling(1.0, top_k=2)

@@ -198,18 +198,6 @@ def test_trees_keep_the_targets_joint_law(target: Target, siblings, verifier: st
     assert plausible(found, exact_law(target, PROMPT, 4, sampling), runs)
 
 
-def test_uniform_noise_has_no_masks_to_draft_from(target: Target, tmp_path: Path) -> None:
-    from align.config.recipe import DrafterConfig
-    from align.training.makers import make_standalone
-
-    save_standalone(
-        make_standalone(target, DrafterConfig(kind="ddit", hidden_size=32, heads=2, graph="uniform")),
-        tmp_path,
-    )
-    with pytest.raises(UserError, match="undoes uniform noise and has no masks"):
-        decode.load(target, tmp_path)
-
-
 @pytest.mark.parametrize("kind", ["ddit", "ddit, full", "masked_lm"])
 def test_a_long_text_in_the_drafters_own_tokens(target: Target, kind: str, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """Beyond `LONGEST_CONTEXT` the later half is what it is shown; going back there works too."""
@@ -277,6 +265,7 @@ def test_load_and_options(target: Target, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["random", "confidence"])
 def test_copies_under_an_unmasked_law(target: Target, order: str) -> None:
     text = [20, 21, 22, 23, 24] * 4

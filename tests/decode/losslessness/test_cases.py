@@ -28,6 +28,7 @@ def arguments(drafter: str, out: Path) -> list[str]:
     return ["--target", "debug", "--drafter", drafter, *short, "--out", str(out)]
 
 
+@pytest.mark.slow
 def test_every_system(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By its name, with the verifier that it has; those that draft nothing or are lossy are named and left out."""
     target = load_target("debug", dtype="float32", device="cpu")
@@ -48,6 +49,7 @@ def test_every_system(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "left out: method 'specdec_lossy': it changes the output's distribution on purpose" in said
 
 
+@pytest.mark.slow
 def test_what_a_target_does_not_allow_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that windows its attention by place: no branches, unless they were asked for by name."""
     words = ["--target", "debug-gptneo", *arguments("debug", tmp_path)[2:]]

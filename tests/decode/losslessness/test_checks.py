@@ -36,6 +36,7 @@ def test_a_drafter_that_drafts_nothing_shows_nothing(tmp_path: Path) -> None:
     assert error.value.code == 2 and not (tmp_path / "verdict.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["path", "noise", "law"])
 def test_a_bug_is_found(broken: str, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if broken == "path":  # greedy: every draft is taken

@@ -1,0 +1,33 @@
+"""The verdict's page and record: what a bug, a stop or an idle drafter makes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from decode.losslessness.verdict import Check, write_verdict
+
+PAIR = {"target": "t", "drafter": "d", "prompts": 3, "max_new_tokens": 8, "device": "cpu", "git_commit": None}
+RIGHT = Check("greedy", "block", True, 3, {"drafted": 9, "accepted": 4}, "equal")
+WRONG = Check("sampled", "block", False, 400, {"drafted": 9, "accepted": 4}, "far off")
+IDLE = Check("greedy", "lookup", True, 3, {"drafted": 0}, "equal")
+
+
+@pytest.mark.parametrize(
+    ("checks", "finished", "head"),
+    [
+        ([RIGHT], True, "LOSSLESS: no difference"),
+        ([RIGHT, IDLE], True, "(in 1 of 2 checks nothing was drafted)"),
+        ([RIGHT], False, "UNFINISHED: no bug in the first 1 checks"),
+        ([RIGHT, WRONG], False, "NOT LOSSLESS: 1 of 2 checks found a bug"),
+    ],
+)
+def test_a_verdict_says_what_was_found(
+    checks: list[Check], finished: bool, head: str, tmp_path: Path
+) -> None:
+    page = write_verdict(tmp_path, checks, PAIR, finished)
+    assert head in page.splitlines()[0] and (tmp_path / "verdict.md").read_text() == page
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    assert record["lossless"] is (finished and WRONG not in checks) and len(record["checks"]) == len(checks)

@@ -1,0 +1,24 @@
+"""A drafter whose noise has no masks can not draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import decode
+from align.common.errors import UserError
+from align.models.standalone_checkpoint import save_standalone
+from align.target.model import Target
+
+
+def test_uniform_noise_has_no_masks_to_draft_from(target: Target, tmp_path: Path) -> None:
+    from align.config.recipe import DrafterConfig
+    from align.training.makers import make_standalone
+
+    save_standalone(
+        make_standalone(target, DrafterConfig(kind="ddit", hidden_size=32, heads=2, graph="uniform")),
+        tmp_path,
+    )
+    with pytest.raises(UserError, match="undoes uniform noise and has no masks"):
+        decode.load(target, tmp_path)
