@@ -12,8 +12,7 @@ import torch
 
 from align.models.block_checkpoint import save_drafter
 from align.target.loading import load_target
-from decode.engine import engine
-from decode.speculation import rules
+from decode.speculation import rules, verification
 from decode.verify import main
 from tests.builders import block_network as network
 
@@ -41,11 +40,11 @@ def test_a_drafter_that_drafts_nothing_shows_nothing(tmp_path: Path) -> None:
 def test_a_bug_is_found(broken: str, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if broken == "path":  # greedy: every draft is taken
         take_all = lambda tokens, forest, said: (torch.tensor([tokens.shape[1]]), said[:, -1])  # noqa: E731
-        monkeypatch.setattr(engine, "follow", take_all)
+        monkeypatch.setattr(verification, "follow", take_all)
     elif broken == "noise":  # coupled: the noise belongs to the question, not to the position
-        couple, asked = engine.couple, itertools.count()
+        couple, asked = verification.couple, itertools.count()
         monkeypatch.setattr(
-            engine, "couple", lambda p, noise, at: couple(p, noise, [next(asked) for _ in at])
+            verification, "couple", lambda p, noise, at: couple(p, noise, [next(asked) for _ in at])
         )
     else:  # sampled: a rejected token is not taken out
         monkeypatch.setattr(rules, "residual", lambda p, q: p)
