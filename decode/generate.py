@@ -87,7 +87,7 @@ def parser() -> Parser:
         "--seed",
         type=int,
         default=0,
-        help="same seed and settings, same answer, unless --method looks at the clock (controller=cost, several ways); default: 0",
+        help="same seed and settings, same answer, unless --method looks at the clock (controller=cost, several variants); default: 0",
     )
     p.add_argument("--stop", action="append", default=[], help="end before this string; may be repeated")
     p.add_argument("--system", help="a system message before the prompt")

@@ -121,7 +121,7 @@ class DrafterConfig(Group):
     )
     context: Literal["shared_kv", "taps"] = option("shared_kv", "how the block drafter sees the context")
     init: str | None = option(
-        None, "drafter folder, published checkpoint or hub id to start from; its architecture is kept"
+        None, "drafter folder, published checkpoint or hub id to start from; its architecture stays"
     )
     block_size: int = option(4, "K: tokens drafted in one pass", low=1, high=64)
     layers: int = option(2, "drafter layers", low=1)
@@ -242,7 +242,7 @@ class TrainerConfig(Group):
     validate_every: int = option(200, "steps between validations", low=1)
     validation_rows: int = option(16, "packed rows to validate on", low=1)
     checkpoint_every: int = option(200, "steps between checkpoints", low=1)
-    keep_checkpoints: int = option(2, "checkpoints kept", low=1)
+    keep_checkpoints: int = option(2, "checkpoints that stay on disk", low=1)
     resume: str = option(
         "auto", "auto = newest complete checkpoint of the output folder, never, or a checkpoint's path"
     )

@@ -89,10 +89,12 @@ def _switching(method: Method, parts: Parts, gamma: int | None) -> Drafter:
     from decode.wrappers.adaptive import SwitchingDrafter
 
     if method.options.get("controller", "fixed") != "fixed":
-        raise UserError("either several ways or a controller, not both")
+        raise UserError("either several variants or a controller, not both")
     if not method.system.switches:
         able = ", ".join(name for name, s in SYSTEMS.items() if s.switches)
-        raise UserError(f"one way at a time, with controller=cost as long as pays; these switch: {able}")
+        raise UserError(
+            f"one variant at a time (controller=cost chooses the length); these take several: {able}"
+        )
     built = [_drafter(variant, parts, gamma) for variant in method.variants]
     return SwitchingDrafter([d for d in built if d is not None], [m.name for m in method.variants])
 

@@ -103,8 +103,8 @@ def acceptance_by_position(axes: Axes, summary: dict[str, Any], records: Sequenc
         axes.plot([k for k, _ in kept], [value for _, value in kept], "--", color=_colour(m), linewidth=1)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("drafted position k")
-    axes.set_ylabel("share kept")
-    axes.set_title("Acceptance (dashed: given all before were kept)")
+    axes.set_ylabel("share accepted")
+    axes.set_title("Acceptance (dashed: given that all before were accepted)")
     _legend(axes)
 
 

@@ -77,7 +77,7 @@ def _losslessness(summary: dict[str, Any], records: Sequence[Record]) -> str:
 
 def _differences(summary: dict[str, Any], records: Sequence[Record]) -> str:
     if summary["settings"]["temperature"] != 0:
-        return "<p>Sampled outputs are random and not compared. Exact verifiers keep the target's law.</p>"
+        return "<p>Sampled outputs are random and not compared. Exact verifiers keep the target's distribution.</p>"
     body = []
     for r in records:
         if (d := r.divergence) is not None:
@@ -104,7 +104,7 @@ def _method_notes(summary: dict[str, Any]) -> list[str]:
         f"{repeats} repeat(s) of each prompt, after {warmup} untimed round(s).",
         "Speed-up: mean over prompts of plain decoding's time per token over the mean of the method's; the "
         "prefill and its token are left out of both. The interval is a paired bootstrap over prompts (95%).",
-        "τ: tokens committed per verifying target call, the kept drafts and the target's own token. The "
+        "τ: tokens committed per verifying target call, the accepted drafts and the target's own token. The "
         "prefill's token is not counted, nor is anything after an end of sequence or a limit. Its interval is over the same resamples.",
         "Acceptance at position k: share of calls that drafted at least k tokens and kept the k-th; dashed, "
         "among those that kept all before it.",

@@ -220,9 +220,7 @@ def _lossy(method: str, figures: dict[str, Any]) -> str:
     seen = (
         "" if same is None else f": {same} of {plural(figures['prompts'], 'output')} equal plain decoding's"
     )
-    return (
-        f"NOT LOSSLESS: {method} was verified by {figures['verifier']}, which changes the output's law{seen}."
-    )
+    return f"NOT LOSSLESS: {method} was verified by {figures['verifier']}, which changes the output's distribution{seen}."
 
 
 def _faster(figures: dict[str, Any]) -> str:
@@ -241,7 +239,7 @@ def _lossless(summary: dict[str, Any], methods: list[str]) -> str:
     if summary["settings"]["temperature"] != 0:
         return (
             "Sampled outputs differ from draw to draw, so identity does not apply; "
-            f"{', '.join(methods)}: verified exactly, which keeps the target's law (the tests enumerate it)."
+            f"{', '.join(methods)}: verified exactly, which keeps the target's distribution (the tests enumerate it)."
         )
     figures = [summary["overall"][method] for method in methods]
     if summary["bugs"]:

@@ -77,7 +77,7 @@ class SwitchingDrafter:
 
     def __init__(self, variants: Sequence[Drafter], names: Sequence[str]) -> None:
         self.variants, self.names = list(variants), list(names)
-        self.name = f"{variants[0].name}, {len(variants)} ways"
+        self.name = f"{variants[0].name}, {len(variants)} variants"
         self.draft_tokens = max(variant.draft_tokens for variant in variants)
         self.draft_nodes = max(variant.draft_nodes for variant in variants)
         self.reset()

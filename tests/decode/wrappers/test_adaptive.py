@@ -87,9 +87,9 @@ def test_ways_that_cannot_take_turns_are_refused(parts: Parts) -> None:
     for text, says in (
         (
             "lookup:gamma=2/4",
-            "one way at a time, with controller=cost as long as pays; these switch: retrieval, block,",
+            r"one variant at a time \(controller=cost chooses the length\); these take several: retrieval, block,",
         ),
-        ("specdiff:steps=1/2:controller=cost", "either several ways or a controller"),
+        ("specdiff:steps=1/2:controller=cost", "either several variants or a controller"),
         ("specdiff:steps=1/zwei", "steps='zwei' must be a whole number"),
     ):
         with pytest.raises(UserError, match=says):
