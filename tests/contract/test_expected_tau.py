@@ -94,6 +94,7 @@ def compare(
     return Taus(1 + float(e.mean()), 1 + float(m.mean()), error, len(e))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["debug_block", "debug_sedd", "debug_mdlm"])
 def test_training_expects_what_decoding_measures(recipe: str, tmp_path: Path) -> None:
     words = [f"recipe={recipe}", f"output={tmp_path}", "data.samples=200", "data.answer_temperatures=[1.0]"]

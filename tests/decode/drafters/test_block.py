@@ -167,6 +167,7 @@ def test_drafting_less_than_a_block(target: Target) -> None:
     assert BlockProposer(net, 99).draft_tokens == 4
 
 
+@pytest.mark.slow
 def test_pairs_follow_the_law(target: Target) -> None:
     decoder = Decoder(target, BlockProposer(network(target, "shared_kv", markov_rank=8)))
     assert decoder.verifier_for(Sampling()) == "greedy"

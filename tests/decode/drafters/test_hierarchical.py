@@ -56,6 +56,7 @@ def request(target: Any, text: list[int], sampling: Sampling) -> Request:
     return Request(target, text, target.new_cache(1, 60), sampling, generator, history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", INNER)
 def test_drafts_have_the_middle_models_joint_law(kind: str) -> None:
     """k tokens every time, distributed as the middle model says them by itself; every row of q is its own."""

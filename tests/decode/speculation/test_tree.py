@@ -228,6 +228,7 @@ DRAWN: dict[str, tuple[Siblings | None, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", DRAWN)
 @pytest.mark.parametrize("variant", ["shared", "taps", "shared markov"])
 def test_sampled_output_has_the_targets_joint_law(target: Target, variant: str, how: str) -> None:
