@@ -159,6 +159,7 @@ def test_one_rule_in_anothers_place_would_show() -> None:
         assert max(map(abs, gaps)) > 1e-3, (better, other, drafter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verifier", "parents", "causal", "siblings"),
     [

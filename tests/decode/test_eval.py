@@ -145,6 +145,7 @@ def test_limit_and_builtin_suite_and_default_methods(tmp_path: Path) -> None:
     assert [s["prompts"] for s in summary["sources"]] == [4] and summary["settings"]["suites"] == ["builtin"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_lossy_verifier_is_marked_everywhere(
     temperature: int, prompts: Path, drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

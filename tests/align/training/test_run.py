@@ -43,6 +43,7 @@ def test_golden_losses(tmp_path: Path, debug_data: Path) -> None:
     assert losses(tmp_path) == pytest.approx(json.loads(GOLDEN.read_text())["losses"], rel=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["0", "1e-4", "1"])  # none, some (rows are 9 kB), all of the target's views
 def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -42,6 +42,7 @@ def test_greedy_output_is_that_of_plain_decoding(target: Target, variant: str) -
         assert max(out.drafted) == 4 and drafter.law(sampling) == "point"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("nodes", [0, 9])
 def test_the_drafters_context_keeps_step_with_the_text(
@@ -83,6 +84,7 @@ def proposals(
         return engine.session, [engine.session.propose(3) for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_q_is_the_law_of_the_draw(target: Target, variant: str) -> None:
     net = network(target, **VARIANTS[variant])

@@ -27,7 +27,13 @@ from tests.fakes import frequencies, plausible
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("steps", "order"), [(1, "left_to_right"), (3, "left_to_right"), (2, "random"), (9, "confidence")]
+    ("steps", "order"),
+    [
+        (1, "left_to_right"),
+        pytest.param(3, "left_to_right", marks=pytest.mark.slow),
+        (2, "random"),
+        pytest.param(9, "confidence", marks=pytest.mark.slow),
+    ],
 )
 def test_greedy_output_is_plain_decodings(target: Target, kind: str, steps: int, order: str) -> None:
     proposer = DiffusionProposer(drafter(target, kind), 5, steps, order)  # more than its block
@@ -109,6 +115,7 @@ def test_blocks_of_two_steps_go_from_left_to_right(target: Target) -> None:
     assert inside == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_hot_start_keeps_the_output(target: Target, kind: str, order: str) -> None:

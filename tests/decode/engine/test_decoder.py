@@ -60,7 +60,7 @@ DECODERS = {
 }
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 32])
+@pytest.mark.parametrize("size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 32)), 5])
 @pytest.mark.parametrize("kind", DECODERS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_output_is_the_one_alone(target: Target, size: int, kind: str, temperature: float) -> None:

@@ -424,6 +424,7 @@ def test_joint_frequencies_of_lookup_and_plain_decoding(setting: str) -> None:
         assert plausible(found, law, RUNS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_coupled_output_is_the_same_with_and_without_drafts(setting: str) -> None:
     """At any temperature, token for token, whatever drafts and however many."""

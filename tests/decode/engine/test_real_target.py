@@ -39,6 +39,7 @@ def prompts(target: Target) -> list[list[int]]:
     return [prompt_tokens(target, question) for question in QUESTIONS]
 
 
+@pytest.mark.slow
 def test_tree_attention_is_each_branch_alone(target: Target, prompts: list[list[int]]) -> None:
     generator = torch.Generator().manual_seed(0)
     for prompt in prompts[:3]:
@@ -55,6 +56,7 @@ def test_tree_attention_is_each_branch_alone(target: Target, prompts: list[list[
             torch.testing.assert_close(found[0, node], alone[0, -1], atol=2e-3, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_batches_say_what_each_request_says_alone(
     target: Target, prompts: list[list[int]], temperature: float
@@ -72,6 +74,7 @@ def test_batches_say_what_each_request_says_alone(
         assert [out.tokens for out in together] == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

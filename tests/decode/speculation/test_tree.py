@@ -119,6 +119,7 @@ def test_draws_on_the_path_are_those_that_all_nodes_would_make(
     assert len(lengths) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("nodes", [1, 5, 14])
 def test_greedy_output_is_that_of_plain_decoding(target: Target, variant: str, nodes: int) -> None:
