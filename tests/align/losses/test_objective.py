@@ -209,7 +209,7 @@ def test_row_statistics_refuses() -> None:
         replace(case, temperature=0.5).statistics()
     with pytest.raises(ValueError, match="ascending"):
         replace(case, draft_vocab=case.draft_vocab.flip(0)).statistics()
-    with pytest.raises(ValueError, match="not asked for 'forward_kl'"):
+    with pytest.raises(ValueError, match="the statistics lack 'forward_kl'"):
         Objective({"forward_kl": 1.0})(case.statistics(frozenset()), torch.ones(case.shape, dtype=torch.bool))
 
 
