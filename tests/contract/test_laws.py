@@ -35,7 +35,7 @@ from tests.contract.mutants import MUTANTS
 @pytest.mark.parametrize(
     ("verifier", "drafter"),
     [
-        pytest.param(*pair, marks=[] if pair[0] in ("point_mass", "token", "block") else [pytest.mark.slow])
+        pytest.param(*pair, marks=[] if pair[0] in ("token", "block") else [pytest.mark.slow])
         for pair in pairs()
     ],
 )
@@ -279,6 +279,7 @@ def test_a_batch_of_different_trees_is_each_alone(name: str) -> None:
 # ---- draws follow the two tensors ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["token", "point_mass", "traversal"])
 def test_draws_follow_the_outcomes(name: str) -> None:
     toy = Toy(3, 2, 3)

@@ -206,6 +206,7 @@ def test_streamed_pieces_make_up_the_text(target: Target) -> None:
         assert len(pieces) > 5
 
 
+@pytest.mark.slow
 def test_seeds(target: Target) -> None:
     for name, drafter in {"none": None, **drafters([])}.items():
         if name.startswith(("oracle", "wrong")):

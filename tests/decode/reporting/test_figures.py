@@ -6,6 +6,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from matplotlib.figure import Figure
 
 from decode.reporting.figures import by_suite, ranked
@@ -14,6 +15,7 @@ from decode.reporting.render import make_report
 from tests.builders import fill_report as fill
 
 
+@pytest.mark.slow
 def test_many_methods_have_a_line_each(tmp_path: Path) -> None:
     """And no bars side by side; every name is on the axes, over all suites and on each."""
     folder = fill(tmp_path / "run")
