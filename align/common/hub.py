@@ -63,11 +63,11 @@ def hub_reachable(timeout: float = 4.0) -> bool:
 
 
 def local_path(name: str | Path) -> Path:
-    """The path that `name` may be. The shipped drafters lay in drafters/ once: what is not there is looked for in pretrained/."""
+    """The path that `name` may be. The shipped drafters' folder, pretrained/, is found from anywhere, under its old name too: drafters/."""
     path = Path(name).expanduser()
-    if path.parts[:1] == ("drafters",) and not path.exists():
-        moved = [root / "pretrained" / Path(*path.parts[1:]) for root in (Path(), CHECKOUT)]
-        return next((folder for folder in moved if folder.exists()), path)
+    if path.parts[:1] in (("pretrained",), ("drafters",)) and not path.exists():
+        shipped = CHECKOUT / "pretrained" / Path(*path.parts[1:])
+        return shipped if shipped.exists() else path
     return path
 
 

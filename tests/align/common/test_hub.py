@@ -1,4 +1,4 @@
-"""A machine without the hub says what to do."""
+"""Where files are looked for: the hub and what a machine without it is told, the shipped drafter."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from align.common.errors import UserError
+from align.common.hub import local_path
 from align.config.parser import load_recipe
 from align.training.run import train
+from decode.methods.drafter_spec import role_of
 
 
 def test_a_machine_without_the_hub_says_what_to_do(
@@ -29,3 +31,16 @@ def test_a_machine_without_the_hub_says_what_to_do(
         assert "gpt2-xl': the hub does not answer" in said and "name a folder in hub layout" in said
     finally:
         hub_reachable.cache_clear()
+
+
+def test_the_shipped_drafter_is_found_from_anywhere_under_both_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("pretrained/smollm2-135m-block", "drafters/smollm2-135m-block"):
+        assert (local_path(name) / "config.json").is_file() and role_of(name) == "block"
+    assert local_path("drafters/other") == Path("drafters/other")
+    (tmp_path / "drafters" / "smollm2-135m-block").mkdir(
+        parents=True
+    )  # a folder of the user's own comes first
+    assert local_path("drafters/smollm2-135m-block") == Path("drafters/smollm2-135m-block")
