@@ -15,6 +15,7 @@ from torch import Tensor
 from align.target.model import TargetOutput
 from decode.drafters.base import Request
 from decode.engine.decoder import Decoder
+from decode.engine.output import Generation
 from decode.losslessness.exact_distribution import chi_square, chi_square_tail
 from decode.speculation.proposal import DenseQ, Law, Proposal, Siblings, SparseQ
 from decode.speculation.sampling import Sampling, best, draw, probs
@@ -286,6 +287,19 @@ def plausible(found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]
     return chi_square_tail(*chi_square(found, law, runs)) > 1e-4
 
 
+def sampled(
+    decoder: Decoder,
+    sampling: Sampling,
+    runs: int = RUNS,
+    prompt: list[int] = LETTERS,
+    length: int = LENGTH,
+) -> list[Generation]:
+    """Outputs of at most `length` tokens, one a seed, fifty side by side (alone they say the same: tests/decode/engine/test_decoder.py)."""
+    settings = [replace(sampling, seed=seed) for seed in range(runs)]
+    prompts = [prompt] * runs
+    return decoder.generate_batch(prompts, batch_size=50, max_new_tokens=length, sampling=settings)
+
+
 def frequencies(
     decoder: Decoder,
     sampling: Sampling,
@@ -293,9 +307,5 @@ def frequencies(
     prompt: list[int] = LETTERS,
     length: int = LENGTH,
 ) -> Counter[tuple[int, ...]]:
-    """How often each output of at most `length` tokens came, of one run a seed."""
-    found: Counter[tuple[int, ...]] = Counter()
-    for seed in range(runs):
-        settings = replace(sampling, seed=seed)
-        found[tuple(decoder.generate(prompt, max_new_tokens=length, sampling=settings).tokens)] += 1
-    return found
+    """How often each output of `sampled` came."""
+    return Counter(tuple(out.tokens) for out in sampled(decoder, sampling, runs, prompt, length))

@@ -108,11 +108,13 @@ class Drafts:
         return torch.where(earlier_BN.any(1, keepdim=True), normalised(left_BV), q_BV)
 
 
-def rows_at(block_BMV: Tensor, at_B: Tensor) -> Tensor:
-    """Row `at_B` of every request, (B, V). (`block[batch, at]` is several times slower: it copies element by element.)"""
-    B, M = block_BMV.shape[:2]
-    flat_B = at_B + torch.arange(B, device=at_B.device) * M
-    return block_BMV.flatten(0, 1).index_select(0, flat_B)
+def rows_at(block_BMV: Tensor, at: Tensor) -> Tensor:
+    """Row `at` of every request, (B, V) for (B,), or rows, (B, N, V) for (B, N). (`block[batch, at]` is several times slower:
+    it copies element by element.)"""
+    B, M, V = block_BMV.shape
+    first_B = torch.arange(B, device=at.device) * M
+    flat = at + (first_B if at.dim() == 1 else first_B[:, None])
+    return block_BMV.flatten(0, 1).index_select(0, flat.flatten()).view(*at.shape, V)
 
 
 def normalised(weights_BV: Tensor) -> Tensor:

@@ -206,16 +206,16 @@ def k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     above_BN, live_BN = drafts.above(), drafts.live()
     count_BM = torch.zeros(p_BMV.shape[:2], device=p_BMV.device, dtype=torch.float64)
     count_BM.scatter_add_(1, above_BN, live_BN.double())
-    batch = torch.arange(len(p_BMV), device=p_BMV.device)
+    siblings_BN = count_BM.gather(1, above_BN).clamp(min=1)
+    p_BNV = rows_at(p_BMV, above_BN).double()
+    q_BNV = drafts.q().double()
+    rho_BN, beta_BN = _inflation(p_BNV, q_BNV, siblings_BN)
+    share_BN = torch.where(beta_BN > 0, (1 - (1 - beta_BN) ** siblings_BN) / beta_BN, 0.0)
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
-        above_B, tokens_B = above_BN[:, i], drafts.tokens_BN[:, i]
-        p_BV, q_BV = rows_at(p_BMV, above_B).double(), drafts.q_BV(i, above_BN).double()
-        siblings_B = count_BM[batch, above_B].clamp(min=1)
-        rho_B, beta_B = _inflation(p_BV, q_BV, siblings_B)
+        p_BV, q_BV, rho_B, tokens_B = p_BNV[:, i], q_BNV[:, i], rho_BN[:, i], drafts.tokens_BN[:, i]
         accept_B = accept_probability(_at(p_BV, tokens_B), _at(q_BV, tokens_B) * rho_B)
-        share_B = torch.where(beta_B > 0, (1 - (1 - beta_B) ** siblings_B) / beta_B, 0.0)
-        taken_BV = torch.minimum(q_BV, p_BV / rho_B[:, None]) * share_B[:, None]
+        taken_BV = torch.minimum(q_BV, p_BV / rho_B[:, None]) * share_BN[:, i : i + 1]
         left_BV = or_p((p_BV - taken_BV).clamp_(min=0), p_BV)
         sound_B = q_BV.sum(1).isfinite()
         left_BV = torch.where(sound_B[:, None], left_BV, p_BV)
@@ -224,19 +224,19 @@ def k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     return _in_turn(p_BMV, drafts, test)
 
 
-def _inflation(p_BV: Tensor, q_BV: Tensor, siblings_B: Tensor) -> tuple[Tensor, Tensor]:
+def _inflation(p_BNV: Tensor, q_BNV: Tensor, siblings_BN: Tensor) -> tuple[Tensor, Tensor]:
     """ρ in [1, S] and its β by bisection, the upper end: 1 − (1 − β)^S − ρβ falls through 0 there."""
-    low_B, high_B = torch.ones_like(siblings_B), siblings_B.clone()
+    low_BN, high_BN = torch.ones_like(siblings_BN), siblings_BN.clone()
 
-    def beta(rho_B: Tensor) -> Tensor:
-        return torch.minimum(q_BV, p_BV / rho_B[:, None]).sum(1)
+    def beta(rho_BN: Tensor) -> Tensor:
+        return torch.minimum(q_BNV, p_BNV / rho_BN[..., None]).sum(-1)
 
     for _ in range(60):
-        middle_B = (low_B + high_B) / 2
-        beta_B = beta(middle_B)
-        over_B = 1 - (1 - beta_B) ** siblings_B > middle_B * beta_B
-        low_B, high_B = torch.where(over_B, middle_B, low_B), torch.where(over_B, high_B, middle_B)
-    return high_B, beta(high_B)
+        middle_BN = (low_BN + high_BN) / 2
+        beta_BN = beta(middle_BN)
+        over_BN = 1 - (1 - beta_BN) ** siblings_BN > middle_BN * beta_BN
+        low_BN, high_BN = torch.where(over_BN, middle_BN, low_BN), torch.where(over_BN, high_BN, middle_BN)
+    return high_BN, beta(high_BN)
 
 
 def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:

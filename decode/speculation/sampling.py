@@ -193,14 +193,10 @@ def _best_only(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
         part = logits_RV if len(todo) == len(logits_RV) else logits_RV[todo]
         ranked = part.topk(min(width + 1, size), dim=-1)
         values = ranked.values[:, :width].double()
-        mass = (
-            (values - torch.logsumexp(values if top_k else part, dim=-1, keepdim=True)).exp().cumsum(dim=-1)
-        )
-        need = (
-            (mass < top_p).sum(dim=-1, keepdim=True) + 1
-            if top_p < 1
-            else torch.full_like(todo[:, None], width)
-        )
+        need = torch.full_like(todo[:, None], width)
+        if top_p < 1:
+            total = torch.logsumexp(values if top_k else part, dim=-1, keepdim=True)
+            need = ((values - total).exp().cumsum(dim=-1) < top_p).sum(dim=-1, keepdim=True) + 1
         done = (need[:, 0] <= width) | (width == widths[-1])
         count = need.clamp(max=width)
         beyond = torch.arange(width, device=count.device) >= count

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -87,11 +88,13 @@ class Case:
     toy: Toy
 
 
+@lru_cache(None)
 def nodes(parents: Parents) -> list[list[int]]:
     """The drafted tokens on the path to the root, and to every node."""
     return [row.nonzero()[:, 0].tolist() for row in ancestors(parents)[:, 1:]]
 
 
+@lru_cache(None)
 def every(V: int, N: int) -> Tensor:
     return torch.tensor(list(itertools.product(range(V), repeat=N))).reshape(-1, N)
 
@@ -248,6 +251,7 @@ def mean_accepted(case_: Case, verifier: Verifier | str) -> float:
     return float(case_.weight_B @ (outcomes(case_, verifier).stop_BM @ depth_M))
 
 
+@lru_cache(None)
 def shapes(most: int = 6, deepest: int = 3) -> list[Parents]:
     """Every ordered tree of 1 to `most` nodes and at most `deepest` levels, depth first."""
 
@@ -294,26 +298,36 @@ def pairs() -> list[tuple[str, str]]:
             alone = law not in ("independent", "causal") or kind == "iid"
             if kind in verifier.siblings or alone:
                 found.append((verifier.name, drafter))
-    return found
+    return sorted(
+        found, key=lambda pair: (pair[1], VERIFIERS[pair[0]].greedy_only)
+    )  # neighbours share their cases
 
 
 def trees_for(verifier: str, drafter: str) -> list[Parents]:
-    if not VERIFIERS[verifier].siblings or drafter.startswith("unmasked") or "stopped" in drafter:
+    chains = not VERIFIERS[verifier].siblings or drafter.startswith("unmasked") or "stopped" in drafter
+    return _trees(chains)
+
+
+def _trees(chains: bool) -> list[Parents]:
+    if chains:
         return [chain(K) for K in (1, 2, 3)]
-    trees = shapes()
-    return list(dict.fromkeys([*trees, *map(breadth_first, trees)]))
+    return list(dict.fromkeys([*shapes(), *map(breadth_first, shapes())]))
 
 
-def cases(verifier: str, drafter: str, least: int = 300) -> Iterator[Case]:
-    """At least so many random tables, over every tree."""
-    trees, seed = trees_for(verifier, drafter), 0
-    while seed < least:
-        for parents in trees:
-            toy = Toy(
-                vocabulary(len(parents), seed), max(depths(parents)), seed, VERIFIERS[verifier].greedy_only
-            )
-            yield DRAFTERS[drafter](toy, parents)
-            seed += 1
+def cases(verifier: str, drafter: str) -> list[Case]:
+    """At least 300 random tables, over every tree. Verifiers of the same drafts share them."""
+    return _cases(drafter, len(trees_for(verifier, drafter)) == 3, VERIFIERS[verifier].greedy_only)
+
+
+@lru_cache(1)
+def _cases(drafter: str, chains: bool, greedy: bool) -> list[Case]:
+    found: list[Case] = []
+    while len(found) < 300:
+        for parents in _trees(chains):
+            seed = len(found)
+            toy = Toy(vocabulary(len(parents), seed), max(depths(parents)), seed, greedy)
+            found.append(DRAFTERS[drafter](toy, parents))
+    return found
 
 
 def table() -> str:

@@ -279,7 +279,7 @@ MUTANTS: dict[str, Mutant] = {
     "K-SEQ that takes rho for 1": Mutant(
         tree_of(TWO),
         "k_seq",
-        patched("_inflation", lambda p, q, s: (torch.ones_like(s), torch.minimum(p, q).sum(1))),
+        patched("_inflation", lambda p, q, s: (torch.ones_like(s), torch.minimum(p, q).sum(-1))),
     ),
     "traversal, last leaf first, without replacement": Mutant(
         tree_of(TWO, "without_replacement"),

@@ -31,7 +31,7 @@ from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
 from decode.drafters.block import BlockProposer
 from decode.drafters.diffusion import DiffusionProposer
-from decode.engine.engine import Engine
+from decode.engine.engine import Engine, run_together
 from decode.speculation.sampling import Sampling
 
 
@@ -65,7 +65,7 @@ def compare(
         module, proposer = DiffusionDrafterModule(drafter, recipe), DiffusionProposer(drafter)
     chosen = [i for i in range(len(samples)) if samples.temperature[i] == 1]
     per_sample = -(-prefixes // len(chosen))
-    expected, measured, texts = [], [], []
+    expected, texts, engines = [], [], []
     for i in chosen:
         text = samples[i]
         row = packing.pack(samples.select([i]), len(text), 0)[0]
@@ -77,27 +77,34 @@ def compare(
         whole = (module.complete(step)[0] & (place + size + 1 < longest)).nonzero()[:, 0]
         for a in whole[torch.randperm(len(whole), generator=generator)[:per_sample]].tolist():
             prefix = text[: int(anchors.index_BA[0, a])].tolist()
-            counts = []
             for repeat in range(repeats):
                 sampling = Sampling(temperature=1.0, seed=1000 * len(expected) + repeat)
-                out = Engine(target, prefix, size + 2, sampling, proposer, "token").run()
-                if out.calls:  # else the last token was the end of the text: nothing to draft after it
-                    counts.append(float(out.accepted[0]))
-            if counts:
-                expected.append(float(tau[a]))
-                measured.append(sum(counts) / len(counts))
-                texts.append(i)
+                engines.append(Engine(target, prefix, size + 2, sampling, proposer, "token"))
+            expected.append(float(tau[a]))
+            texts.append(i)
         if len(expected) >= prefixes:
             break
-    e, m = torch.tensor(expected), torch.tensor(measured)
-    error = Estimate.of(e - m, torch.tensor(texts)).error  # prefixes of one text overlap
+    run_together(engines, 32)
+    # without a call the last token was the end of the text: nothing to draft after it
+    groups = (engines[i : i + repeats] for i in range(0, len(engines), repeats))
+    counts = [[float(x.out.accepted[0]) for x in group if x.out.calls] for group in groups]
+    drafted = [i for i, each in enumerate(counts) if each]
+    m = torch.tensor([sum(counts[i]) / len(counts[i]) for i in drafted])
+    e = torch.tensor(expected)[drafted]
+    error = Estimate.of(e - m, torch.tensor(texts)[drafted]).error  # prefixes of one text overlap
     return Taus(1 + float(e.mean()), 1 + float(m.mean()), error, len(e))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["debug_block", "debug_sedd", "debug_mdlm"])
 def test_training_expects_what_decoding_measures(recipe: str, tmp_path: Path) -> None:
-    words = [f"recipe={recipe}", f"output={tmp_path}", "data.samples=200", "data.answer_temperatures=[1.0]"]
+    words = [
+        f"recipe={recipe}",
+        f"output={tmp_path}",
+        "data.samples=200",
+        "data.batch_size=100",
+        "data.answer_temperatures=[1.0]",
+    ]
     train(load_recipe([*words, "trainer.max_steps=40", "trainer.learning_rate=3e-3"]), quiet=True)
     drafter = open_drafter(tmp_path / "drafter", load_target("debug"))
     taus = compare(drafter, data.read_samples(tmp_path / "data"), 24, 400, repeats=2)

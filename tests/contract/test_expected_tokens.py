@@ -27,7 +27,7 @@ from tests.contract.enumeration import (
     pairs,
     trees_for,
 )
-from tests.fakes import ScriptedDrafter, TableTarget
+from tests.fakes import ScriptedDrafter, TableTarget, sampled
 
 RUNS = 800
 PROMPT = [0]
@@ -174,12 +174,7 @@ def test_drawn_and_counted(verifier: str, parents: Parents, causal: bool, siblin
         expected = mean_accepted(drawn(toy, parents, causal, siblings), verifier)
         propose = drafts_of(toy, parents, causal, siblings)
         decoder = decoder_for(toy, "causal" if causal else "independent", parents, verifier, propose)
-        counts = torch.tensor(
-            [
-                decoder.generate(PROMPT, max_new_tokens=toy.K + 2, sampling=Sampling(1.0, seed=s)).accepted[0]
-                for s in range(RUNS)
-            ],
-            dtype=torch.float64,
-        )
+        outputs = sampled(decoder, Sampling(1.0), RUNS, PROMPT, toy.K + 2)
+        counts = torch.tensor([out.accepted[0] for out in outputs], dtype=torch.float64)
         error = float(counts.std()) / RUNS**0.5
         assert abs(float(counts.mean()) - expected) < 4.5 * error + 1e-3, (seed, expected, counts.mean())

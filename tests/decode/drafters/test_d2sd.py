@@ -27,7 +27,7 @@ from tests.builders import DRAFT_IDS as IDS
 from tests.builders import PROMPT, VARIED
 from tests.builders import sharp_block_network as network
 from tests.builders import tree_prefixes as prefixes
-from tests.fakes import plausible
+from tests.fakes import plausible, sampled
 
 
 @pytest.fixture(scope="module")
@@ -381,14 +381,11 @@ def test_sampled_output_has_the_targets_joint_law(target: Target, verifier: str)
         verifier if verifier == "recursive" else "auto",
     )
     assert decoder.verifier_for(sampling) == verifier
-    found: Counter[tuple[int, ...]] = Counter()
-    accepted, branches = 0, 0
-    for seed in range(runs):
-        out = decoder.generate(PROMPT, max_new_tokens=4, sampling=replace(sampling, seed=seed))
-        found[tuple(out.tokens)] += 1
-        accepted += sum(out.accepted)
-        branches += sum(tree is not None and len(set(tree.parents)) < len(tree.parents) for tree in out.trees)
-    assert plausible(found, law, runs) and accepted > 12 and branches > runs
+    outputs = sampled(decoder, sampling, runs, PROMPT, 4)
+    trees = [tree for out in outputs for tree in out.trees if tree is not None]
+    assert plausible(Counter(tuple(out.tokens) for out in outputs), law, runs)
+    assert sum(sum(out.accepted) for out in outputs) > 12
+    assert sum(len(set(tree.parents)) < len(tree.parents) for tree in trees) > runs
 
 
 def test_coupled_output_is_the_same_with_and_without_drafts(target: Target) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -280,10 +278,7 @@ def test_copies_under_an_unmasked_law(target: Target, order: str) -> None:
     for verifier in ("hybrid", "point_mass"):
         runs, sampling = 200, Sampling(1.0, top_k=2)
         decoder = Decoder(target, drafts, verifier)
-        outs = [
-            decoder.generate(text, max_new_tokens=4, sampling=replace(sampling, seed=s)) for s in range(runs)
-        ]
-        found = Counter(tuple(out.tokens) for out in outs)
+        found = frequencies(decoder, sampling, runs, text, 4)
         assert plausible(found, exact_law(target, text, 4, sampling), runs)
 
 

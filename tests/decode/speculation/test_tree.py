@@ -4,7 +4,6 @@ best there is, and greedy output that of plain decoding."""
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ from tests.builders import BLOCK_VARIANTS as VARIANTS
 from tests.builders import PROMPT, VARIED
 from tests.builders import block_network as network
 from tests.builders import tree_prefixes as prefixes
-from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget, plausible
+from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget, plausible, sampled
 
 PARENTS = (-1, -1, 0, 0, 1, 3, 4, 3)
 TOKENS = (7, 9, 11, 7, 30, 31, 9, 50)
@@ -237,13 +236,10 @@ def test_sampled_output_has_the_targets_joint_law(target: Target, variant: str, 
     proposer = BlockProposer(network(target, **VARIANTS[variant]), tree_nodes=9, siblings=siblings)
     decoder = Decoder(target, proposer, "auto" if siblings is None else verifier)
     assert decoder.verifier_for(sampling) == verifier
-    found: Counter[tuple[int, ...]] = Counter()
-    nodes = set()
-    for seed in range(runs):
-        out = decoder.generate(PROMPT, max_new_tokens=4, sampling=replace(sampling, seed=seed))
-        found[tuple(out.tokens)] += 1
-        nodes |= set(out.nodes)
-    assert plausible(found, exact_law(target, PROMPT, 4, sampling), runs) and max(nodes) == 9
+    outputs = sampled(decoder, sampling, runs, PROMPT, 4)
+    found = Counter(tuple(out.tokens) for out in outputs)
+    assert plausible(found, exact_law(target, PROMPT, 4, sampling), runs)
+    assert max(node for out in outputs for node in out.nodes) == 9
 
 
 def test_a_replay_over_trees_gives_the_very_logits(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
