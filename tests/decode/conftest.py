@@ -19,6 +19,15 @@ def target() -> Target:
     return load_target("debug", dtype="float32", device="cpu")
 
 
+@pytest.fixture(scope="module")
+def shallow() -> Target:
+    """The first two of the debug target's layers, for tests that decode hundreds of texts."""
+    made = load_target("debug", dtype="float32", device="cpu")
+    made.body.layers = made.layers[:2]
+    made.model.config.num_hidden_layers = made.num_layers = 2
+    return made
+
+
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "mine.txt"
@@ -34,6 +43,15 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def parts(target: Target) -> Parts:
+    return parts_for(target)
+
+
+@pytest.fixture(scope="module")
+def shallow_parts(shallow: Target) -> Parts:
+    return parts_for(shallow)
+
+
+def parts_for(target: Target) -> Parts:
     """A drafter of every kind, untrained."""
     return Parts(
         target,

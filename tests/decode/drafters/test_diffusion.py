@@ -60,12 +60,12 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "steps", "order", "verifier"), CASES)
 def test_sampled_output_has_the_targets_joint_law(
-    target: Target, kind: str, steps: int, order: str, verifier: str
+    shallow: Target, kind: str, steps: int, order: str, verifier: str
 ) -> None:
     runs, sampling = 300, Sampling(1.0, top_k=2)
-    decoder = Decoder(target, DiffusionProposer(drafter(target, kind), 4, steps, order), verifier)
+    decoder = Decoder(shallow, DiffusionProposer(drafter(shallow, kind), 4, steps, order), verifier)
     found = frequencies(decoder, sampling, runs, PROMPT, 4)
-    assert plausible(found, exact_law(target, PROMPT, 4, sampling), runs)
+    assert plausible(found, exact_law(shallow, PROMPT, 4, sampling), runs)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -137,12 +137,12 @@ def test_a_hot_start_keeps_the_output(target: Target, kind: str, order: str) -> 
         ("blockwise", "hybrid"),
     ],
 )
-def test_a_hot_start_keeps_the_targets_joint_law(target: Target, order: str, verifier: str) -> None:
+def test_a_hot_start_keeps_the_targets_joint_law(shallow: Target, order: str, verifier: str) -> None:
     runs, sampling = 300, Sampling(1.0, top_k=2)
-    proposer = DiffusionProposer(drafter(target, "ddit"), 3, 2, order, hot_start=True)
-    decoder = Decoder(target, proposer, verifier)
+    proposer = DiffusionProposer(drafter(shallow, "ddit"), 3, 2, order, hot_start=True)
+    decoder = Decoder(shallow, proposer, verifier)
     found = frequencies(decoder, sampling, runs, PROMPT, 5)
-    assert plausible(found, exact_law(target, PROMPT, 5, sampling), runs)
+    assert plausible(found, exact_law(shallow, PROMPT, 5, sampling), runs)
 
 
 def test_a_hot_start_draws_from_the_last_drafts_distributions_in_their_new_places(target: Target) -> None:
@@ -195,12 +195,12 @@ def test_trees_over_one_steps_marginals(target: Target, kind: str) -> None:
         ("without_replacement", "traversal"),
     ],
 )
-def test_trees_keep_the_targets_joint_law(target: Target, siblings, verifier: str) -> None:  # type: ignore[no-untyped-def]
+def test_trees_keep_the_targets_joint_law(shallow: Target, siblings, verifier: str) -> None:  # type: ignore[no-untyped-def]
     runs, sampling = 300, Sampling(1.0, top_k=2)
-    proposer = DiffusionProposer(drafter(target, "ddit"), 3, tree_nodes=5, siblings=siblings)
-    decoder = Decoder(target, proposer, verifier)
+    proposer = DiffusionProposer(drafter(shallow, "ddit"), 3, tree_nodes=5, siblings=siblings)
+    decoder = Decoder(shallow, proposer, verifier)
     found = frequencies(decoder, sampling, runs, PROMPT, 4)
-    assert plausible(found, exact_law(target, PROMPT, 4, sampling), runs)
+    assert plausible(found, exact_law(shallow, PROMPT, 4, sampling), runs)
 
 
 @pytest.mark.parametrize("kind", ["ddit", "ddit, full", "masked_lm"])
@@ -272,14 +272,14 @@ def test_load_and_options(target: Target, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["random", "confidence"])
-def test_copies_under_an_unmasked_law(target: Target, order: str) -> None:
+def test_copies_under_an_unmasked_law(shallow: Target, order: str) -> None:
     text = [20, 21, 22, 23, 24] * 4
-    drafts = CopyingDrafter(DiffusionProposer(drafter(target, "ddit"), 4, 2, order))
+    drafts = CopyingDrafter(DiffusionProposer(drafter(shallow, "ddit"), 4, 2, order))
     for verifier in ("hybrid", "point_mass"):
         runs, sampling = 200, Sampling(1.0, top_k=2)
-        decoder = Decoder(target, drafts, verifier)
+        decoder = Decoder(shallow, drafts, verifier)
         found = frequencies(decoder, sampling, runs, text, 4)
-        assert plausible(found, exact_law(target, text, 4, sampling), runs)
+        assert plausible(found, exact_law(shallow, text, 4, sampling), runs)
 
 
 def test_a_vocabulary_of_its_own(target: Target, tmp_path: Path) -> None:

@@ -56,11 +56,11 @@ def test_greedy_output_is_plain_decodings(target: Target, name: str, verifier: s
         ("refined", "point_mass"),
     ],
 )
-def test_sampled_output_has_the_targets_joint_law(target: Target, name: str, verifier: str) -> None:
+def test_sampled_output_has_the_targets_joint_law(shallow: Target, name: str, verifier: str) -> None:
     runs, sampling = 300, Sampling(1.0, top_k=2)
-    decoder = Decoder(target, made(target, name), verifier)
+    decoder = Decoder(shallow, made(shallow, name), verifier)
     found = frequencies(decoder, sampling, runs, PROMPT, 4)
-    assert plausible(found, exact_law(target, PROMPT, 4, sampling), runs)
+    assert plausible(found, exact_law(shallow, PROMPT, 4, sampling), runs)
 
 
 def test_candidates_are_draws_from_one_steps_marginals_at_the_draft_temperature(target: Target) -> None:
