@@ -1,11 +1,12 @@
 """`python -m decode.verify`: is this pair lossless here, on this machine, with these weights? A verdict on one page.
 
-    greedy        fp32 outputs with drafts against plain decoding's, token by token
-    coupled       the same at temperature 1: noise that belongs to positions makes sampled outputs comparable token by token
-    frequencies   the joint distribution of the first two and three sampled tokens against the target's own, computed exactly
-    half          outputs in bf16: every difference a rounding tie, or a bug
+    greedy     fp32 outputs with drafts against plain decoding's, token by token
+    coupled    the same at temperature 1: noise that belongs to positions makes sampled outputs comparable token by token
+    sampled    texts at three settings, every token against the target's own distribution after the tokens before it
+    half       outputs in bf16: every difference a rounding tie, or a bug
 
 A difference is a rounding tie only where decode/losslessness/divergence.py can explain it by rounding. Exit code 1 when a bug is found.
+`--self-test` plants known bugs in the running engine, one at a time, and says which of them the checks catch with so many samples.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rich.console import Console
 from align.common.errors import UserError, cli
 from decode.cli import Parser, whole
 from decode.losslessness.checks import run
-from decode.losslessness.config import VerifyConfig
+from decode.losslessness.config import QUICK, THOROUGH, VerifyConfig
 from decode.losslessness.verdict import write_verdict
 
 
@@ -40,20 +41,19 @@ def parser() -> Parser:
     add("--suite", help="the prompts (default mtbench)")
     add("--prompts", type=Path, metavar="FILE", help="your own: .jsonl .json .csv .parquet .txt")
     add("--data-dir", type=Path, metavar="DIR", help="local copies of the benchmarks, in the hub's layout")
+    for name, least, words in (
+        ("limit", 1, "prompts of each suite, evenly spread"),
+        ("max-new-tokens", 4, "the length of greedy and coupled outputs"),
+        ("samples", 12, "sampled texts of each method, at least 12"),
+    ):
+        key = name.replace("-", "_")
+        default = f"default {QUICK[key]}; with --thorough {THOROUGH[key]}"
+        add(f"--{name}", type=whole(least), metavar="N", help=f"{words} ({default})")
+    add("--thorough", action="store_true", help="longer outputs and ten times as many samples")
     add(
-        "--limit",
-        type=whole(1),
-        default=16,
-        metavar="N",
-        help="prompts of each suite, evenly spread (default 16)",
-    )
-    add("--max-new-tokens", type=whole(4), default=64, metavar="M", help="default 64")
-    add(
-        "--samples",
-        type=whole(50),
-        default=400,
-        metavar="R",
-        help="sampled texts per method (default 400, at least 50)",
+        "--self-test",
+        action="store_true",
+        help="then plant known bugs in the engine, one at a time, and say which of them these checks catch",
     )
     add("--seed", type=whole(0), default=0, help="of everything sampled")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
@@ -70,7 +70,9 @@ def parser() -> Parser:
 @cli
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    config = VerifyConfig(**vars(parser().parse_args(arguments)))
+    given = vars(parser().parse_args(arguments))
+    counts = THOROUGH if given.pop("thorough") else QUICK
+    config = VerifyConfig(**{**given, **{k: given[k] or default for k, default in counts.items()}})
     if config.out.exists() and not config.out.is_dir():
         raise UserError(f"--out={str(config.out)!r} is a file, not a folder")
     console = Console()
@@ -78,8 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    checks, pair = run(config, say, lambda checks, pair: write_verdict(config.out, checks, pair, False))
-    say("\n" + write_verdict(config.out, checks, pair, True))
+    checks, pair, caught = run(
+        config, say, lambda checks, pair, caught: write_verdict(config.out, checks, pair, False, caught)
+    )
+    say("\n" + write_verdict(config.out, checks, pair, True, caught))
     console.print(f"Verdict: {config.out / 'verdict.md'}", markup=False, highlight=False)
     if not all(check.passed for check in checks):
         raise SystemExit(1)

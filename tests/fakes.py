@@ -16,10 +16,10 @@ from align.target.model import TargetOutput
 from decode.drafters.base import Request
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
-from decode.losslessness.exact_distribution import chi_square, chi_square_tail
 from decode.speculation.proposal import DenseQ, Law, Proposal, Siblings, SparseQ
 from decode.speculation.sampling import Sampling, best, draw, probs
 from decode.speculation.tree import depths
+from tests.exact_distribution import chi_square, chi_square_tail
 
 
 class TableCache:

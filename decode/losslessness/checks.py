@@ -1,43 +1,59 @@
-"""The checks of `decode.verify`: token by token, by frequencies, in bf16."""
+"""The checks of `decode.verify`: greedy and coupled outputs token by token, sampled tokens by their distribution, bf16."""
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError
 from decode.losslessness.config import VerifyConfig
-from decode.losslessness.verdict import Check, line
+from decode.losslessness.verdict import Caught, Check, line
 
 if TYPE_CHECKING:
     from decode.engine.decoder import Decoder
     from decode.engine.output import Generation
     from decode.losslessness.cases import Cases
-    from decode.losslessness.exact_distribution import Law
+    from decode.losslessness.planted import Bug
     from decode.speculation.sampling import Sampling
 
 
+Planted = Callable[[], AbstractContextManager[Any]]
+
 ALPHA = 1e-3
-"""The chance that a correct pair fails the frequency test, for all its comparisons together."""
-COUPLED, TOP_K = 1.0, 3
+"""The chance that a correct pair fails the check of sampled tokens, for all its comparisons together."""
+COUPLED = 1.0
+SETTINGS: dict[str, dict[str, Any]] = {
+    "T=1": {"temperature": 1.0},
+    "T=0.5": {"temperature": 0.5},
+    "T=1.5, top-p, penalties": {
+        "temperature": 1.5, "top_p": 0.9, "repetition_penalty": 1.3, "presence_penalty": 0.5,
+    },
+}  # fmt: skip
+"""How texts are sampled."""
 CANDIDATES = 4
-"""Of so many of the shortest prompts one is sampled from."""
-SAMPLES_TOGETHER = 8
+"""Of so many of the shortest prompts texts are sampled."""
+LENGTH = 32
+"""The tokens of a sampled text, or the first one, a whole draft and two more where that is more."""
+SAMPLES_TOGETHER = 16
 """Sampled texts in one target call; greedy and coupled outputs are decoded one at a time."""
+PORTION = 48
+"""Sampled texts whose drafts are held in memory."""
 
 
 def run(
     config: VerifyConfig,
     say: Callable[[str], object],
-    done: Callable[[Sequence[Check], dict[str, Any]], object],
-) -> tuple[list[Check], dict[str, Any]]:
+    done: Callable[[Sequence[Check], dict[str, Any], Sequence[Caught]], object],
+) -> tuple[list[Check], dict[str, Any], list[Caught]]:
     """All checks, one after the other; after each, `say` gets a line and `done` what there is so far.
 
     Returns:
-        The checks, and what they were run on.
+        The checks, what they were run on, and what became of the bugs that the self-test planted.
 
     Raises:
         UserError: an input that can't be used.
@@ -74,44 +90,98 @@ def run(
         "git_commit": git_commit(),
     }
     checks: list[Check] = []
-    for work in _plan(config, cases, room):
+    caught: list[Caught] = []
+    plan = _Plan(config, cases, room)
+    for work in plan.checks():
         started = monotonic()
         check = work()
         check.seconds = monotonic() - started
         checks.append(check)
         say(line(check))
-        done(checks, pair)
+        done(checks, pair, caught)
     if not any(check.figures.get("drafted") for check in checks):
         raise UserError(
             "nothing was drafted on these prompts, so nothing is shown: take more of them, or longer outputs"
         )
-    return checks, pair
+    if config.self_test and all(check.passed for check in checks):
+        for found in plan.self_test():
+            caught.append(found)
+            say(str(found))
+            done(checks, pair, caught)
+    return checks, pair, caught
 
 
-def _plan(config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> Iterator[Callable[[], Check]]:
-    from decode.losslessness.exact_distribution import entropy, exact_law
-    from decode.methods.load import load
+class _Plan:
+    """What is checked, and what without drafts it is held against."""
 
-    new, seed, target = config.max_new_tokens, config.seed, cases.target
-    plain = _Plain(load(target), prompts, new, None)
-    for case in cases.compared:
-        yield partial(_same, "greedy fp32", case.name, plain, cases.open(target, case))
-    coupled = _Plain(load(target, None, "gumbel"), prompts, new, seed)
-    for case in cases.compared:
-        yield partial(_same, "coupled fp32", case.name, coupled, cases.open(target, case, "gumbel"))
-    counted = [("plain", plain.decoder)]
-    counted += [
-        (case.name if case.verifier == "auto" else f"{case.name}, {case.verifier}", cases.open(target, case))
-        for case in cases.drawn
-    ]
-    alpha = ALPHA / (2 * len(counted))
-    # short, because it goes through the target once a sample; of these the one that leaves most to chance
-    few = sorted(prompts, key=len)[:CANDIDATES]
-    found = [(exact_law(target, prompt, 3, sampled(0)), prompt) for prompt in few]
-    law, prompt = max(found, key=lambda pair: entropy(pair[0]))
-    for name, decoder in counted:
-        yield partial(_frequencies, name, decoder, prompt, law, config.samples, seed, alpha)
-    yield from _half(config, cases, prompts)
+    def __init__(self, config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> None:
+        from decode.methods.load import load
+
+        self.config, self.cases, self.prompts = config, cases, prompts
+        target, new = cases.target, config.max_new_tokens
+        self.greedy = _Plain(load(target), prompts, new, None)
+        self.coupled = _Plain(load(target, None, "gumbel"), prompts, new, config.seed)
+        # short prompts: each text goes through the target once more
+        self.few = sorted(prompts, key=len)[:CANDIDATES]
+        self.drawn = [
+            (case.name if case.verifier == "auto" else f"{case.name}, {case.verifier}", case)
+            for case in cases.drawn
+        ]
+        self.alpha = ALPHA / (1 + len(self.drawn))
+        self.sampled: list[tuple[str, Decoder, Check]] = []
+        """The cases that were sampled, plain decoding aside."""
+
+    def checks(self) -> Iterator[Callable[[], Check]]:
+        target, cases = self.cases.target, self.cases
+        for case in cases.compared:
+            yield partial(_same, "greedy fp32", case.name, self.greedy, cases.open(target, case))
+        for case in cases.compared:
+            yield partial(_same, "coupled fp32", case.name, self.coupled, cases.open(target, case, "gumbel"))
+        yield partial(_texts, "plain", self.greedy.decoder, self.few, self.config, self.alpha)
+        for name, case in self.drawn:
+            yield partial(self._sample, name, cases.open(target, case))
+        yield from _half(self.config, cases, self.prompts)
+
+    def _sample(self, name: str, decoder: Decoder) -> Check:
+        check = _texts(name, decoder, self.few, self.config, self.alpha)
+        self.sampled.append((name, decoder, check))
+        return check
+
+    def self_test(self) -> Iterator[Caught]:
+        """Plant each bug where there is most to see of it."""
+        from decode.losslessness.planted import BUGS
+
+        for bug in BUGS:
+            fitting = [
+                (name, decoder, check)
+                for name, decoder, check in self.sampled
+                if decoder.drafter is not None
+                and (not bug.verifiers or decoder.verifier_for(_drawing()) in bug.verifiers)
+                and (not bug.trees or decoder.drafter.draft_nodes > decoder.drafter.draft_tokens)
+            ]
+            if not fitting:
+                yield Caught(bug.name, bug.check, "", None, "does not apply: nothing here is verified so")
+                continue
+            name, decoder, _ = max(fitting, key=lambda found: found[2].figures[bug.by])
+            yield self._catch(bug, name, decoder)
+
+    def _catch(self, bug: Bug, name: str, decoder: Decoder) -> Caught:
+        if bug.check == "sampled":
+            check = _texts(name, decoder, self.few, self.config, self.alpha, bug.planted)
+        else:
+            from decode.engine.decoder import Decoder
+
+            plain = self.greedy if bug.check == "greedy" else self.coupled
+            verifier = "auto" if bug.check == "greedy" else "gumbel"
+            other = Decoder(decoder.target, decoder.drafter, verifier)
+            check = _same(bug.check, name, plain, other, bug.planted)
+        return Caught(bug.name, bug.check, name, not check.passed, check.words)
+
+
+def _drawing() -> Sampling:
+    from decode.speculation.sampling import Sampling
+
+    return Sampling(1.0)
 
 
 class _Plain:
@@ -133,15 +203,17 @@ class _Plain:
         return decoder.generate(self.prompts[index], max_new_tokens=self.new, sampling=self.sampling)
 
 
-def _same(name: str, method: str, plain: _Plain, other: Decoder) -> Check:
-    """Outputs with drafts against those without."""
+def _same(name: str, method: str, plain: _Plain, other: Decoder, bug: Planted = nullcontext) -> Check:
+    """Outputs with drafts, and with a bug that is planted meanwhile, against those without."""
     from decode.losslessness.divergence import BUG, examine
     from decode.speculation.sampling import position_noise, probs
 
     prompts, seed, sampling = plain.prompts, plain.seed, plain.sampling
     found, calls, committed, drafted = [], 0, 0, 0
     for i, prompt in enumerate(prompts):
-        expected, out = plain.output(i), plain.answer(other, i)
+        expected = plain.output(i)
+        with bug():
+            out = plain.answer(other, i)
         calls, committed = calls + out.calls, committed + len(out.tokens) - 1
         drafted += sum(out.nodes)
         score = None
@@ -188,48 +260,65 @@ def _half(config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> Itera
         yield partial(_same, "greedy bf16", case.name, plain, cases.open(half, case, "auto"))
 
 
-def sampled(seed: int) -> Sampling:
-    """How the texts are sampled whose tokens are counted."""
-    from decode.speculation.sampling import Sampling
-
-    return Sampling(1.0, top_k=TOP_K, seed=seed)
-
-
-def _frequencies(
+def _texts(
     method: str,
     decoder: Decoder,
-    prompt: list[int],
-    exact: Law,
-    runs: int,
-    seed: int,
+    prompts: Sequence[list[int]],
+    config: VerifyConfig,
     alpha: float,
+    bug: Planted = nullcontext,
 ) -> Check:
-    """Pearson's chi-square of the first two and three tokens of sampled texts against the target's exact law."""
-    from decode.losslessness.exact_distribution import beginnings, chi_square, chi_square_tail, detectable
+    """Sampled texts under each of `SETTINGS`, token by token against the target's own distribution; a bug may be planted while
+    they are drawn."""
+    from decode.engine.decoder import Decoder
+    from decode.losslessness.conditionals import Tally
+    from decode.losslessness.recorded import RecordedDrafter
+    from decode.speculation.sampling import Sampling
 
-    outs = decoder.generate_batch(
-        [prompt] * runs,
-        batch_size=SAMPLES_TOGETHER,
-        max_new_tokens=4,
-        sampling=[sampled(seed + 1_000_003 * (i + 1)) for i in range(runs)],
-    )
-    texts = [tuple(out.tokens) for out in outs]
-    accepted, drafted = sum(sum(out.accepted) for out in outs), sum(sum(out.nodes) for out in outs)
-    figures: dict[str, Any] = {"drafted": drafted, "accepted": accepted}
-    passed, words = True, []
-    for length in (2, 3):
-        law = beginnings(exact, length)
-        found = Counter(x[:length] for x in texts)
-        strange = sum(n for x, n in found.items() if x not in law)
-        statistic, freedom = chi_square(found, law, runs)
-        p_value = chi_square_tail(statistic, freedom)
-        least = detectable(freedom, runs, alpha)
-        figures[f"tokens_{length}"] = {
-            "chi_square": statistic, "freedom": freedom, "p": p_value, "impossible": strange, "detectable_tv": least,
-        }  # fmt: skip
-        passed &= p_value >= alpha and not strange
-        words.append(f"{length} tokens: χ² {statistic:.1f} on {freedom}, p {p_value:.2g}")
-    if not drafted and decoder.drafter is not None:
-        words.append("NOTHING DRAFTED, nothing shown")
-    words.append(f"{accepted} of {drafted} drafts accepted; sees TV ≥ {least:.2f} in 9 of 10 runs")
-    return Check("frequencies T=1", method, passed, runs, figures, "; ".join(words))
+    target, drafter = decoder.target, decoder.drafter
+    length = max(LENGTH, drafter.draft_tokens + 3) if drafter is not None else LENGTH
+    settings = {name: Sampling(**options) for name, options in SETTINGS.items()}
+    places = [(p, name) for name in settings for p in range(len(prompts))]
+    texts = [(*places[i % len(places)], config.seed + 1_000_003 * (i + 1)) for i in range(config.samples)]
+    tally, accepted, drafted = Tally(), 0, 0
+    for start in range(0, len(texts), PORTION):
+        part = texts[start : start + PORTION]
+        recorded = None if drafter is None else RecordedDrafter(drafter)
+        with bug():
+            outs = Decoder(target, recorded, decoder.verifier).generate_batch(
+                [prompts[p] for p, _, _ in part],
+                batch_size=SAMPLES_TOGETHER,
+                max_new_tokens=length,
+                sampling=[replace(settings[name], seed=seed) for _, name, seed in part],
+            )
+        rounds = [[] for _ in part] if recorded is None else [s.rounds for s in recorded.sessions]
+        for p, name in dict.fromkeys((p, name) for p, name, _ in part):
+            own = [i for i, text in enumerate(part) if text[:2] == (p, name)]
+            tally.add(
+                target, prompts[p], [outs[i] for i in own], [rounds[i] for i in own], settings[name], name
+            )
+        accepted += sum(sum(out.accepted) for out in outs)
+        drafted += sum(sum(out.nodes) for out in outs)
+    statistic, group, worst = tally.worst()
+    least, least_whole = tally.least("all", alpha), tally.least("whole", alpha)
+    figures = {
+        "drafted": drafted, "accepted": accepted, "tokens": tally.tokens("all"), "whole": tally.tokens("whole"),
+        "impossible": tally.impossible, "worst": [statistic, group], "p": worst.p_value, "comparisons": len(tally.sums),
+        "sees": least, "sees_whole": least_whole if math.isfinite(least_whole) else None,
+    }  # fmt: skip
+    words = [f"{figures['tokens']} tokens"]
+    if tally.impossible:
+        words.append(f"{tally.impossible} of them have no probability under the target")
+    words.append(f"least likely: {statistic!r} of {_GROUPS.get(group, group)}, p {worst.p_value:.2g}")
+    if drafter is not None:
+        words.append(
+            f"{accepted} of {drafted} drafts accepted" if drafted else "NOTHING DRAFTED, nothing shown"
+        )
+    words.append(f"sees a shift of {least:.2f} per token")
+    if drafted:
+        whole = f"of {least_whole:.2f} per token" if figures["whole"] else "nothing"
+        words.append(f"{whole} after a whole draft ({figures['whole']} tokens)")
+    return Check("sampled", method, tally.passed(alpha), config.samples, figures, "; ".join(words))
+
+
+_GROUPS = {"all": "all tokens", "whole": "tokens after a whole draft"}

@@ -10,9 +10,15 @@ import pytest
 from align.models.block_checkpoint import save_drafter
 from align.models.standalone_checkpoint import save_standalone
 from align.target.loading import load_target
+from decode.losslessness.planted import BUGS
 from decode.verify import main
 from tests.builders import block_network as network
 from tests.builders import diffusion_drafter as standalone
+
+
+@pytest.fixture(autouse=True)
+def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decode.losslessness.checks.LENGTH", 8)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +29,7 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def arguments(drafter: str, out: Path) -> list[str]:
-    short = ["--suite", "builtin", "--limit", "2", "--max-new-tokens", "12", "--samples", "100"]
+    short = ["--suite", "builtin", "--limit", "2", "--max-new-tokens", "12", "--samples", "12"]
     return ["--target", "debug", "--drafter", drafter, *short, "--out", str(out)]
 
 
@@ -35,11 +41,25 @@ def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     names = {(c["name"], c["method"]) for c in record["checks"]}
     for name in ("greedy fp32", "coupled fp32"):
         assert {(name, m) for m in ("chain", "tree", "tree, with copies")} <= names
-    assert {m for n, m in names if n.startswith("freq")} >= {"plain", "chain, token", "chain, block"}
+    assert {m for n, m in names if n == "sampled"} >= {"plain", "chain, token", "chain, block"}
     assert ("greedy bf16", "tree, with copies") in names
     page = (tmp_path / "verdict.md").read_text()
     assert page.startswith("# LOSSLESS") and page in capsys.readouterr().out
     assert all(c["figures"]["drafted"] > 0 for c in record["checks"] if c["method"].startswith("chain, "))
+
+
+@pytest.mark.slow
+def test_the_self_test_says_what_these_samples_catch(drafter: str, tmp_path: Path) -> None:
+    main([*arguments(f"block={drafter}", tmp_path), "--methods", "block", "--self-test"])
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    caught = {c["bug"]: c["caught"] for c in record["self_test"]}
+    assert record["lossless"] and set(caught) == {bug.name for bug in BUGS}
+    assert caught["siblings attend to one another"] is None  # chains alone
+    assert caught["every draft is accepted"] and caught["a draft is accepted without a look"]
+    tried = [c for c in caught.values() if c is not None]
+    page = (tmp_path / "verdict.md").read_text()
+    assert page.startswith("# LOSSLESS")
+    assert f"## Self-test: {sum(tried)} of {len(tried)} planted bugs caught" in page
 
 
 @pytest.mark.slow
@@ -48,7 +68,7 @@ def test_a_standalone_drafter(tmp_path: Path) -> None:
     main(arguments(str(tmp_path / "d"), tmp_path))
     record = json.loads((tmp_path / "verdict.json").read_text())
     names = {(c["name"].split()[0], c["method"]) for c in record["checks"]}
-    assert record["lossless"] and ("frequencies", "2 steps, confidence, hybrid") in names
+    assert record["lossless"] and ("sampled", "2 steps, confidence, hybrid") in names
     assert ("coupled", "2 steps, random") in names
 
 
@@ -59,7 +79,7 @@ def test_what_a_stopped_run_found_is_kept(
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("decode.losslessness.checks._frequencies", stopped)
+    monkeypatch.setattr("decode.losslessness.checks._texts", stopped)
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         main([*arguments(drafter, tmp_path), "--methods", "lookup,block"])
     record = json.loads((tmp_path / "verdict.json").read_text())

@@ -16,7 +16,6 @@ from decode.drafters.autoregressive import (
     AutoregressiveWriter,
     CausalContext,
 )
-from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import probs
 from decode.speculation.tree import depths
@@ -26,6 +25,7 @@ from decode.wrappers.vocabularies import VocabularyMap
 from tests.builders import ALL_VARIED as VARIED
 from tests.builders import PROMPTS, watched
 from tests.builders import smaller_model as smaller
+from tests.exact_distribution import exact_law
 from tests.fakes import LENGTH, LETTERS, SETTINGS, TableTarget, frequencies, plausible
 
 

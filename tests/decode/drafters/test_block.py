@@ -16,12 +16,12 @@ from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.block import BlockDrafts, BlockProposer
 from decode.engine.engine import Engine
-from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.proposal import DenseQ, SparseQ
 from decode.speculation.sampling import ProcessorState, probs
 from tests.builders import BLOCK_VARIANTS as VARIANTS
 from tests.builders import PROMPT, VARIED
 from tests.builders import block_network as network
+from tests.exact_distribution import exact_law
 from tests.fakes import frequencies, plausible
 
 

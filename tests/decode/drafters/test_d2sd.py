@@ -19,7 +19,6 @@ from decode import Decoder, Sampling
 from decode.drafters import d2sd
 from decode.drafters.d2sd import D2SDDrafter, D2SDSession, boundary_scores, likeliest
 from decode.engine.engine import Engine
-from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import position_noise, probs
 from decode.speculation.tree import chain
@@ -27,6 +26,7 @@ from tests.builders import DRAFT_IDS as IDS
 from tests.builders import PROMPT, VARIED
 from tests.builders import sharp_block_network as network
 from tests.builders import tree_prefixes as prefixes
+from tests.exact_distribution import exact_law
 from tests.fakes import plausible, sampled
 
 

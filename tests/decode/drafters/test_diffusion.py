@@ -14,12 +14,12 @@ from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.diffusion import ORDERS, DiffusionProposer
-from decode.losslessness.exact_distribution import exact_law
 from decode.wrappers.copying import CopyingDrafter
 from tests.builders import DIFFUSION_KINDS as KINDS
 from tests.builders import PROMPT, VARIED
 from tests.builders import diffusion_drafter as drafter
 from tests.builders import session_after_prefill as sessions
+from tests.exact_distribution import exact_law
 from tests.fakes import frequencies, plausible
 
 

@@ -19,11 +19,11 @@ from decode.drafters.diffusion import DiffusionProposer
 from decode.drafters.diffuspec import DiffuSpecDrafter, DiffuSpecSession
 from decode.drafters.diffuspec_search import NgramModel, best_path, columns
 from decode.engine.engine import Engine
-from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.sampling import probs
 from decode.wrappers.copying import CopyingDrafter
 from tests.builders import PROMPT, VARIED
 from tests.builders import diffusion_drafter as drafter
+from tests.exact_distribution import exact_law
 from tests.fakes import frequencies, plausible
 
 ABLATION = [(False, False), (True, False), (False, True), (True, True)]

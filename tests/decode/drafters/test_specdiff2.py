@@ -11,11 +11,11 @@ from decode import Decoder, Sampling
 from decode.drafters.base import Drafter
 from decode.drafters.specdiff2 import SpecDiff2Drafter
 from decode.drafters.tolerator import ToleratorDrafter
-from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.tree import depths
 from tests.builders import PROMPT, VARIED
 from tests.builders import diffusion_drafter as drafter
 from tests.builders import session_after_prefill as sessions
+from tests.exact_distribution import exact_law
 from tests.fakes import frequencies, plausible
 
 

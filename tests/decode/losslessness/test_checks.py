@@ -17,6 +17,11 @@ from decode.verify import main
 from tests.builders import block_network as network
 
 
+@pytest.fixture(autouse=True)
+def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decode.losslessness.checks.LENGTH", 8)
+
+
 @pytest.fixture(scope="module")
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("pair") / "drafter"
@@ -25,7 +30,7 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def arguments(drafter: str, out: Path) -> list[str]:
-    short = ["--suite", "builtin", "--limit", "2", "--max-new-tokens", "12", "--samples", "100"]
+    short = ["--suite", "builtin", "--limit", "2", "--max-new-tokens", "12", "--samples", "12"]
     return ["--target", "debug", "--drafter", drafter, *short, "--out", str(out)]
 
 
@@ -50,9 +55,9 @@ def test_a_bug_is_found(broken: str, drafter: str, tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(rules, "residual", lambda p, q: p)
         monkeypatch.setattr(rules, "accept_probability", lambda p, q: torch.full_like(p, 0.9).double())
     with pytest.raises(SystemExit) as error:
-        main(arguments(drafter, tmp_path))
+        main([*arguments(f"block={drafter}", tmp_path), "--methods", "block"])
     record = json.loads((tmp_path / "verdict.json").read_text())
     found = {c["name"].split()[0] for c in record["checks"] if not c["passed"]}
     assert error.value.code == 1 and not record["lossless"]
-    assert {"path": "greedy", "noise": "coupled", "law": "frequencies"}[broken] in found
+    assert {"path": "greedy", "noise": "coupled", "law": "sampled"}[broken] in found
     assert (tmp_path / "verdict.md").read_text().startswith("# NOT LOSSLESS")

@@ -10,11 +10,11 @@ import torch
 from align.common.errors import UserError
 from align.target.model import Target
 from decode import Decoder, Sampling
-from decode.losslessness.exact_distribution import exact_law
 from decode.methods.build import build
 from decode.methods.registry import SYSTEMS, Parts
 from decode.methods.spec import read_method
 from tests.builders import PROMPT, VARIED
+from tests.exact_distribution import exact_law
 from tests.fakes import frequencies, plausible
 
 METHODS = [

@@ -15,7 +15,6 @@ from decode import Decoder, Sampling
 from decode.drafters.block import BlockDrafts, BlockProposer
 from decode.engine.engine import Engine
 from decode.losslessness.divergence import replay
-from decode.losslessness.exact_distribution import exact_law
 from decode.speculation.processors import History
 from decode.speculation.proposal import Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, draw_at, position_noise, probs, uniform
@@ -24,6 +23,7 @@ from tests.builders import BLOCK_VARIANTS as VARIANTS
 from tests.builders import PROMPT, VARIED
 from tests.builders import block_network as network
 from tests.builders import tree_prefixes as prefixes
+from tests.exact_distribution import exact_law
 from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget, plausible, sampled
 
 PARENTS = (-1, -1, 0, 0, 1, 3, 4, 3)

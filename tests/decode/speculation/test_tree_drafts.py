@@ -8,7 +8,6 @@ from itertools import product
 import pytest
 import torch
 
-from decode.losslessness.exact_distribution import chi_square, chi_square_tail
 from decode.speculation.proposal import DenseQ, Proposal, SparseQ
 from decode.speculation.tree import path_to
 from decode.speculation.tree_drafts import (
@@ -18,6 +17,7 @@ from decode.speculation.tree_drafts import (
     prefix_tree,
     tree_from_marginals,
 )
+from tests.exact_distribution import chi_square, chi_square_tail
 
 CPU = torch.device("cpu")
 

@@ -11,13 +11,13 @@ from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.diffusion import DiffusionDrafts, DiffusionProposer
 from decode.drafters.lookup import LookupDrafter
-from decode.losslessness.exact_distribution import exact_law
 from decode.methods.build import build
 from decode.methods.registry import Parts
 from decode.methods.spec import read_method, swept
 from decode.wrappers.adaptive import AdaptiveDrafter, SwitchingDrafter, SwitchingSession
 from tests.builders import PROMPT
 from tests.builders import diffusion_drafter as drafter
+from tests.exact_distribution import exact_law
 from tests.fakes import frequencies, plausible
 
 

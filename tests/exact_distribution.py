@@ -1,8 +1,7 @@
-"""The joint law of sampled tokens: exactly, counted, and how far apart the two may be by chance."""
+"""The joint law of sampled tokens: exactly, and how far from it counts may be by chance."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from align.target.model import Target
     from decode.speculation.sampling import Sampling
 
-POWER = 0.9
-"""Of `detectable`."""
 Law = dict[tuple[int, ...], float]
 
 
@@ -38,19 +35,6 @@ def exact_law(target: Target, prompt: list[int], length: int, sampling: Sampling
     return law
 
 
-def entropy(law: Law) -> float:
-    """In nats."""
-    return -sum(mass * math.log(mass) for mass in law.values() if mass > 0)
-
-
-def beginnings(law: Law, length: int) -> Law:
-    """The joint law of the first tokens out of that of more."""
-    out: Law = {}
-    for text, mass in law.items():
-        out[text[:length]] = out.get(text[:length], 0.0) + mass
-    return out
-
-
 def chi_square(found: Counter[tuple[int, ...]], law: Law, runs: int) -> tuple[float, int]:
     """Pearson's statistic and its degrees of freedom. Outcomes expected fewer than five times are one cell; what that holds
     is added to the next larger one where it is itself expected so seldom: the statistic is no χ² there."""
@@ -65,28 +49,3 @@ def chi_square_tail(statistic: float, freedom: float) -> float:
     """P(χ² ≥ statistic)."""
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
-
-
-def detectable(freedom: int, runs: int, alpha: float) -> float:
-    """The total variation that the test sees with probability `POWER`, for the change of that size that is hardest to
-    see: Σ d²/p is least, for a given Σ |d|, where d is in proportion to p, and is then (2 TV)². So w = 2 TV with w² the
-    noncentrality per run; Patnaik's approximation of the noncentral χ²."""
-    low, high = 0.0, 1e6
-    critical = _upper(freedom, alpha)
-
-    def power(extra: float) -> float:
-        scale = (freedom + 2 * extra) / (freedom + extra)
-        return chi_square_tail(critical / scale, (freedom + extra) ** 2 / (freedom + 2 * extra))
-
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if power(middle) < POWER else (low, middle)
-    return math.sqrt(high / runs) / 2
-
-
-def _upper(freedom: int, alpha: float) -> float:
-    low, high = 0.0, 1e6
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if chi_square_tail(middle, freedom) > alpha else (low, middle)
-    return high

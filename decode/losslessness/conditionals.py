@@ -1,0 +1,225 @@
+"""Are sampled tokens drawn from p? Every token of a text is held against the target's own distribution after the tokens before it,
+computed without drafts, and what is seen is added up over texts, prompts and settings.
+
+For a statistic f of a token, f(x) − Σ p·f has mean 0 under p, whatever came before: the sums are martingales. Their tails are bounded
+by Freedman's inequality (Annals of Probability 3, 1975): no normal approximation, so few tokens are no reason for a false alarm.
+
+    likeliest     x is the most probable token
+    surprise      −ln p(x), up to 10 nats
+    row before    what p gave x one position earlier
+    seen          x stands in the prompt or in the text already
+    order         the share of p below x, tokens by their ids
+    order twice   the same, times that of the token before: two draws from one random number
+    draft         min(1, q(x)/p(x)), or whether x was drafted where drafts have no q, at the first token of a round
+
+They are summed over all tokens, over those of each setting, and over those that follow a draft that was accepted whole. After a
+whole draft every exact verifier draws from p itself; after a partly accepted one it draws from what is left of p, which has
+the distribution p only together with the acceptances: those places are no group of their own. The first token of a round
+has the distribution p whatever q is; the drawn draft itself is left out of account, because the token depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from align.target.model import Target
+from decode.engine.output import Generation
+from decode.losslessness.recorded import First
+from decode.speculation.sampling import ProcessorState, Sampling, penalised, probs
+
+Moments = tuple[Tensor, Tensor, Tensor]
+MOST_SURPRISE = 10.0
+NINE_IN_TEN = 1.2816
+"""The normal quantile of 0.9."""
+ROUNDING = 1e-3
+"""A token just outside top-k or top-p by no more of its logit than this is taken for one inside."""
+
+
+@dataclass
+class Sum:
+    """Σ of f(x) − Σ p·f over some tokens, with its variance under p; each f within an interval of length 1."""
+
+    tokens: int = 0
+    difference: float = 0.0
+    variance: float = 0.0
+
+    def add(self, found_L: Tensor, mean_L: Tensor, variance_L: Tensor) -> None:
+        """Of L more tokens."""
+        self.tokens += len(found_L)
+        self.difference += float((found_L - mean_L).sum())
+        self.variance += float(variance_L.clamp(min=0).sum())
+
+    @property
+    def p_value(self) -> float:
+        """The bound on the chance of so large a difference if the tokens are drawn from p."""
+        t = abs(self.difference)
+        return min(1.0, 2 * math.exp(-t * t / (2 * (self.variance + t / 3)))) if t else 1.0
+
+    def least(self, alpha: float) -> float:
+        """The mean shift per token that nine of ten runs would see at the level α."""
+        c = 2 * math.log(2 / alpha)
+        critical = c / 6 + math.sqrt(c * c / 36 + c * self.variance)
+        return (critical + NINE_IN_TEN * math.sqrt(self.variance)) / self.tokens if self.tokens else math.inf
+
+
+class Tally:
+    """The sums of every statistic over groups of tokens: `all`, `whole` (those after a wholly accepted draft), and one group for
+    each setting."""
+
+    def __init__(self) -> None:
+        self.sums: dict[tuple[str, str], Sum] = {}
+        self.impossible = 0
+        """Tokens that p never gives."""
+
+    def add(
+        self,
+        target: Target,
+        prompt: list[int],
+        outputs: Sequence[Generation],
+        rounds: Sequence[Sequence[First]],
+        sampling: Sampling,
+        name: str,
+    ) -> None:
+        """Count texts that continue one prompt under one setting (the seed aside), called `name`; `rounds`: the first positions
+        of each text's drafts."""
+        logits = _logits(target, prompt, outputs)
+        for output, logits_LV, firsts in zip(outputs, logits, rounds, strict=True):
+            tokens_L = torch.tensor(output.tokens, device=target.device)
+            before = _state(target, prompt, output.tokens, sampling)
+            p_LV = probs(logits_LV, sampling, before)
+            self.impossible += _outside(logits_LV, p_LV, tokens_L, sampling, before)
+            whole_L = torch.zeros(len(tokens_L), dtype=torch.bool, device=target.device)
+            whole_L[list(_after_whole(output))] = True
+            groups = {"all": whole_L | True, name: whole_L | True, "whole": whole_L}
+            for statistic, found in _statistics(p_LV, tokens_L, prompt).items():
+                first = len(tokens_L) - len(found[0])  # some begin with the second token
+                for group, at_L in groups.items():
+                    self._sum(statistic, group).add(*(x_L[at_L[first:]] for x_L in found))
+            if (drafts := _of_drafts(p_LV, tokens_L, firsts)) is not None:
+                self._sum("draft", "all").add(*drafts)
+                self._sum("draft", name).add(*drafts)
+
+    def _sum(self, statistic: str, group: str) -> Sum:
+        return self.sums.setdefault((statistic, group), Sum())
+
+    def tokens(self, group: str) -> int:
+        """How many tokens the group holds."""
+        return max((s.tokens for (_, g), s in self.sums.items() if g == group), default=0)
+
+    def worst(self) -> tuple[str, str, Sum]:
+        """The statistic and the group whose difference is least likely by chance."""
+        (statistic, group), found = min(self.sums.items(), key=lambda item: item[1].p_value)
+        return statistic, group, found
+
+    def least(self, group: str, alpha: float) -> float:
+        """The shift of the likeliest token's share that nine of ten runs would see; infinite without tokens."""
+        return self.sums.get(("likeliest", group), Sum()).least(alpha / len(self.sums))
+
+    def passed(self, alpha: float) -> bool:
+        """Whether a correct engine would come so far with a chance of at least α, all sums together."""
+        return not self.impossible and self.worst()[2].p_value * len(self.sums) >= alpha
+
+
+@torch.no_grad()
+def _logits(target: Target, prompt: list[int], outputs: Sequence[Generation]) -> Iterable[Tensor]:
+    """The logits (L, V), fp64, that each token of each text was to be drawn from: one forward over the texts as rows of a
+    batch, each after a copy of the prompt's keys and values. No tree, no rollback, nothing of the engine."""
+    longest, rows = max(len(o.tokens) for o in outputs), len(outputs)
+    source = target.new_cache(1, len(prompt))
+    cache = target.new_cache(rows, len(prompt) + longest)
+    if len(prompt) > 1:
+        target.forward(torch.tensor([prompt[:-1]], device=target.device), cache=source, logits=False)
+        cache.fill(source)
+        cache.advance(source.length)
+    fed = [[prompt[-1], *o.tokens[:-1], *[0] * (longest - len(o.tokens))] for o in outputs]
+    hidden_BLD = target.forward(torch.tensor(fed, device=target.device), cache=cache, logits=False).hidden_BLD
+    for row_1LD, output in zip(hidden_BLD.split(1), outputs, strict=True):
+        yield target.head(row_1LD[:, : len(output.tokens)])[0].double()
+
+
+def _state(target: Target, prompt: list[int], tokens: list[int], sampling: Sampling) -> ProcessorState:
+    """What the processors know before each token, written out from the text."""
+    written_LV = torch.zeros(len(tokens), target.vocab_size, dtype=torch.bool, device=target.device)
+    for place, token in enumerate(tokens):
+        written_LV[place + 1 :, token] = True
+    seen_LV = written_LV.clone()
+    seen_LV[:, prompt] = True
+    barred_LV = torch.zeros_like(written_LV)
+    barred_LV[:, list(sampling.banned)] = True
+    barred_LV[: sampling.min_new_tokens, list(target.eos_ids)] = True
+    return ProcessorState(seen_LV, written_LV, barred_LV)
+
+
+def _outside(
+    logits_LV: Tensor, p_LV: Tensor, tokens_L: Tensor, sampling: Sampling, before: ProcessorState
+) -> int:
+    """How many tokens have no mass under p, those aside that rounding may have kept."""
+    z_LV = penalised(logits_LV, sampling, before)
+    z_L = z_LV.gather(1, tokens_L[:, None])[:, 0]
+    least_L = z_LV.masked_fill(p_LV == 0, math.inf).amin(1)
+    return int((z_L < least_L - ROUNDING * least_L.abs().clamp(min=1)).sum())
+
+
+def _after_whole(output: Generation) -> Iterable[int]:
+    """The places of the tokens that follow a draft whose path was accepted to its end."""
+    place = 1  # the first token is the prefill's
+    for depth, accepted, tree in zip(output.drafted, output.accepted, output.trees, strict=True):
+        place += accepted
+        if tree is None:
+            whole = 0 < depth == accepted
+        else:  # the path ends at a leaf, and the text did not end on the way
+            whole = 0 < accepted == len(tree.path) and tree.path[-1] not in tree.parents
+        if whole and place < len(output.tokens):
+            yield place
+        place += 1
+
+
+def _moments(f_LV: Tensor, p_LV: Tensor, tokens_L: Tensor) -> Moments:
+    """The value of f at the tokens, its mean and its variance under p."""
+    mean_L = (p_LV * f_LV).sum(1)
+    return f_LV.gather(1, tokens_L[:, None])[:, 0], mean_L, (p_LV * f_LV.square()).sum(1) - mean_L.square()
+
+
+def _of_drafts(p_LV: Tensor, tokens_L: Tensor, firsts: Sequence[First]) -> Moments | None:
+    """The moments of `draft`; None without drafts."""
+    firsts = [first for first in firsts if first.place < len(tokens_L)]
+    if not firsts:
+        return None
+    places = [first.place for first in firsts]
+    p_RV = p_LV[places]
+    f_RV = torch.zeros_like(p_RV)
+    for f_V, p_V, first in zip(f_RV, p_RV, firsts, strict=True):
+        if first.q_V is None:
+            f_V[first.tokens] = 1.0
+        else:
+            f_V.copy_((first.q_V.double() / p_V).nan_to_num(0.0).clamp(max=1.0))
+    return _moments(f_RV, p_RV, tokens_L[places])
+
+
+def _statistics(p_LV: Tensor, tokens_L: Tensor, prompt: list[int]) -> dict[str, Moments]:
+    """The moments of the others; of those that look back, from the second token on."""
+
+    def moments(f_LV: Tensor, first: int = 0) -> Moments:
+        return _moments(f_LV, p_LV[first:], tokens_L[first:])
+
+    best_L = p_LV.argmax(1)
+    likeliest_LV = torch.zeros_like(p_LV).scatter_(1, best_L[:, None], 1.0)
+    seen_LV = torch.zeros_like(p_LV)
+    seen_LV[:, prompt] = 1.0
+    for place, token in enumerate(tokens_L.tolist()):
+        seen_LV[place + 1 :, token] = 1.0
+    order_LV = p_LV.cumsum(1) - p_LV / 2
+    order_L = order_LV.gather(1, tokens_L[:, None])
+    return {
+        "likeliest": moments(likeliest_LV),
+        "surprise": moments((-p_LV.log()).clamp(max=MOST_SURPRISE) / MOST_SURPRISE),
+        "row before": moments(p_LV[:-1], 1),
+        "seen": moments(seen_LV),
+        "order": moments(order_LV),
+        "order twice": moments((order_LV[1:] - 0.5) * (order_L[:-1] - 0.5), 1),
+    }

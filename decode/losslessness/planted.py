@@ -1,0 +1,173 @@
+"""Bugs that `decode.verify --self-test` plants in the running engine, one at a time: each as somebody would write it, none of them
+lossless. They show what the checks see with so many samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from align.target.cache import KVCache
+from decode.engine import engine
+from decode.speculation import rules, verifiers
+from decode.speculation.processors import History
+from decode.speculation.proposal import DenseQ, Proposal
+from decode.speculation.sampling import Sampling, draw, probs
+from decode.speculation.tree import path_to
+from decode.speculation.verification import Outcome, verify_proposal
+
+BY_RATIO = frozenset({"token", "block", "recursive", "traversal", "k_seq", "hybrid"})
+"""The verifiers that look at q."""
+CHANCE = 0.8
+"""The bug `chance` accepts so much of what it should."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """Args:
+    check: greedy, coupled or sampled: what it is to be caught by.
+    plant: (object, attribute, what makes the broken one of the right one).
+    verifiers: that it touches; empty: every one.
+    trees: it shows only where drafts branch.
+    by: the figure of the sampled check that says in which case there is most to see.
+    """
+
+    name: str
+    check: str
+    plant: tuple[Any, str, Callable[[Any], Any]]
+    verifiers: frozenset[str] = frozenset()
+    trees: bool = False
+    by: str = "accepted"
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The engine is broken inside."""
+        home, name, broken = self.plant
+        right = getattr(home, name)
+        setattr(home, name, broken(right))
+        try:
+            yield
+        finally:
+            setattr(home, name, right)
+
+
+def _verified(change: Callable[[dict[str, Any]], object]) -> tuple[Any, str, Callable[[Any], Any]]:
+    """A bug in what the verification of a round is given; `change` edits that in place, where something was drafted."""
+    names = verify_proposal.__code__.co_varnames[: verify_proposal.__code__.co_argcount]
+
+    def broken(right: Callable[..., Outcome]) -> Callable[..., Outcome]:
+        def run(*given: Any) -> Outcome:
+            arguments = dict(zip(names, given, strict=True))
+            if len(arguments["proposal"]):
+                change(arguments)
+            return right(**arguments)
+
+        return run
+
+    return engine, "verify_proposal", broken
+
+
+def _row_before(a: dict[str, Any]) -> None:
+    parents = a["proposal"].tree
+    for node in set(range(len(parents))) - set(parents):
+        a["logits_MV"][node + 1] = a["logits_MV"][parents[node] + 1]
+
+
+def _sampled_otherwise(**options: Any) -> Callable[[dict[str, Any]], None]:
+    def change(a: dict[str, Any]) -> None:
+        if not a["sampling"].greedy:
+            a["sampling"] = replace(a["sampling"], **options)
+
+    return change
+
+
+def _q(change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Any]], None]:
+    def edit(a: dict[str, Any]) -> None:
+        proposal: Proposal = a["proposal"]
+        if proposal.q is not None:
+            q_KV = proposal.q.dense(a["logits_MV"].shape[-1])
+            q_KV = change(q_KV)
+            a["proposal"] = replace(proposal, q=DenseQ(q_KV / q_KV.sum(1, keepdim=True)))
+
+    return edit
+
+
+def _take_all(right: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    def run(
+        logits_MV: Tensor, proposal: Proposal, verifier: str, sampling: Sampling, before: Any, *rest: Any
+    ) -> Outcome:
+        if not len(proposal):
+            return right(logits_MV, proposal, verifier, sampling, before, *rest)
+        end = 1
+        while end - 1 in proposal.tree:  # the first child of the first child …
+            end = proposal.tree.index(end - 1) + 1
+        path, tokens = path_to(proposal.tree, end), proposal.tokens_K.tolist()
+        p_V = probs(logits_MV[end : end + 1], sampling, before.rows(slice(end, end + 1)))
+        return Outcome([tokens[i] for i in path], int(draw(p_V, rest[0])), path)
+
+    return run
+
+
+def _rows_without_drafts(right: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, tokens_K, parents: self.ahead(0, len(parents) + 1)
+
+
+def _keep_next(right: Callable[..., None]) -> Callable[..., None]:
+    def keep(self: KVCache, start: int, offsets: Sequence[int]) -> None:
+        written = self.length - start
+        right(self, start, [*offsets[:-1], min(offsets[-1] + 1, written - 1)])
+
+    return keep
+
+
+BUGS = (
+    Bug("a draft is accepted without a look", "greedy", (engine, "verify_proposal", _take_all)),
+    Bug("the cache keeps a rejected draft in place of an accepted one", "greedy", (KVCache, "keep", _keep_next)),
+    Bug(
+        "siblings attend to one another",
+        "greedy",
+        (engine, "ancestors", lambda right: lambda parents: torch.ones_like(right(parents)).tril()),
+        trees=True,
+    ),
+    Bug(
+        "the noise belongs to the place in the draft",
+        "coupled",
+        _verified(lambda a: a.update(position=0)),
+    ),
+    Bug("every draft is accepted", "sampled", (engine, "verify_proposal", _take_all)),
+    Bug("the token after a whole draft comes from the row before", "sampled", _verified(_row_before), by="whole"),
+    Bug("p is taken at temperature 1", "sampled", _verified(_sampled_otherwise(temperature=1.0))),
+    Bug("p is taken without top-p", "sampled", _verified(_sampled_otherwise(top_p=1.0))),
+    Bug("penalties do not count the drafts", "sampled", (History, "rows", _rows_without_drafts)),
+    Bug("q is said at half its temperature", "sampled", _verified(_q(Tensor.square)), BY_RATIO),
+    Bug("q is said at twice its temperature", "sampled", _verified(_q(Tensor.sqrt)), BY_RATIO),
+    Bug("q is that of the next position", "sampled", _verified(_q(lambda q_KV: q_KV.roll(-1, 0))), BY_RATIO),
+    Bug(
+        "one draft in five is rejected for nothing",
+        "sampled",
+        (rules, "accept_probability", lambda right: lambda p, q: right(p, q) * CHANCE),
+        BY_RATIO,
+    ),
+    Bug("p/q is turned round", "sampled", (rules, "accept_probability", lambda right: lambda p, q: right(q, p)), BY_RATIO),
+    Bug(
+        "a rejected draft is not taken out of p",
+        "sampled",
+        (
+            verifiers,
+            "resolve",
+            lambda right: lambda found, p_BMV, u_B2: right(found._replace(rest_BMV=p_BMV), p_BMV, u_B2),
+        ),
+        BY_RATIO,
+    ),
+    Bug(
+        "one random number serves two draws",
+        "sampled",
+        (verifiers, "resolve", lambda right: lambda found, p_BMV, u_B2: right(found, p_BMV, u_B2[:, [0, 0]])),
+        BY_RATIO,
+    ),
+)  # fmt: skip
