@@ -19,7 +19,7 @@ from decode.drafters.diffusion import DiffusionSession
 from decode.speculation.proposal import DenseQ, Law, Proposal
 from decode.speculation.sampling import Sampling, draw, probs
 from decode.speculation.tree import MOST_NODES
-from decode.speculation.tree_drafts import merge_iid_chains, prefix_tree
+from decode.speculation.tree_drafts import merge_chains, prefix_tree
 
 
 class SpecDiff2Drafter:
@@ -84,4 +84,4 @@ class SpecDiff2Session(DiffusionSession):
         if self.law == "point":
             return prefix_tree([x.tolist() for x in drafts], q_KV.device)
         q = DenseQ(q_KV)
-        return merge_iid_chains([Proposal(tokens_K, self.law, q) for tokens_K in drafts])
+        return merge_chains([Proposal(tokens_K, self.law, q) for tokens_K in drafts])

@@ -176,7 +176,7 @@ def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     scale_BN1 = torch.where(tested_BN, joint_BM[:, :-1], 1.0)[..., None].to(p_BMV.dtype)
     left_BNV.mul_(scale_BN1).sub_(_sound(drafts.q(), tested_BN)).clamp_(min=0)
     mass_BN = left_BNV.sum(-1, dtype=torch.float64)
-    below_BN = mass_BN + 1 - joint_BM[:, :-1]
+    below_BN = mass_BN + (1 - joint_BM[:, :-1])  # so: + 1 first would lose a small mass
     # 0/0 only where the rest is accepted for certain: this node is never reached
     test_BN = torch.where(below_BN > 0, mass_BN / below_BN, 1.0)
     hold_BM = torch.cat((torch.where(tested_BN, test_BN, joint_BM[:, :-1]), joint_BM[:, -1:]), 1)
@@ -273,7 +273,7 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
             some_B = rejected_B & (mass_B > 0)
             left_BV.div_(mass_B[:, None].to(p_BV.dtype))
             _put(rest_BMV, above_B, torch.where(some_B[:, None], left_BV, p_BV))
-            denominator_B = mass_B + 1 - a_above_B
+            denominator_B = mass_B + (1 - a_above_B)
             # 0/0 only where the leaf is accepted for certain: this is never reached
             new_a_B = torch.where(denominator_B > 0, mass_B / denominator_B, 1.0)
             a_BM[batch, above_B] = torch.where(rejected_B, new_a_B, a_above_B)

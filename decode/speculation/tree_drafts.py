@@ -2,7 +2,7 @@
 
 There are three ways: choose the nodes with the most probable paths under q (law `point`); draw every token from its q, with
 siblings i.i.d. or without replacement (`independent` or `causal`); or combine several drafts, kept apart as they were drawn
-(`merge_iid_chains`: their own law) or merged where they share a prefix (`prefix_tree`: `point`).
+(`merge_chains`: their own law) or merged where they share a prefix (`prefix_tree`: `point`).
 """
 
 from __future__ import annotations
@@ -100,26 +100,30 @@ def draw_tree(
     return tokens_N, torch.stack([row for row in rows if row is not None])
 
 
-def merge_iid_chains(drafts: Sequence[Proposal]) -> Proposal:
-    """Chains drawn for one prefix independently of each other, as one tree: each is a branch from the root, and their first
-    tokens are i.i.d. siblings.
+def merge_chains(drafts: Sequence[Proposal]) -> Proposal:
+    """Chains drawn for one prefix independently of each other, as one tree: each is a branch from the root. Their first
+    tokens are i.i.d. siblings where they were drawn from one q.
 
     Raises:
         ValueError: proposals of different laws, `unmasked` ones, trees, or q over different ids.
     """
     law = drafts[0].law
     if any(x.law != law or x.parents is not None for x in drafts) or law == "unmasked":
-        raise ValueError("merge_iid_chains needs chains of one law, not unmasked out of order")
+        raise ValueError("merge_chains needs chains of one law, not unmasked out of order")
     parents: list[int] = []
     for x in drafts:
         first = len(parents)
         parents += [-1 if i < 0 else first + i for i in chain(len(x))]
     tokens_N = torch.cat([x.tokens_K for x in drafts])
-    siblings: Siblings | None = "iid" if law != "point" and sum(len(x) > 0 for x in drafts) > 1 else None
     qs = [x.q for x in drafts if x.q is not None]
     q = concatenate_q(qs) if qs else None
     if qs and q is None:
-        raise ValueError("merge_iid_chains needs q over the same ids")
+        raise ValueError("merge_chains needs q over the same ids")
+    first = [x.q for x in drafts if x.q is not None and len(x)]
+    siblings: Siblings | None = None
+    if len(first) > 1:
+        one_q = all(x is first[0] or torch.equal(x.probs[0], first[0].probs[0]) for x in first)
+        siblings = "iid" if one_q else "independent"
     return Proposal(tokens_N, law, q, parents=tuple(parents), siblings=siblings)
 
 

@@ -83,9 +83,17 @@ def verify_proposal(
 
 
 def outcome_of(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> Outcome:
-    """The outcome of a path that ends at a node of the proposal (0 = nothing accepted), fetched in one transfer."""
-    tokens_N = proposal.tokens_K.to(end_1.device)
-    end, following, *tokens = torch.cat((end_1, following_1, tokens_N)).tolist()
+    """The outcome of a path that ends at a node of the proposal (0 = nothing accepted), fetched in one transfer.
+
+    Raises:
+        ValueError: the proposal's values contradict what it says of them (`Proposal.faults`).
+    """
+    tokens_N, faults_1 = proposal.tokens_K.to(end_1.device), proposal.faults()
+    if faults_1 is None:
+        faults_1 = torch.zeros_like(end_1)
+    end, following, fault, *tokens = torch.cat((end_1, following_1, faults_1, tokens_N)).tolist()
+    if fault:
+        raise ValueError(proposal.fault_in(fault))
     path = path_to(proposal.tree, end)
     return Outcome([tokens[i] for i in path], following, path)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decode.speculation.proposal import DenseQ, Proposal, SparseQ
+from decode.speculation.proposal import DenseQ, Proposal, Siblings, SparseQ
+from decode.speculation.sampling import NOTHING, Sampling
+from decode.speculation.verification import verify_proposal
 from decode.speculation.verifiers import run_verifier
 
 TOKENS = torch.tensor([3, 1])
@@ -86,3 +88,62 @@ def test_proposals_that_branch() -> None:
         Proposal(torch.tensor([0, 0]), "unmasked", q, torch.tensor([0, 1]), parents=(-1, 0))
     with pytest.raises(ValueError, match="state_only is said of unmasked"):
         Proposal(torch.tensor([0, 0]), "independent", q, state_only=True)
+
+
+EVEN = torch.full((2, 4), 0.25)
+OFF = {
+    "mass .9995": EVEN * 0.9995,
+    "mass 1.0005": EVEN * 1.0005,
+    "below 0": torch.tensor([[0.5, 0.6, -0.1, 0.0]] * 2),
+}
+
+
+@pytest.mark.parametrize("off", OFF)
+@pytest.mark.parametrize("double", [False, True])
+def test_q_is_a_distribution(off: str, double: bool) -> None:
+    q = OFF[off].double() if double else OFF[off]
+    with pytest.raises(ValueError, match="each row of q must be a distribution"):
+        DenseQ(q)
+    with pytest.raises(ValueError, match="each row of q must be a distribution"):
+        SparseQ(torch.arange(4), q)
+
+
+def test_a_softmax_over_many_ids_is_a_distribution() -> None:
+    DenseQ(torch.randn(4, 256_000, generator=torch.Generator().manual_seed(0)).mul_(4).softmax(1))
+
+
+@pytest.mark.parametrize("siblings", ["iid", "without_replacement"])
+def test_siblings_of_one_q(siblings: Siblings) -> None:
+    apart, broken = EVEN.clone(), EVEN.clone()
+    apart[1, :2] = torch.tensor([0.3, 0.2])
+    broken[1] = torch.nan
+    two = torch.tensor([0, 1])
+    with pytest.raises(ValueError, match=f"siblings drawn {siblings} share one q"):
+        Proposal(two, "causal", DenseQ(apart), parents=(-1, -1), siblings=siblings)
+    Proposal(two, "causal", DenseQ(apart), parents=(-1, -1), siblings="independent")
+    Proposal(two, "causal", DenseQ(apart), parents=(-1, 0))
+    Proposal(two, "causal", DenseQ(broken), parents=(-1, -1), siblings=siblings)
+
+
+@pytest.mark.parametrize("verifier", ["recursive", "traversal", "k_seq"])
+@pytest.mark.parametrize("fault", ["mass", "siblings", None])
+def test_what_is_not_seen_at_once_is_seen_with_the_outcome(
+    fault: str | None, verifier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where looking at q before the round's one transfer would synchronise."""
+    monkeypatch.setattr("decode.speculation.proposal.SEEN_AT_ONCE", frozenset())
+    q = EVEN.clone()
+    if fault == "mass":
+        q *= 0.999
+    elif fault == "siblings":
+        q[1] = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    proposal = Proposal(torch.tensor([0, 1]), "independent", DenseQ(q), parents=(-1, -1), siblings="iid")
+
+    def verify() -> None:
+        verify_proposal(torch.zeros(3, 4), proposal, verifier, Sampling(1.0), NOTHING, torch.Generator())
+
+    if fault is None:
+        verify()
+    else:
+        with pytest.raises(ValueError, match="distribution" if fault == "mass" else "share one q"):
+            verify()
