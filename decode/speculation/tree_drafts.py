@@ -119,10 +119,10 @@ def merge_chains(drafts: Sequence[Proposal]) -> Proposal:
     q = concatenate_q(qs) if qs else None
     if qs and q is None:
         raise ValueError("merge_chains needs q over the same ids")
-    first = [x.q for x in drafts if x.q is not None and len(x)]
+    rows = [x.q.probs[0] for x in drafts if x.q is not None and len(x)]
     siblings: Siblings | None = None
-    if len(first) > 1:
-        one_q = all(x is first[0] or torch.equal(x.probs[0], first[0].probs[0]) for x in first)
+    if len(rows) > 1:
+        one_q = all(torch.equal(row, rows[0]) for row in rows)
         siblings = "iid" if one_q else "independent"
     return Proposal(tokens_N, law, q, parents=tuple(parents), siblings=siblings)
 
