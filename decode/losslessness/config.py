@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-QUICK = {"limit": 6, "max_new_tokens": 32, "samples": 36}
+QUICK = {"limit": 4, "max_new_tokens": 32, "samples": 18}
 """About five minutes on two cores with the shipped pair."""
 THOROUGH = {"limit": 16, "max_new_tokens": 64, "samples": 360}
 

@@ -1,0 +1,185 @@
+"""What a drafter draws has the distribution that its q claims, exactly, at several temperatures: for every system of the registry.
+
+A new system is tested by being registered. Every draw that is made while a draft is proposed is watched: the weights it was
+made with and the token that came of it. Each drafted token must be one of those draws, made with just the q that its proposal
+states (of siblings drawn without replacement: with what earlier ones left of it). Nothing is sampled but the
+state in which a drafter is asked, so a bug of any size shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+from torch import Tensor
+
+from align.target.loading import load_target
+from align.target.model import Target
+from decode import Decoder, Sampling
+from decode.drafters.base import Drafter, DraftSession, Request
+from decode.drafters.diffusion import ORDERS
+from decode.methods.any_drafter import any_drafter
+from decode.methods.build import build
+from decode.methods.registry import SYSTEMS, Parts
+from decode.methods.spec import read_method
+from decode.speculation import sampling as drawing
+from decode.speculation.proposal import Proposal, SparseQ
+from tests.builders import BLOCK_VARIANTS, PROMPT, block_network, diffusion_drafter
+
+VARIANTS = [
+    *(name for name in SYSTEMS if name not in ("plain", "compiled", "drafter", "combined")),
+    "block:gamma=3:verifier=token",
+    "specdiff:gamma=3:steps=3",
+    "specdiff:gamma=3:steps=2:order=random",
+    "specdiff2:candidates=3:keep_q=true:verifier=traversal",
+    "specdiff2:candidates=3:keep_q=true:draft_temperature=1.5:verifier=k_seq",
+    "specdiff2:candidates=3:keep_q=true:draft_temperature=0.5:verifier=recursive",
+    "d2sd:verifier=traversal",
+    "autoregressive:copying=true",
+]
+"""Ways of drafting that no system's defaults show."""
+POINT = {"lookup", "retrieval", "block_tree", "specdiff2", "diffuspec", "double", "tolerator"}
+"""Systems that claim no q: nothing to hold a draw against."""
+ELSEWHERE = {"hierarchical": "its drafts come out of a verification, whose joint law test_makers.py counts"}
+TEMPERATURES = [0.5, 1.0, 2.0]
+NOT_LESS, ROUNDING = 3, 1e-6
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return load_target("debug", dtype="float32", device="cpu")
+
+
+class Draw(NamedTuple):
+    """The weights of a draw, normalised, and the index that came of it."""
+
+    weights_V: Tensor
+    index: int
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_is_drawn_is_distributed_as_q_says(
+    shallow_parts: Parts, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = name.split(":")[0]
+    if system in ELSEWHERE:
+        pytest.skip(ELSEWHERE[system])
+    sampling = Sampling(temperature, top_k=20, repetition_penalty=1.2, seed=3)
+    decoder = build(read_method(name), shallow_parts, None)
+    checked = checked_tokens(decoder, sampling, monkeypatch)
+    assert (checked == 0) == (name in POINT), f"{checked} drafted tokens with a q: POINT says otherwise"
+    assert not checked or checked >= NOT_LESS
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("verifier", ["block", "recursive", "k_seq"])
+@pytest.mark.parametrize("kind", [*BLOCK_VARIANTS, "ddit"])
+def test_drafters_of_all_shapes(
+    target: Target, kind: str, verifier: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains, and trees whose siblings are drawn with and without replacement."""
+    network = (
+        diffusion_drafter(target, kind) if kind == "ddit" else block_network(target, **BLOCK_VARIANTS[kind])
+    )
+    drafter = any_drafter(network, target, 3, 0 if verifier == "block" else 6, 1, ORDERS[0], verifier)
+    decoder = Decoder(target, drafter, verifier)
+    assert checked_tokens(decoder, Sampling(temperature, seed=3), monkeypatch) >= NOT_LESS
+
+
+def checked_tokens(decoder: Decoder, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Decode, hold every drafted token that has a q against the draws it was made with, and count them."""
+    assert decoder.drafter is not None
+    watched = Watched(decoder.drafter)
+    monkeypatch.setattr(drawing, "draw_at", watched.draw_at)
+    Decoder(decoder.target, watched, decoder.verifier).generate(PROMPT, max_new_tokens=20, sampling=sampling)
+    return watched.checked
+
+
+class Watched:
+    """A drafter whose draws are watched and held against its proposals."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        self.name, self.draft_tokens, self.draft_nodes = inner.name, inner.draft_tokens, inner.draft_nodes
+        self.draws: list[Draw] = []
+        self.checked = 0
+        self._draw_at = drawing.draw_at
+
+    def law(self, sampling: Sampling) -> Any:
+        return self.inner.law(sampling)
+
+    def start(self, request: Request) -> DraftSession:
+        session = self.inner.start(request)
+        propose = session.propose
+
+        def watched(k: int) -> Proposal | None:
+            proposal = propose(k)
+            if proposal is not None and proposal.q is not None:
+                self.hold(proposal)
+            return proposal
+
+        session.propose = watched  # type: ignore[method-assign]
+        return session
+
+    def draw_at(self, weights: Tensor, u: Tensor) -> Tensor:
+        drawn = self._draw_at(weights, u)
+        rows = weights.detach().double().reshape(-1, weights.shape[-1])
+        for weights_V, index in zip(rows, drawn.reshape(-1).tolist(), strict=True):
+            self.draws.append(Draw(weights_V / weights_V.sum(), index))
+        return drawn
+
+    def hold(self, proposal: Proposal) -> None:
+        """Each drafted token against a draw of its own."""
+        assert proposal.q is not None
+        ids = proposal.q.ids_S.tolist() if isinstance(proposal.q, SparseQ) else None
+        for i, token in enumerate(proposal.tokens_K.tolist()):
+            index = token if ids is None else ids.index(token)
+            q_V = proposal.q.probs[i].detach().double()
+            if proposal.siblings == "without_replacement":
+                gone = [j for j in range(i) if proposal.tree[j] == proposal.tree[i]]
+                tokens = [int(proposal.tokens_K[j]) for j in gone]
+                q_V = q_V.clone()
+                q_V[[t if ids is None else ids.index(t) for t in tokens]] = 0.0
+            if not q_V.sum() > 0:  # nothing was left to draw: no verifier takes such a token
+                continue
+            q_V = q_V / q_V.sum()
+            own = [
+                x
+                for x in self.draws
+                if x.index == index and x.weights_V.shape == q_V.shape and apart(x.weights_V, q_V) < ROUNDING
+            ]
+            assert own, f"token {i} of {len(proposal)} was not drawn from the q that the proposal states"
+            self.draws = [x for x in self.draws if x is not own[0]]
+            self.checked += 1
+
+
+def apart(a_V: Tensor, b_V: Tensor) -> float:
+    """Total variation."""
+    return float((a_V - b_V).abs().sum() / 2)
+
+
+def test_the_check_sees_another_temperature(shallow_parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that draws at temperature 1 and says T."""
+
+    class Lying(DraftSession):
+        def __init__(self, inner: DraftSession) -> None:
+            self.inner, self.taps, self.rewinds = inner, inner.taps, inner.rewinds
+
+        def observe(self, output: Any, kept: int) -> None:
+            self.inner.observe(output, kept)
+
+        def propose(self, k: int) -> Proposal | None:
+            proposal = self.inner.propose(k)
+            if proposal is None or proposal.q is None:
+                return proposal
+            q_KV = proposal.q.dense(shallow_parts.target.vocab_size).pow(0.5)
+            return replace(proposal, q=type(proposal.q)(q_KV / q_KV.sum(1, keepdim=True)))
+
+    decoder = build(read_method("specdiff:gamma=3"), shallow_parts, None)
+    assert decoder.drafter is not None
+    start = type(decoder.drafter).start
+    monkeypatch.setattr(decoder.drafter, "start", lambda r: Lying(start(decoder.drafter, r)), raising=False)
+    with pytest.raises(AssertionError, match="not drawn from the q"):
+        checked_tokens(decoder, Sampling(2.0, seed=3), monkeypatch)
