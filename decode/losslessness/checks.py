@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -304,7 +303,7 @@ def _texts(
     figures = {
         "drafted": drafted, "accepted": accepted, "tokens": tally.tokens("all"), "whole": tally.tokens("whole"),
         "impossible": tally.impossible, "worst": [statistic, group], "p": worst.p_value, "comparisons": len(tally.sums),
-        "sees": least, "sees_whole": least_whole if math.isfinite(least_whole) else None,
+        "sees": least, "sees_whole": least_whole if least_whole < 1 else None,
     }  # fmt: skip
     words = [f"{figures['tokens']} tokens"]
     if tally.impossible:
@@ -316,7 +315,7 @@ def _texts(
         )
     words.append(f"sees a shift of {least:.2f} per token")
     if drafted:
-        whole = f"of {least_whole:.2f} per token" if figures["whole"] else "nothing"
+        whole = f"one of {least_whole:.2f}" if least_whole < 1 else "none"
         words.append(f"{whole} after a whole draft ({figures['whole']} tokens)")
     return Check("sampled", method, tally.passed(alpha), config.samples, figures, "; ".join(words))
 

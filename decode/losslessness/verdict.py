@@ -115,8 +115,8 @@ def _seen(checks: Sequence[Check]) -> list[str]:
     if not drawn:
         return ["No drafts were sampled: nothing is shown of sampled output."]
     least = max(c.figures["sees"] for c in drawn)
-    whole = [c for c in drawn if c.figures["whole"]]
-    untested = [c.method for c in drawn if not c.figures["whole"]]
+    whole = [c for c in drawn if c.figures["sees_whole"] is not None]
+    untested = [c.method for c in drawn if c.figures["sees_whole"] is None]
     said = [
         f"What sampling could see, in nine of ten runs: a shift of the likeliest token's share by {least:.2f} (all tokens, every method)"
         + (
@@ -127,7 +127,7 @@ def _seen(checks: Sequence[Check]) -> list[str]:
     ]
     if untested:
         said.append(
-            f"Not seen: the token after a whole draft of {', '.join(untested)} (none was accepted whole)."
+            f"Not seen: the token after a whole draft of {', '.join(untested)} (too few were accepted whole)."
         )
     said.append("Smaller shifts pass: take more `--samples`, or `--thorough`.")
     return said
