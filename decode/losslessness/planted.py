@@ -86,15 +86,25 @@ def _sampled_otherwise(**options: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-def _q(change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Any]], None]:
+def _q(change: Callable[[Tensor, Sequence[int]], Tensor]) -> Callable[[dict[str, Any]], None]:
+    """`change` gets q (K, V) and the tree."""
+
     def edit(a: dict[str, Any]) -> None:
         proposal: Proposal = a["proposal"]
         if proposal.q is not None:
             q_KV = proposal.q.dense(a["logits_MV"].shape[-1])
-            q_KV = change(q_KV)
+            q_KV = change(q_KV, proposal.tree)
             a["proposal"] = replace(proposal, q=DenseQ(q_KV / q_KV.sum(1, keepdim=True)))
 
     return edit
+
+
+def _of_the_next_position(q_KV: Tensor, parents: Sequence[int]) -> Tensor:
+    """Siblings keep one q: that of the siblings who come next."""
+    first = {parent: i for i, parent in reversed(list(enumerate(parents)))}
+    order = sorted(first)
+    after = dict(zip(order, [*order[1:], order[0]], strict=True))
+    return q_KV[[first[after[parent]] for parent in parents]]
 
 
 def _take_all(right: Callable[..., Outcome]) -> Callable[..., Outcome]:
@@ -144,9 +154,9 @@ BUGS = (
     Bug("p is taken at temperature 1", "sampled", _verified(_sampled_otherwise(temperature=1.0))),
     Bug("p is taken without top-p", "sampled", _verified(_sampled_otherwise(top_p=1.0))),
     Bug("penalties do not count the drafts", "sampled", (History, "rows", _rows_without_drafts)),
-    Bug("q is said at half its temperature", "sampled", _verified(_q(Tensor.square)), BY_RATIO),
-    Bug("q is said at twice its temperature", "sampled", _verified(_q(Tensor.sqrt)), BY_RATIO),
-    Bug("q is that of the next position", "sampled", _verified(_q(lambda q_KV: q_KV.roll(-1, 0))), BY_RATIO),
+    Bug("q is said at half its temperature", "sampled", _verified(_q(lambda q_KV, _: q_KV.square())), BY_RATIO),
+    Bug("q is said at twice its temperature", "sampled", _verified(_q(lambda q_KV, _: q_KV.sqrt())), BY_RATIO),
+    Bug("q is that of the next position", "sampled", _verified(_q(_of_the_next_position)), BY_RATIO),
     Bug(
         "one draft in five is rejected for nothing",
         "sampled",
