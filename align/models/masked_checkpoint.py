@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from align.common.errors import UserError, in_one_line, nearest
-from align.common.files import write_atomically
+from align.common.files import load_tensors, write_atomically
 from align.common.hub import model_folder
 from align.models.families import BASES, Family, family_of
 from align.models.masked_lm import MaskedLM, embedding_names, is_lora
@@ -330,7 +330,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             tensors = load_file(str(file))
         else:
-            tensors = torch.load(file, map_location="cpu", weights_only=True)
+            tensors = load_tensors(file, map_location="cpu")
     except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise UserError(f"{file}: not readable ({(str(error).splitlines() or [''])[0]})") from None
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):

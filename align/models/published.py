@@ -16,8 +16,6 @@ hold is written with our own config.json, `model_type` `ddit`: the fields of `DD
 from __future__ import annotations
 
 import json
-import pickle
-import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -29,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from align.common.errors import UserError, nearest
-from align.common.files import write_atomically
+from align.common.files import ForeignObject, load_tensors, write_atomically
 from align.common.hub import local_path, model_folder
 from align.common.strict_yaml import parse_yaml
 from align.models.ddit import DDiT, DDiTConfig, Rotary
@@ -193,16 +191,15 @@ def _read_weights(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(str(path)))
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        content = load_tensors(path, map_location="cpu", mmap=zipfile.is_zipfile(path))
+    except ForeignObject as error:
+        raise UserError(
+            f"{error}; if you trust whoever made it, "
+            f'convert it once: python -c "import torch; c = torch.load({str(path)!r}, weights_only=False); '
+            "torch.save({k: c[k] for k in ('state_dict', 'model', 'ema') if k in c}, "
+            f'{str(path.with_suffix(".weights.pt"))!r})" and keep its .hydra/config.yaml or config.json beside it'
+        ) from None
     except Exception as error:  # what a broken file makes of an unpickler has no common class
-        foreign = re.search(r"GLOBAL (\S+)", str(error))
-        if isinstance(error, pickle.UnpicklingError) and foreign:
-            raise UserError(
-                f"{path}: holds {foreign[1]} objects, not tensors alone, and is not unpickled; if you trust whoever made it, "
-                f'convert it once: python -c "import torch; c = torch.load({str(path)!r}, weights_only=False); '
-                "torch.save({k: c[k] for k in ('state_dict', 'model', 'ema') if k in c}, "
-                f'{str(path.with_suffix(".weights.pt"))!r})" and keep its .hydra/config.yaml or config.json beside it'
-            ) from None
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: not readable ({first})") from None
     if not isinstance(content, dict):

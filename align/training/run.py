@@ -29,7 +29,7 @@ from align.training.build import KINDS, draft_vocab, save_trained
 from align.training.callbacks import CheckpointCallback, ProgressLogger
 from align.training.datamodule import RowsModule
 from align.training.loggers import build_loggers
-from align.training.strategies import build_strategy, checkpoint_kind, launch_environment
+from align.training.strategies import build_strategy, checkpoint_kind, plugins
 
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
@@ -112,7 +112,7 @@ def build_trainer(recipe: Recipe, target: Target, max_steps: int, quiet: bool = 
         devices=devices(recipe),
         num_nodes=recipe.launch.num_nodes,
         strategy=build_strategy(recipe, place),
-        plugins=launch_environment() or None,
+        plugins=plugins(recipe),
         precision=_precision(recipe, target),
         max_steps=max_steps,
         accumulate_grad_batches=t.accumulate,

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
 from torch import nn
 
+from align.common.files import load_tensors
 from align.config.recipe import Recipe
 
 
@@ -53,6 +56,19 @@ class Zero(DeepSpeedStrategy):
     def root_device(self) -> torch.device:
         return torch.device("cpu", 0) if self.on_cpu else super().root_device
 
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """DeepSpeed unpickles whatever a checkpoint names; here only tensors and what DeepSpeed itself puts there are built."""
+        from deepspeed.runtime.fp16.loss_scaler import LossScaler
+        from deepspeed.runtime.zero.config import ZeroStageEnum
+        from deepspeed.utils.tensor_fragment import fragment_address
+
+        def load(path: str, map_location: Any = None) -> Any:
+            own = (LossScaler, ZeroStageEnum, fragment_address)
+            return load_tensors(Path(path), own, map_location=map_location)
+
+        self.deepspeed_engine.checkpoint_engine.load = load
+        return super().load_checkpoint(checkpoint_path, weights_only)
+
     @contextmanager
     def whole_parameters(self, parameters: list[nn.Parameter], write: bool) -> Iterator[None]:
         """ZeRO-3 keeps a part of every weight in each process: put them together, and apart again with what was written."""
@@ -63,6 +79,15 @@ class Zero(DeepSpeedStrategy):
 
         with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if write else None):
             yield
+
+
+class SafeCheckpoints(TorchCheckpointIO):
+    """Reads a checkpoint's one file without running what it holds."""
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        return load_tensors(Path(path), map_location=map_location or "cpu")
 
 
 class Launched(LightningEnvironment):
@@ -90,10 +115,11 @@ class Launched(LightningEnvironment):
         """The launcher's variables stay."""
 
 
-def launch_environment() -> list[Any]:
-    """Trainer plugins for processes that another launcher started; none where Lightning starts them."""
+def plugins(recipe: Recipe) -> list[Any]:
+    """Of the trainer: for processes that another launcher started, and for checkpoints of one file."""
     launched = {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
-    return [Launched()] if launched and "TORCHELASTIC_RUN_ID" not in os.environ else []
+    found: list[Any] = [Launched()] if launched and "TORCHELASTIC_RUN_ID" not in os.environ else []
+    return found + ([SafeCheckpoints()] if checkpoint_kind(recipe) == "one file" else [])
 
 
 def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:

@@ -7,10 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from align.training import checkpoints
 from tests.builders import train_debug_block
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,3 +66,27 @@ def test_zero_resumes(tmp_path: Path, debug_data: Path) -> None:
     whole = tmp_path / "whole"
     train_debug_block(whole, debug_data, *WORDS, "trainer.max_steps=6", "trainer.min_learning_rate_ratio=1")
     assert losses(output) == pytest.approx(losses(whole), rel=1e-5)
+
+
+class Planted:
+    """Unpickled, it leaves a file behind."""
+
+    def __init__(self, at: Path) -> None:
+        self.at = at
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.at,)
+
+
+@pytest.mark.parametrize("resume", ["auto", "named"])
+def test_zero_does_not_run_what_a_checkpoint_holds(tmp_path: Path, debug_data: Path, resume: str) -> None:
+    output, ran = tmp_path / "two", tmp_path / "ran"
+    words = ("launch.strategy=deepspeed_2", "trainer.checkpoint_every=3")
+    assert start(output, debug_data, *words, steps=3).returncode == 0
+    checkpoint = output / "checkpoints" / "step-3.ckpt"
+    for file in checkpoint.rglob("*.pt"):
+        torch.save({**torch.load(file, weights_only=False), "planted": Planted(ran)}, file)
+    os.replace(checkpoint, checkpoints.part(checkpoint))
+    checkpoints.seal(checkpoint, checkpoints.read_seal(checkpoint))
+    again = start(output, debug_data, *words, f"trainer.resume={'auto' if resume == 'auto' else checkpoint}")
+    assert not ran.exists() and "is not unpickled" in again.stderr and again.returncode == 2, again.stderr
