@@ -301,7 +301,7 @@ def test_broken_folders_say_why_in_one_line(tmp_path: Path) -> None:
         fails("model.safetensors.index.json")
     (tmp_path / "model.safetensors.index.json").unlink()
     torch.save({"a": print}, tmp_path / "pytorch_model.bin")
-    fails("not readable")
+    fails("holds print objects, not tensors alone")
     torch.save([torch.zeros(1)], tmp_path / "pytorch_model.bin")
     fails("no table of tensors")
     with pytest.raises(UserError, match="block_size=0"):
