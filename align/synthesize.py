@@ -10,7 +10,9 @@ from __future__ import annotations
 import shlex
 import sys
 
+from align.common.claims import Claim
 from align.common.errors import cli
+from align.common.text import say
 from align.config.parser import parse_command
 from align.config.preflight import check_writing
 from align.data.prompts import check_source
@@ -22,16 +24,17 @@ def main(argv: list[str] | None = None) -> None:
     recipe = parse_command(words, "align.synthesize", __doc__ or "")
     check_writing(recipe)
     check_source(recipe.data.prompts)
-    # only now: torch and transformers take seconds to import
-    from align.data.synthesis import synthesize
-    from align.target.loading import load_target
+    with Claim(recipe.data_folder, "data.path" if recipe.data.path else "output"):
+        # only now: torch and transformers take seconds to import
+        from align.data.synthesis import synthesize
+        from align.target.loading import load_target
 
-    t = recipe.target
-    target = load_target(
-        t.name, t.dtype, t.device, revision=t.revision, trust_remote_code=t.trust_remote_code
-    )
-    synthesize(recipe, target, recipe.data_folder)
-    print(f"next:\n  python -m align.train {shlex.join(words)}")
+        t = recipe.target
+        target = load_target(
+            t.name, t.dtype, t.device, revision=t.revision, trust_remote_code=t.trust_remote_code
+        )
+        synthesize(recipe, target, recipe.data_folder)
+    say(f"next:\n  python -m align.train {shlex.join(words)}")
 
 
 if __name__ == "__main__":

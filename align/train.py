@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 
+from align.common.claims import Claim
 from align.common.errors import cli
+from align.common.text import say
 from align.config.hardware import main_process
 from align.config.parser import parse_command
 from align.config.preflight import check_training
@@ -23,14 +27,15 @@ def main(argv: list[str] | None = None) -> None:
     from align.training.run import train
 
     try:
-        train(recipe, argv=words)
+        with Claim(Path(recipe.output), "output") if main_process() else nullcontext():
+            train(recipe, argv=words)
     except (NonFiniteLoss, Interrupted) as stop:
         if (
             not main_process()
         ):  # a worker that stopped with the others: its launcher must not take it for a crash
             raise SystemExit(0) from None
         failed = isinstance(stop, NonFiniteLoss)
-        print(f"error: {stop}" if failed else str(stop), file=sys.stderr)
+        say(f"error: {stop}" if failed else str(stop), error=True)
         raise SystemExit(1 if failed else 130) from None
 
 

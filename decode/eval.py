@@ -10,16 +10,16 @@ import shlex
 import sys
 from argparse import BooleanOptionalAction, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from align.common.claims import Claim
 from align.common.errors import UserError, cli
+from align.common.terminal import PlainConsole
 from decode.benchmark.config import TUNING_PROMPTS, TUNING_SUITE, EvalConfig
 from decode.benchmark.folder import check_early
 from decode.benchmark.plan import DEFAULT_METHODS, buildable, checked_names, make_plan
-from decode.benchmark.progress import wide_console
 from decode.cli import VERIFIER_HELP, Parser, number, whole
 from decode.method_names import PLAIN
 from decode.methods.drafter_spec import given_drafters
@@ -126,17 +126,18 @@ def read_config(arguments: Sequence[str]) -> EvalConfig:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exit code 1 when an output changed beyond rounding, 2 for an input that can't be used."""
     words = sys.argv[1:] if arguments is None else arguments
-    config, console = read_config(words), wide_console()
-    summary, folder = evaluate(config, console, shlex.join(["python", "-m", "decode.eval", *words]))
+    config, console = read_config(words), PlainConsole(wide=True)
+    with Claim(config.out, "--out") if config.out else nullcontext():
+        summary, folder = evaluate(config, console, shlex.join(["python", "-m", "decode.eval", *words]))
     from decode.reporting.render import print_report
 
     print_report(summary, folder, console)
-    console.print(next_step(summary, config), markup=False, highlight=False, soft_wrap=True)
+    console.say(next_step(summary, config), wrap=False)
     if summary["bugs"]:
         raise SystemExit(1)
 
 
-def evaluate(config: EvalConfig, console: Console, command: str = "") -> tuple[dict[str, Any], Path]:
+def evaluate(config: EvalConfig, console: PlainConsole, command: str = "") -> tuple[dict[str, Any], Path]:
     """Measure what the config asks for; returns the summary and the folder that holds it.
 
     Raises:
@@ -146,7 +147,7 @@ def evaluate(config: EvalConfig, console: Console, command: str = "") -> tuple[d
 
     def say(lines: Sequence[str], before: str = "") -> None:
         for line in lines:
-            console.print(f"{before}{line}", markup=False, highlight=False, soft_wrap=bool(before))
+            console.say(f"{before}{line}", wrap=not before)
 
     suites, skipped = check(config)
     from decode.benchmark.session import begin

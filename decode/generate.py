@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 from typing import TYPE_CHECKING
 
 from align.common.errors import UserError, cli
+from align.common.text import say
 from decode.cli import VERIFIER_HELP, Parser, whole
 from decode.method_names import LOSSY
 from decode.methods.drafter_spec import DEFAULT_DRAFTER, NO_FOLDERS, check_there, given_drafters
@@ -129,7 +129,7 @@ def _load(args: argparse.Namespace) -> Decoder:
     elif drafter is None and args.method is None:
         drafter, note = "lookup", f"no drafter is shipped for {target}: prompt lookup drafts instead"
     if note:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}", error=True)
     copies = args.method is None and drafter not in NO_FOLDERS
     return load(
         target,
@@ -176,8 +176,6 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command. Exit code 0, 2 for an input that can't be used, 130 when interrupted."""
     args = _parse(argv)
     _check(args)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character gets a "?"
     from decode.speculation.sampling import Sampling
 
     sampling = Sampling(
@@ -195,18 +193,18 @@ def main(argv: list[str] | None = None) -> None:
     decoder = _load(args)
     verifier = decoder.verifier_for(sampling)
     if verifier.startswith(LOSSY):
-        print(f"note: {verifier} does NOT keep the output's distribution", file=sys.stderr)
+        say(f"note: {verifier} does NOT keep the output's distribution", error=True)
     messages = [{"role": "system", "content": args.system}, {"role": "user", "content": text}]
     out = decoder.generate(
         messages if args.system else text,
         max_new_tokens=args.max_new_tokens,
         sampling=sampling,
         stop=args.stop,
-        stream=lambda piece: print(piece, end="", flush=True),
+        stream=lambda piece: say(piece, end=""),
         raw=args.raw,
     )
-    print()
-    print(summary(decoder, out, verifier), file=sys.stderr)
+    say()
+    say(summary(decoder, out, verifier), error=True)
 
 
 if __name__ == "__main__":

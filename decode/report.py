@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from align.common.errors import cli
+from align.common.terminal import PlainConsole
+from align.common.text import say
 from decode.cli import Parser
 from decode.reporting.render import make_report, print_report
 from decode.reporting.tables import markdown
@@ -26,9 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     summary, _ = make_report(options.folder)
     if options.markdown:
-        print(markdown(summary))
+        say(markdown(summary))
         return
-    print_report(summary, options.folder, Console())
+    print_report(summary, options.folder, PlainConsole())
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from align.common.errors import UserError, cli
+from align.common.claims import Claim
+from align.common.errors import cli
+from align.common.text import say
 from decode.cli import Parser, whole
 from decode.losslessness.checks import run
 from decode.losslessness.config import QUICK, THOROUGH, VerifyConfig
@@ -73,18 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = vars(parser().parse_args(arguments))
     counts = THOROUGH if given.pop("thorough") else QUICK
     config = VerifyConfig(**{**given, **{k: given[k] or default for k, default in counts.items()}})
-    if config.out.exists() and not config.out.is_dir():
-        raise UserError(f"--out={str(config.out)!r} is a file, not a folder")
-    console = Console()
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    checks, pair, caught = run(
-        config, say, lambda checks, pair, caught: write_verdict(config.out, checks, pair, False, caught)
-    )
-    say("\n" + write_verdict(config.out, checks, pair, True, caught))
-    console.print(f"Verdict: {config.out / 'verdict.md'}", markup=False, highlight=False)
+    with Claim(config.out, "--out"):
+        checks, pair, caught = run(
+            config, say, lambda checks, pair, caught: write_verdict(config.out, checks, pair, False, caught)
+        )
+        say("\n" + write_verdict(config.out, checks, pair, True, caught))
+    say(f"Verdict: {config.out / 'verdict.md'}")
     if not all(check.passed for check in checks):
         raise SystemExit(1)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from align.common.batch import Anchors, Batch
+from align.common.terminal import PlainConsole
 from align.config.parser import load_recipe
 from align.config.recipe import DrafterConfig
 from align.data import shards as data
@@ -298,7 +298,7 @@ QUIET = [
 
 def run_eval(*arguments: Any) -> tuple[dict[str, Any], Path]:
     config = eval.read_config([*QUIET, *map(str, arguments)])
-    return eval.evaluate(config, Console(quiet=True), "command")
+    return eval.evaluate(config, PlainConsole(quiet=True), "command")
 
 
 def tree_prefixes(tokens: tuple[int, ...], parents: tuple[int, ...]) -> list[tuple[int, ...]]:

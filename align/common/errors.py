@@ -1,16 +1,20 @@
-"""What a user sees when an input is wrong: one line that names it, exit code 2, no traceback."""
+"""What a user sees when an input is wrong or the machine fails: one line that names it, an exit code, no traceback."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import functools
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from align.common.text import say
 
 
 class UserError(ValueError):
@@ -36,8 +40,46 @@ def in_one_line(where: str) -> Iterator[None]:
         raise UserError(f"{where}: {line}") from None
 
 
+_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
+"""What no other input mends: a full or broken disk."""
+
+
+def what_happened(error: BaseException) -> tuple[str, int] | None:
+    """One line and the exit code for what a user or the machine can cause: 2 for an input, 1 for a disk that is full or broken.
+    None for a mistake of ours, which keeps its traceback.
+    """
+    if isinstance(error, UserError):
+        return str(error), 2
+    text = " ".join(str(error).split())
+    number = error.errno if isinstance(error, OSError) else None
+    # safetensors and torch's writer wrap what the system said
+    if wrapped := re.search(r"os error (\d+)|\berrno\W+(\d+)", text):
+        number = number or int(wrapped[1] or wrapped[2])
+    if isinstance(error, OSError):
+        names = [
+            os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)
+        ]
+        text = (
+            f"{' → '.join(names)}: {error.strerror}" if names and error.strerror else error.strerror or text
+        )
+        return text or type(error).__name__, 1 if number in _MACHINE else 2
+    if number is not None and type(error).__name__ == "SafetensorError":
+        return f"a file can't be read or written: {os.strerror(number)}", 1 if number in _MACHINE else 2
+    if isinstance(error, RuntimeError) and re.search(
+        "PytorchStreamWriter|inline_container|write failed", text
+    ):
+        return f"a file can't be written, the disk is full or broken ({text[:120]})", 1
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and re.search("out of memory|not enough memory|allocate memory", text)
+    ):
+        return f"not enough memory{': ' + text[:200] if text else ''}", 2
+    return None
+
+
 def cli(main: Callable[..., Any]) -> Callable[..., None]:
-    """Wrap a command: `UserError` becomes `error: …` on stderr and exit code 2, Ctrl-C and SIGTERM exit code 130."""
+    """Wrap a command: what a user or the machine caused becomes `error: …` on stderr and an exit code (`what_happened`), Ctrl-C
+    and SIGTERM exit code 130.
+    """
 
     @functools.wraps(main)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -46,14 +88,29 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             main(*args, **kwargs)
-        except UserError as error:
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-            raise SystemExit(2) from None
+            sys.stdout.flush()
         except KeyboardInterrupt:
-            print("interrupted: run the same command again to continue", file=sys.stderr)
+            say("interrupted: run the same command again to continue", error=True)
             raise SystemExit(130) from None
         except BrokenPipeError:  # `… | head`: the reader has had enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _close_output()
             raise SystemExit(0) from None
+        except Exception as error:
+            found = what_happened(error)
+            if found is None:
+                raise
+            line, code = found
+            _close_output()
+            say(f"error: {' '.join(line.split())}", error=True)
+            raise SystemExit(code) from None
 
     return run
+
+
+def _close_output() -> None:
+    """Where standard output can't be written, what is left for it goes nowhere: the interpreter would fail over it at its end."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import re
@@ -12,19 +13,49 @@ from typing import Any
 
 from align.common.errors import UserError
 
+UNFINISHED = ".specalign-part"
+"""How the name of a file ends that is being written."""
+
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Call `write(temporary path)` beside `path`, then rename: a kill leaves the old file or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Call `write(temporary path)` beside `path`, then rename: a kill or a power cut leaves the old file or the new, never a part.
+
+    Raises:
+        OSError: it can't be written; names `path`.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.", suffix=UNFINISHED)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     os.close(handle)
     try:
         write(Path(part))
+        to_disk(Path(part))
         os.chmod(part, 0o644)
         os.replace(part, path)
+        to_disk(path.parent)
+    except OSError as error:
+        Path(part).unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
+
+
+def to_disk(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, has reached the disk: a rename may overtake what it names."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256_file(path: Path) -> str:
+    """The file's hash, in hex digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_tensors(path: Path, allowed: Sequence[Any] = (), **options: Any) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import hashlib
 import os
 import shutil
 import socket
@@ -23,7 +22,7 @@ from typing import IO
 from urllib.parse import urlparse
 
 from align.common.errors import UserError
-from align.common.files import write_atomically
+from align.common.files import sha256_file, write_atomically
 from align.common.provenance import CHECKOUT
 
 
@@ -110,14 +109,6 @@ def model_folder(name: str, kind: str, files: Sequence[str], revision: str | Non
             pass
     hint = nearby(path) or " (a folder in hub layout will do)"
     raise UserError(f"{kind} {name!r}: no such folder, and no hub id that can be had{hint}")
-
-
-def sha256_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _installed_file(package: str, member: str) -> Path | None:

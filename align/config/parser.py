@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from align.common.errors import UserError, nearest
+from align.common.schema import convert, type_name
 from align.common.strict_yaml import dump_yaml, parse_yaml
-from align.common.text import short
+from align.common.text import say, short
 from align.config.hardware import gpu_count
 from align.config.recipe import GROUPS, Key, Recipe, keys, resolve
 from align.config.rules import check
@@ -40,11 +40,11 @@ def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe:
     """
     words = list(argv)
     if "-h" in words or "--help" in words:
-        print(help_text(prog, description))
+        say(help_text(prog, description))
         raise SystemExit(0)
     recipe = load_recipe([w for w in words if w != "--print"])
     if "--print" in words:
-        print(dump_yaml(resolve(recipe)), end="")
+        say(dump_yaml(resolve(recipe)), end="")
         raise SystemExit(0)
     return recipe
 
@@ -218,44 +218,12 @@ def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
 
 
 def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
-    """`value` as `kind`, without guessing: an int may stand for a float, one text for a list of texts."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        return _convert(value, next(a for a in arguments if a is not type(None)), name, where)
-    if origin is Literal:
-        if isinstance(value, str) and value in arguments:
-            return value
-        raise UserError(f"{where}: {name}={short(value)} is unknown{nearest(str(value), arguments)}")
-    if origin is list:
-        if isinstance(value, str) and arguments[0] is str:
-            value = [part for part in re.split(r"[,\s]+", value) if part]
-        if isinstance(value, list):
-            return [_convert(v, arguments[0], f"{name}[{i}]", where) for i, v in enumerate(value)]
-    elif origin is dict:
-        if isinstance(value, dict):
-            return {str(k): _convert(v, arguments[1], f"{name}.{k}", where) for k, v in value.items()}
-    elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    elif type(value) is kind:  # exactly: a bool is an int
-        return value
-    raise UserError(f"{where}: {name}={short(value)} must be {_type_name(kind)}")
-
-
-def _type_name(kind: Any) -> str:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return " or ".join("null" if a is type(None) else _type_name(a) for a in arguments)
-    if origin is Literal:
-        return "|".join(arguments)
-    if origin is list:
-        return f"a list of {_type_name(arguments[0]).removeprefix('a ').removeprefix('an ')}s".replace(
-            "texts", "text"
-        )
-    if origin is dict:
-        return "a mapping of names to numbers"
-    return {int: "an integer", float: "a number", bool: "true or false", str: "text"}[kind]
+    """`value` as `kind`; one text may stand for a list of texts."""
+    if isinstance(value, str) and str in [
+        a for k in (kind, *get_args(kind)) if get_origin(k) is list for a in get_args(k)
+    ]:
+        value = [part for part in re.split(r"[,\s]+", value) if part]
+    return convert(value, kind, name, where)
 
 
 def help_text(prog: str, description: str) -> str:
@@ -268,7 +236,7 @@ def help_text(prog: str, description: str) -> str:
     lines += ["", "  --print  show the resolved recipe and end", "", "keys:"]
     for key in keys().values():
         lines.append(f"  {key.name}={_show(key)}")
-        lines.append(f"      {_type_name(key.type)}: {key.doc}")
+        lines.append(f"      {type_name(key.type)}: {key.doc}")
     return "\n".join(lines)
 
 

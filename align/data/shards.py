@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.common.files import write_atomically
+from align.common.files import sha256_file, write_atomically
+from align.common.schema import convert, read_json
 
 
 @dataclass
@@ -60,48 +61,100 @@ def from_lists(
     )
 
 
+class _Always(TypedDict):
+    shards: int
+
+
+class Manifest(_Always, total=False):
+    """What a manifest holds that is read; the settings that the samples were written with come to it."""
+
+    samples: int
+    tokens: int
+    answer_tokens: int
+    dropped: dict[str, int]
+    finished: bool
+    sha256: list[str]
+    """Of each shard; a manifest of old has none."""
+    target: str
+    target_sha256: str
+    top_p: float
+    top_k: int
+
+
+def sha256_of(manifest: dict[str, Any], shard: int) -> str | None:
+    """What the manifest says that a shard hashes to."""
+    known = manifest.get("sha256", [])
+    return known[shard] if shard < len(known) else None
+
+
 def shard_path(folder: Path, index: int) -> Path:
     return folder / f"shard-{index:05d}.safetensors"
 
 
-def write_shard(folder: Path, index: int, samples: Samples) -> None:
-    """Write one shard, atomically."""
+def write_shard(folder: Path, index: int, samples: Samples) -> str:
+    """Write one shard, atomically; its sha256."""
     tensors = {
         "tokens": samples.tokens.to(torch.int32),
         "offsets": samples.offsets,
         "answer_start": samples.answer_start.to(torch.int32),
         "temperature": samples.temperature.to(torch.float32),
     }
-    write_atomically(shard_path(folder, index), lambda part: save_file(tensors, str(part)))
+    path = shard_path(folder, index)
+    write_atomically(path, lambda part: save_file(tensors, str(part)))
+    return sha256_file(path)
 
 
-def read_shard(path: Path) -> Samples:
-    """One shard. Raises UserError when the file is torn or not a shard."""
+def read_shard(path: Path, sha256: str | None = None, vocabulary: int | None = None) -> Samples:
+    """One shard.
+
+    Args:
+        sha256: what the manifest says of it; None = nothing, a manifest of old.
+        vocabulary: every token is less.
+
+    Raises:
+        UserError: it is missing, torn, no shard, or not as it was written; align.synthesize mends each.
+    """
     try:
+        if sha256 is not None and path.exists() and sha256_file(path) != sha256:
+            raise ValueError("it has changed since it was written")
         tensors = load_file(str(path))
-        return Samples(
+        found = Samples(
             tensors["tokens"].long(),
-            tensors["offsets"],
+            tensors["offsets"].long(),
             tensors["answer_start"].long(),
             tensors["temperature"].float(),
         )
-    except (SafetensorError, OSError, KeyError) as error:
+        if why := _nonsense(found, vocabulary):
+            raise ValueError(why)
+        return found
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise UserError(
-            f"{path}: not a readable data shard ({error}); remove it and run align.synthesize again"
+            f"{path}: not a readable data shard ({error}); align.synthesize with the same words writes it again"
         ) from None
+
+
+def _nonsense(s: Samples, vocabulary: int | None) -> str | None:
+    """Why these tensors are no samples, or None."""
+    if any(tensor.dim() != 1 for tensor in vars(s).values()) or len(s.offsets) == 0:
+        return "its tensors have the wrong shape"
+    lengths = s.offsets.diff()
+    if int(s.offsets[0]) != 0 or int(s.offsets[-1]) != len(s.tokens) or bool((lengths < 0).any()):
+        return "its offsets do not rise from 0 to the number of tokens"
+    if not len(s) == len(s.answer_start) == len(s.temperature):
+        return "its tensors disagree on the number of samples"
+    if bool(((s.answer_start < 0) | (s.answer_start > lengths)).any()):
+        return "an answer begins outside its sample"
+    if len(s.tokens) and (int(s.tokens.min()) < 0 or int(s.tokens.max()) >= (vocabulary or 2**31)):
+        return f"token {int(s.tokens.max())} is none of the target's {vocabulary}"
+    return None
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The folder's manifest. Raises UserError where it is missing or broken."""
     path = folder / "manifest.json"
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(
-            f"{folder}: no manifest.json, so no data; write some with python -m align.synthesize"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable JSON ({error})") from None
+    if not path.exists():
+        raise UserError(f"{folder}: no manifest.json, so no data; write some with python -m align.synthesize")
+    return convert(read_json(path), Manifest, "", str(path))
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
@@ -109,14 +162,17 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     write_atomically(folder / "manifest.json", lambda part: part.write_text(text))
 
 
-def read_samples(folder: Path) -> Samples:
-    """All samples of a data folder, in writing order.
+def read_samples(folder: Path, vocabulary: int | None = None) -> Samples:
+    """All samples of a data folder, in writing order; `vocabulary`: every token is less.
 
     Raises:
         UserError: no folder, no manifest, a missing or torn shard, or no sample at all.
     """
     manifest = read_manifest(folder)
-    shards = [read_shard(shard_path(folder, i)) for i in range(int(manifest["shards"]))]
+    shards = [
+        read_shard(shard_path(folder, i), sha256_of(manifest, i), vocabulary)
+        for i in range(manifest["shards"])
+    ]
     count = sum(len(s) for s in shards)
     if count == 0:
         raise UserError(f"{folder}: holds no sample; write some with python -m align.synthesize")

@@ -7,7 +7,9 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from align.common.errors import UserError
+from align.common.files import sha256_file
+from align.common.text import say
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.generation import Row, Writer, WriterSettings
@@ -87,16 +91,10 @@ def _identity(
 
 def _resume(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
     """The manifest to go on from: the folder's own, when it was written with the same settings, else a fresh one."""
+    nothing = {"shards": 0, "samples": 0, "tokens": 0, "answer_tokens": 0, "dropped": {}, "finished": False}
+    nothing |= {"sha256": []}
     if not (folder / "manifest.json").exists():
-        return {
-            **identity,
-            "shards": 0,
-            "samples": 0,
-            "tokens": 0,
-            "answer_tokens": 0,
-            "dropped": {},
-            "finished": False,
-        }
+        return identity | nothing
     manifest = data.read_manifest(folder)
     for key, value in identity.items():
         if manifest.get(key, _OLDER.get(key)) != value:
@@ -104,14 +102,20 @@ def _resume(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
                 f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says {value!r}; "
                 "give the data.… keys that it was written with, or another data.path"
             )
-    return manifest
+    return manifest | {key: value for key, value in nothing.items() if key not in manifest}
+
+
+FRUITLESS = 20
+"""Batches in a row of which nothing is kept, after which the writing stops."""
 
 
 def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False) -> dict[str, Any]:
     """Write `recipe.data.samples` samples into `folder`, going on from what is there; returns the manifest.
 
+    A shard that is missing or damaged is written again first: its text depends on the seed and its number alone.
+
     Raises:
-        UserError: a folder written with other settings, prompts that can't be read, or prompts that run out.
+        UserError: a folder written with other settings, prompts that can't be read, or settings under which nothing is kept.
     """
     d = recipe.data
     template = chat_template(target)
@@ -121,42 +125,135 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
             d.prompts, d.prompts_split, d.prompts_column, d.prompts_config, d.prompts_revision
         )
     manifest = _resume(folder, _identity(recipe, target, template, prompts))
+    batches = _Batches(recipe, target, template, prompts)
+    _mend(folder, manifest, batches, quiet)
     if manifest["samples"] >= d.samples:
         if not quiet:
-            print(f"{folder} is finished: {manifest['samples']} samples, {manifest['tokens']} tokens")
+            say(f"{folder} is finished: {manifest['samples']} samples, {manifest['tokens']} tokens")
         return manifest
-    seen = NearDuplicates(d.near_duplicate_threshold)
-    for number in range(manifest["shards"]):
-        shard = data.read_shard(data.shard_path(folder, number))
-        for i in range(len(shard)):
-            seen.add(_text_key(shard[i].tolist(), int(shard.answer_start[i]), len(template.prefix)))
-    settings = WriterSettings(
-        d.prompt_temperature, d.top_p, d.top_k, d.max_prompt_tokens, d.max_answer_tokens
-    )
-    capacity = len(template.prefix) + d.max_prompt_tokens + len(template.turn) + d.max_answer_tokens
-    writer = Writer(target, template.prefix, template.turn, settings, capacity)
-    start, tokens_before = time.monotonic(), manifest["tokens"]
+    start, tokens_before, fruitless = time.monotonic(), manifest["tokens"], 0
     if manifest["samples"] and not quiet:
-        print(f"going on in {folder}: {manifest['samples']} of {d.samples} samples are there", flush=True)
+        say(f"going on in {folder}: {manifest['samples']} of {d.samples} samples are there")
     with _WritingProgress(d.samples, manifest["samples"], quiet) as progress:
         while manifest["samples"] < d.samples:
-            rows = _rows(recipe, manifest["shards"], target, template, prompts)
-            if not rows:
+            dropped = Counter(manifest["dropped"])
+            room = d.samples - manifest["samples"]
+            samples = batches.write(manifest["shards"], room, dropped, progress.count)
+            if samples is None:
                 break
-            generator = torch.Generator().manual_seed(_batch_seed(recipe.seed, manifest["shards"]))
-            writer.write(rows, generator, progress.count)
-            _write_batch(rows, manifest, folder, seen, len(template.prefix), d.samples)
+            manifest["sha256"].append(data.write_shard(folder, manifest["shards"], samples))
+            manifest["shards"] += 1
+            manifest["dropped"] = dict(sorted(dropped.items()))
+            _count(manifest, samples)
+            manifest["finished"] = manifest["samples"] >= d.samples
+            data.write_manifest(folder, manifest)
             progress.samples_done(manifest["samples"])
+            fruitless = 0 if len(samples) or prompts else fruitless + 1
+            if fruitless == FRUITLESS:
+                raise UserError(
+                    f"{folder}: nothing of {FRUITLESS} batches in a row was kept (dropped so far: {_counts(dropped)}); "
+                    "data.near_duplicate_threshold, data.prompt_temperature and data.max_prompt_tokens decide"
+                )
     seconds = time.monotonic() - start
     if not quiet:
         written = manifest["tokens"] - tokens_before
-        print(
+        say(
             f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
             f"({written / max(seconds, 1e-9):.0f} kept tokens/s, dropped: {_counts(manifest['dropped'])})"
         )
     if manifest["samples"] < d.samples and prompts is not None and not quiet:
-        print(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
+        say(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
     return manifest
+
+
+def _mend(folder: Path, manifest: dict[str, Any], batches: _Batches, quiet: bool) -> None:
+    """Write shards again that are missing or not as they were, and have `batches` know what all of them hold."""
+    found: dict[int, data.Samples] = {}
+    for number in range(manifest["shards"]):
+        path, sha256 = data.shard_path(folder, number), data.sha256_of(manifest, number)
+        try:
+            found[number] = data.read_shard(path, sha256, batches.target.vocab_size)
+        except UserError as error:
+            if not quiet:
+                say(f"written again: {error}")
+    whole = len(found) == manifest["shards"]
+    if whole and manifest["samples"] >= batches.recipe.data.samples:
+        return
+    manifest |= {"samples": 0, "tokens": 0, "answer_tokens": 0, "sha256": []}
+    for number in range(manifest["shards"]):
+        if number in found:
+            batches.remember(found[number])
+        else:
+            room = batches.recipe.data.samples - manifest["samples"]
+            samples = batches.write(number, room, Counter())
+            assert samples is not None  # there was such a batch
+            found[number] = samples
+            data.write_shard(folder, number, samples)
+        manifest["sha256"].append(sha256_file(data.shard_path(folder, number)))
+        _count(manifest, found[number])
+    if not whole:
+        data.write_manifest(folder, manifest)
+
+
+def _count(manifest: dict[str, Any], samples: data.Samples) -> None:
+    manifest["samples"] += len(samples)
+    manifest["tokens"] += len(samples.tokens)
+    manifest["answer_tokens"] += len(samples.tokens) - int(samples.answer_start.sum())
+
+
+class _Batches:
+    """The target's batches by number, without what is broken or was said before."""
+
+    def __init__(self, recipe: Recipe, target: Target, template: Template, prompts: list[str] | None) -> None:
+        self.recipe, self.target, self.template, self.prompts = recipe, target, template, prompts
+        self.seen = NearDuplicates(recipe.data.near_duplicate_threshold)
+
+    @cached_property
+    def writer(self) -> Writer:
+        d, t = self.recipe.data, self.template
+        settings = WriterSettings(
+            d.prompt_temperature, d.top_p, d.top_k, d.max_prompt_tokens, d.max_answer_tokens
+        )
+        capacity = len(t.prefix) + d.max_prompt_tokens + len(t.turn) + d.max_answer_tokens
+        return Writer(self.target, t.prefix, t.turn, settings, capacity)
+
+    def remember(self, samples: data.Samples) -> None:
+        """Samples that are written: what is near to them is dropped."""
+        for tokens, start in zip(
+            map(samples.__getitem__, range(len(samples))), samples.answer_start, strict=True
+        ):
+            self.seen.add(_text_key(tokens.tolist(), int(start), len(self.template.prefix)))
+
+    def write(
+        self,
+        number: int,
+        room: int,
+        dropped: Counter[str],
+        progress: Callable[[int], None] = lambda tokens: None,
+    ) -> data.Samples | None:
+        """At most `room` samples of a batch, those of the batches before it being known; None after the last prompt.
+
+        `dropped` counts why rows are left out; `progress` hears of new tokens.
+        """
+        rows = _rows(self.recipe, number, self.target, self.template, self.prompts)
+        if not rows:
+            return None
+        self.writer.write(
+            rows, torch.Generator().manual_seed(_batch_seed(self.recipe.seed, number)), progress
+        )
+        chosen: list[Row] = []
+        for row in rows:
+            if row.broken:
+                dropped[row.broken] += 1
+            elif not self.seen.add(_text_key(row.tokens, row.answer_start, len(self.template.prefix))):
+                dropped["near-duplicate"] += 1
+            elif len(chosen) < room:
+                chosen.append(row)
+        return data.from_lists(
+            [r.tokens for r in chosen],
+            [r.answer_start for r in chosen],
+            [r.answer_temperature for r in chosen],
+        )
 
 
 def _counts(dropped: dict[str, int]) -> str:
@@ -212,32 +309,6 @@ def _text_key(tokens: list[int], answer_start: int, prefix: int) -> list[int]:
     return tokens[prefix:answer_start] if answer_start > prefix else tokens[prefix : prefix + 64]
 
 
-def _write_batch(
-    rows: list[Row], manifest: dict[str, Any], folder: Path, seen: NearDuplicates, prefix: int, total: int
-) -> None:
-    """Drop broken turns and near-duplicates, write the rest as one shard, then the manifest."""
-    dropped = Counter(manifest["dropped"])
-    chosen: list[Row] = []
-    for row in rows:
-        if row.broken:
-            dropped[row.broken] += 1
-        elif not seen.add(_text_key(row.tokens, row.answer_start, prefix)):
-            dropped["near-duplicate"] += 1
-        elif manifest["samples"] + len(chosen) < total:
-            chosen.append(row)
-    samples = data.from_lists(
-        [r.tokens for r in chosen], [r.answer_start for r in chosen], [r.answer_temperature for r in chosen]
-    )
-    data.write_shard(folder, manifest["shards"], samples)
-    manifest["shards"] += 1
-    manifest["samples"] += len(chosen)
-    manifest["tokens"] += int(samples.offsets[-1])
-    manifest["answer_tokens"] += sum(len(r.tokens) - r.answer_start for r in chosen)
-    manifest["dropped"] = dict(sorted(dropped.items()))
-    manifest["finished"] = manifest["samples"] >= total
-    data.write_manifest(folder, manifest)
-
-
 class _WritingProgress:
     """How far the writing is, as a context: a bar on a terminal, a line every `LINE_EVERY` seconds elsewhere."""
 
@@ -271,7 +342,7 @@ class _WritingProgress:
         left = (
             f", {(now - self.started) / new * (self.total - self.samples) / 60:.0f} min left" if new else ""
         )
-        print(f"{self.samples}/{self.total} samples, {rate}{left}", flush=True)
+        say(f"{self.samples}/{self.total} samples, {rate}{left}")
 
     def samples_done(self, samples: int) -> None:
         """So many samples are in the folder."""

@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import save_file
 
 from align.common.errors import UserError, nearest
-from align.common.hub import cache_folder, sha256_file
+from align.common.files import sha256_file
+from align.common.hub import cache_folder
 
 _KEYS = {
     "attn_norm": "input_layernorm",

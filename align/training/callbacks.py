@@ -14,7 +14,7 @@ from typing import Any
 import lightning
 from lightning.pytorch.callbacks import Callback
 
-from align.common.text import clock
+from align.common.text import clock, say
 from align.config.recipe import Recipe
 from align.training import checkpoints
 from align.training.base_module import DrafterModule
@@ -103,7 +103,7 @@ class ProgressLogger(Callback):
 
     def _report(self, trainer: lightning.Trainer, line: str, numbers: dict[str, float]) -> None:
         if not self.quiet:
-            print(line, flush=True)
+            say(line)
         for logger in trainer.loggers if trainer.is_global_zero else []:
             logger.log_metrics(numbers, trainer.global_step)
             logger.save()

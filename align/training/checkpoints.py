@@ -1,7 +1,8 @@
 """Which checkpoints of a run are whole, and which one to go on from.
 
 A checkpoint is `step-N.ckpt` (a file, or a folder under DeepSpeed) with its seal `step-N.json` beside it. It is saved
-under another name, renamed when it is whole, and sealed last; the seal says what it belongs to and how large it is.
+under another name, renamed when it is whole, and sealed last; the seal says what it belongs to, how large its files are
+and what they hash to.
 """
 
 from __future__ import annotations
@@ -9,14 +10,34 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from align.common.errors import UserError
-from align.common.files import write_atomically
+from align.common.files import sha256_file, to_disk, write_atomically
+from align.common.schema import convert, read_json
+from align.common.text import say
 
 _ANEW = "use trainer.resume=never or another output"
+
+
+class _Always(TypedDict):
+    step: int
+    target_sha256: str
+    drafter: dict[str, Any]
+    sizes: dict[str, int]
+
+
+class Seal(_Always, total=False):
+    """What a seal holds that is read."""
+
+    seconds: float
+    draft_vocab: list[int] | None
+    sha256: dict[str, str]
+    """Of each file; a seal of old has none."""
+    stage: str
+    train: str
+    strategy: str
 
 
 def place(folder: Path, step: int) -> Path:
@@ -39,24 +60,34 @@ def seal(path: Path, record: dict[str, Any]) -> None:
     """Give a saved part its name and mark it as complete. `record`: step, target_sha256, drafter, draft_vocab, seconds."""
     path.with_suffix(".json").unlink(missing_ok=True)
     remove(path)
+    for file in _files(part(path)):
+        to_disk(file)
     os.replace(part(path), path)
-    text = json.dumps({**record, "sizes": _sizes(path)}) + "\n"
+    hashes = {_name(path, file): sha256_file(file) for file in _files(path)}
+    text = json.dumps({**record, "sizes": _sizes(path), "sha256": hashes}) + "\n"
     write_atomically(path.with_suffix(".json"), lambda file: file.write_text(text))
 
 
 def read_seal(path: Path) -> dict[str, Any]:
     """The record of a complete checkpoint."""
-    return json.loads(path.with_suffix(".json").read_text())
+    return convert(read_json(path.with_suffix(".json")), Seal, "", str(path.with_suffix(".json")))
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+
+
+def _name(path: Path, file: Path) -> str:
+    return str(file.relative_to(path.parent))
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    return {str(p.relative_to(path.parent)): p.stat().st_size for p in files}
+    return {_name(path, file): file.stat().st_size for file in _files(path)}
 
 
 def _steps(folder: Path) -> list[Path]:
     found = [
-        (int(p.stem.removeprefix("step-")), p) for p in folder.glob("step-*.ckpt") if p.stem[5:].isdigit()
+        (int(p.stem.removeprefix("step-")), p) for p in folder.glob("step-*.ckpt") if p.stem[5:].isdecimal()
     ]
     return [p for _, p in sorted(found, reverse=True)]
 
@@ -82,14 +113,22 @@ def set_aside(folder: Path) -> None:
 def fault(path: Path) -> str | None:
     """Why a checkpoint can't be used, or None."""
     try:
-        record = read_seal(path)
-        sizes = record["sizes"]
-        int(record["step"]), record["target_sha256"], record["drafter"]
-    except (OSError, ValueError, KeyError, TypeError):
+        sizes = read_seal(path)["sizes"]
+    except UserError:
         return "incomplete"
     if not path.exists():
         return "missing"
     return None if _sizes(path) == sizes else "torn"
+
+
+def _damage(path: Path) -> str | None:
+    """`fault`, and whether every file still has the content that was sealed; seals of old had no hashes."""
+    if why := fault(path):
+        return why
+    hashes = read_seal(path).get("sha256")
+    files = {_name(path, file): file for file in _files(path)} if hashes else {}
+    changed = [name for name, file in files.items() if sha256_file(file) != (hashes or {}).get(name)]
+    return f"damaged ({changed[0]} has changed since it was saved)" if changed else None
 
 
 def check_named(resume: str) -> None:
@@ -112,12 +151,15 @@ def newest(folder: Path, resume: str, target_sha256: str) -> Path | None:
     if resume == "never":
         return None
     if resume != "auto":
-        return _of_target(Path(resume).expanduser(), target_sha256)
+        named = Path(resume).expanduser()
+        if why := _damage(named):
+            raise UserError(f"trainer.resume={resume}: {why}; auto, never, or another step-N.ckpt")
+        return _of_target(named, target_sha256)
     for path in _steps(folder):
-        why = fault(path)
+        why = _damage(path)
         if why is None:
             return _of_target(path, target_sha256)
-        print(f"warning: {path} is {why} and left out", file=sys.stderr)
+        say(f"warning: {path} is {why} and left out", error=True)
     return None
 
 

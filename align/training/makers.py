@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import transformers
 from torch import Tensor
 
 from align.common.errors import UserError, nearest
+from align.common.text import say
 from align.config.recipe import DrafterConfig
 from align.models.block import BlockDrafter
 from align.models.block_checkpoint import initialise, load_drafter, with_confidence, without_confidence
@@ -111,9 +111,9 @@ def make_block(
         if options.confidence_head:
             drafter = with_confidence(drafter)
         elif drafter.confidence is not None:
-            print(
+            say(
                 "drafter.init: its confidence head is left out (drafter.confidence_head=true keeps it)",
-                file=sys.stderr,
+                error=True,
             )
             drafter = without_confidence(drafter)
         # the same weights in another dtype are another target, and what is learnt here is this one

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import lightning
 import torch
 
 from align.common.errors import UserError
+from align.common.text import say
 from align.config.hardware import accelerator, devices, main_process, target_device
 from align.config.preflight import check_training
 from align.config.recipe import Recipe
@@ -52,7 +52,9 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         raise UserError(
             f"{folder}: written by {manifest.get('target')!r} (another sha256), not by {t.name!r}; give another data.path"
         )
-    training, validation = split_validation(data.read_samples(folder), recipe.data.validation_fraction)
+    training, validation = split_validation(
+        data.read_samples(folder, target.vocab_size), recipe.data.validation_fraction
+    )
     resume = checkpoints.newest(output / "checkpoints", recipe.trainer.resume, target.hash)
     if drafter is None:
         drafter = kind.make(target, recipe, draft_vocab(recipe, target, training, resume))
@@ -64,20 +66,20 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     if main_process():
         save_run_record(recipe, output, argv)
     if not quiet:
-        print(_data_line(folder, training, validation, recipe.data.samples), file=sys.stderr)
+        say(_data_line(folder, training, validation, recipe.data.samples), error=True)
         if resume is not None:
-            print(f"going on from {resume}", file=sys.stderr)
+            say(f"going on from {resume}", error=True)
         elif recipe.drafter.kind == "ddit" and recipe.drafter.init is None and recipe.stage != "pretrain":
-            print("note: no drafter.init: this network starts from nothing", file=sys.stderr)
+            say("note: no drafter.init: this network starts from nothing", error=True)
     trainer = fit(recipe, module, rows, resume, quiet)
     if trainer.is_global_zero:
         steps = trainer.global_step
         if not quiet and steps < recipe.trainer.max_steps:
             minutes, asked = recipe.trainer.max_minutes, recipe.trainer.max_steps
-            print(f"trainer.max_minutes={minutes:g} ended it after {steps} of {asked} steps")
+            say(f"trainer.max_minutes={minutes:g} ended it after {steps} of {asked} steps")
         saved = save_trained(module, training, manifest, steps)
         if not quiet:
-            print(_next(recipe, saved, argv or ()))
+            say(_next(recipe, saved, argv or ()))
     return module
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError
-from align.common.hub import local_path, sha256_file
+from align.common.files import sha256_file
+from align.common.hub import local_path
 from align.common.provenance import decoding_versions, git_commit, machine
 from align.common.text import cut
 from decode.benchmark.config import EvalConfig
@@ -114,8 +115,6 @@ def check_early(config: EvalConfig) -> None:
     folder = config.out
     if folder is None:
         return
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out={str(folder)!r} is a file, not a folder")
     for name, what in _NOT_OURS.items():
         if (folder / name).is_file():
             raise UserError(f"--out={str(folder)!r} holds {what} ({name}): take another folder")

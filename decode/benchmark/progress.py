@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from time import monotonic
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,6 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from align.common.terminal import PlainConsole
 from align.common.text import clock
 from decode.method_names import PLAIN
 from decode.reporting.records import Record
@@ -27,22 +25,17 @@ LINE_EVERY = 30.0
 """Seconds between lines where there is no terminal."""
 
 
-def wide_console() -> Console:
-    """One that breaks no line where there is no terminal, unless COLUMNS says where."""
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
-
-
 class TaskProgress:
     """Context manager over `total` tasks of `methods` generations each, of which `before` were done in an earlier sitting."""
 
-    def __init__(self, console: Console, total: int, methods: Sequence[str], before: int = 0) -> None:
+    def __init__(self, console: PlainConsole, total: int, methods: Sequence[str], before: int = 0) -> None:
         self.console, self.total, self.methods, self.before = console, total, list(methods), before
         self.finished = before
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.tokens: defaultdict[str, int] = defaultdict(int)
         self.started = self.spoken = monotonic()
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -79,7 +72,7 @@ class TaskProgress:
             self.spoken = now
             left = (now - self.started) / (self.finished - self.before) * (self.total - self.finished)
             text = f"{self.finished}/{self.total} rounds · {self.speeds()} · {clock(left)} left"
-            self.console.print(text, markup=False, highlight=False)
+            self.console.say(text)
 
     def speeds(self) -> str:
         """Tokens/s of every method so far, with what it is to plain decoding."""
@@ -94,7 +87,7 @@ class TaskProgress:
 class RaceProgress:
     """A line for every round of a race between settings (decode/benchmark/tuning.py)."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: PlainConsole, total: int) -> None:
         self.console, self.total, self.finished, self.ran = console, total, 0, 0
         self.seconds, self.began = 0.0, 0.0
 
@@ -111,4 +104,4 @@ class RaceProgress:
         self.seconds, self.began = self.seconds + monotonic() - self.began, 0.0
         rest = clock(self.seconds / self.ran * (self.total - self.finished))
         text = f"round {self.finished}/{self.total}: {left} settings left · {rest} left at most"
-        self.console.print(text, markup=False, highlight=False)
+        self.console.say(text)

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
+from align.common.claims import Claim
 from align.common.errors import UserError
 from align.common.provenance import decoding_versions, git_commit, machine
+from align.common.terminal import PlainConsole
 from decode.benchmark import runner
 from decode.benchmark.baseline import against_transformers
 from decode.benchmark.config import EvalConfig
@@ -40,14 +40,20 @@ class Measurement:
     records: list[Record]
     tasks: list[runner.Task]
     decoders: dict[str, Decoder]
-    console: Console
+    console: PlainConsole
+    claim: Claim
 
     @property
     def settings(self) -> runner.Settings:
         return runner.Settings(self.config.sampling, self.config.max_new_tokens)
 
     def finish(self) -> tuple[dict[str, Any], Path]:
-        """Run what is missing; the summary, and the folder that holds it."""
+        """Run what is missing; the summary, and the folder that holds it, which others may write into then."""
+        with self.claim:
+            self._run_missing()
+            return make_report(self.folder)[0], self.folder
+
+    def _run_missing(self) -> None:
         missing = list(runner.remaining(self.tasks, self.records))
         if self.records:
             note = f"continuing {self.folder}: {len(self.tasks) - len(missing)} of {len(self.tasks)} rounds are there"
@@ -58,7 +64,6 @@ class Measurement:
             with TaskProgress(self.console, len(self.tasks), list(self.decoders), done) as progress:
                 for task in missing:
                     progress.done(self.run_task(task, partial(progress.step, task.prompt.id)))
-        return make_report(self.folder)[0], self.folder
 
     def run_task(self, task: runner.Task, ended: Any = lambda method: None) -> list[Record]:
         """One task, its records written when it is over."""
@@ -79,7 +84,7 @@ class Measurement:
 
     def say(self, line: str) -> None:
         """Print a line as it is."""
-        self.console.print(line, markup=False, highlight=False)
+        self.console.say(line)
 
 
 def begin(
@@ -88,7 +93,7 @@ def begin(
     decoders: dict[str, Decoder],
     suites: Sequence[Loaded],
     skipped: Sequence[str],
-    console: Console,
+    console: PlainConsole,
     command: str,
 ) -> Measurement:
     """Open its folder: `config.out`, or one named after the settings.
@@ -123,7 +128,8 @@ def begin(
         skipped=skipped,
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+    claim = Claim(folder, "--out")
     run, records = open_folder(folder, run, not config.resume)
     named = [(s.name, pairs) for s, pairs in prepared]
     tasks = runner.plan(named, list(decoders), config.repeats, config.seed)
-    return Measurement(config, folder, run, records, tasks, decoders, console)
+    return Measurement(config, folder, run, records, tasks, decoders, console, claim)

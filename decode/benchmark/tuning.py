@@ -13,9 +13,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from align.common.errors import UserError
+from align.common.terminal import PlainConsole
 from decode.benchmark.config import TUNING_SUITE, EvalConfig
 from decode.benchmark.plan import Plan, decoders_of, forget
 from decode.benchmark.progress import RaceProgress
@@ -61,7 +60,7 @@ class OutputChanged(Exception):
 
 
 def tuned(
-    config: EvalConfig, plan: Plan, console: Console, command: str
+    config: EvalConfig, plan: Plan, console: PlainConsole, command: str
 ) -> tuple[EvalConfig, Plan, dict[str, Decoder]]:
     """Every method that was asked for at its best setting, with its decoder, and the config of the measurement that follows.
 
@@ -79,7 +78,7 @@ def tuned(
             raise refused[made[0].name]
     if refused:
         note = f"not in the race, as these drafters or options don't go together: {', '.join(refused)}"
-        console.print(note, markup=False, highlight=False)
+        console.say(note)
     won, lines = {name: made[0] for name, made in groups.items()}, []
     if several := {name: made for name, made in groups.items() if len(made) > 1}:
         own = replace(
@@ -96,7 +95,8 @@ def tuned(
         here = {name: decoders[name] for name in (PLAIN, *(n for made in several.values() for n in made))}
         suites, skipped = prompts_of(own.suite, limit=own.limit)
         measurement = begin(own, racing, here, suites, skipped, console, command)
-        won |= run_race(measurement, several)
+        with measurement.claim:
+            won |= run_race(measurement, several)
         on = f"{plural(len(measurement.tasks), 'prompt')} of {TUNING_SUITE}"
         lines = [f"{won[name]}, of {plural(len(made), 'setting')} on {on}" for name, made in several.items()]
     best = {won[name]: racing.methods[won[name]] for name in plan.methods}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from align.common.files import write_atomically
+from align.common.text import markdown_text
 
 
 @dataclass
@@ -91,14 +92,14 @@ def page(
     lines = [
         f"# {head}",
         "",
-        f"target {pair['target']}, drafter {pair['drafter']}",
+        markdown_text(f"target {pair['target']}, drafter {pair['drafter']}"),
         f"{pair['prompts']} prompts, up to {pair['max_new_tokens']} new tokens, {pair['device']}, commit {pair['git_commit'] or 'unknown'}",
         "",
         "| check | method | result | seconds |",
         "|---|---|---|---|",
     ]
     lines += [
-        f"| {c.name} | {c.method} | {'' if c.passed else 'BUG: '}{c.words} | {c.seconds:.0f} |"
+        f"| {c.name} | {markdown_text(c.method)} | {'' if c.passed else 'BUG: '}{markdown_text(c.words)} | {c.seconds:.0f} |"
         for c in checks
     ]
     lines += ["", *_seen(checks), "", *_self_test(caught)]
@@ -143,6 +144,6 @@ def _self_test(caught: Sequence[Caught]) -> list[str]:
         "",
         "| bug | check | method | with these samples |",
         "|---|---|---|---|",
-        *(f"| {c.bug} | {c.check} | {c.method} | {words[c.caught]} |" for c in caught),
+        *(f"| {c.bug} | {c.check} | {markdown_text(c.method)} | {words[c.caught]} |" for c in caught),
         "",
     ]

@@ -6,10 +6,10 @@ of tokens drafted ahead. decode/methods/registry.py has the systems by name.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from align.common.errors import UserError, nearest
+from align.common.text import say
 
 if TYPE_CHECKING:
     from align.target.model import Target
@@ -188,9 +188,5 @@ def duo(parts: Parts, gamma: int = 8, device: str | None = None) -> Drafter:
 def through_compile(target: Target) -> Target:
     from decode.engine.compiled import compiled
 
-    print(
-        "compiled: torch.compile is at work on the target, half a minute or more",
-        file=sys.stderr,
-        flush=True,
-    )
+    say("compiled: torch.compile is at work on the target, half a minute or more", error=True)
     return compiled(target)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -173,6 +175,12 @@ def picture(summary: dict[str, Any], records: Sequence[Record], title: str) -> b
     """The four plots as one PNG, of many methods two long ones and what they are on every suite; below them, for every sweep,
     speed-up and τ over its grid.
     """
+    with rc_context({"text.parse_math": False}), warnings.catch_warnings():  # a name is no formula
+        warnings.simplefilter("ignore")  # over characters that the font lacks
+        return _drawn(summary, records, title)
+
+
+def _drawn(summary: dict[str, Any], records: Sequence[Record], title: str) -> bytes:
     swept, count = grids(summary), len(_methods(summary))
     many, several = count > MANY, len(summary["suites"]) > 1
     first = [max(4.2, 1.2 + 0.26 * count)] * (1 + several) if many else [4.2, 4.2]

@@ -10,13 +10,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from align.common.errors import UserError
 from align.common.files import write_atomically
+from align.common.schema import convert, parse_json, read_json
+from align.common.text import short
 from decode.method_names import LOSSY
+
+_MOST = 2**53
+"""No count and no time of a record is larger, or negative."""
 
 RECORDS, RUN, SUMMARY = "records.jsonl", "run.json", "summary.json"
 
@@ -101,6 +106,42 @@ class Record:
         return self.suite, self.prompt, self.method, self.repeat
 
 
+class _Always(TypedDict):
+    target: str
+    dtype: str
+    methods: list[str]
+    temperature: float
+    max_new_tokens: int
+
+
+class Settings(_Always, total=False):
+    """Those that a report reads; the others are recorded all the same."""
+
+    threads: int
+    seed: int
+    repeats: int
+    warmup: int
+    sweep: list[str] | None
+    tuned: list[str] | None
+
+
+class Source(TypedDict):
+    """A suite and where its prompts came from."""
+
+    name: str
+    title: str
+    group: str
+    prompts: int
+    source: str
+
+
+class Machine(TypedDict, total=False):
+    """What it ran on, as far as a report reads it."""
+
+    processor: str
+    cores: int | None
+
+
 @dataclass
 class Run:
     """What was measured on what: written before the first record."""
@@ -108,7 +149,6 @@ class Run:
     settings: dict[str, Any]
     """Everything that a figure depends on; a run is continued only under the same settings."""
     suites: list[dict[str, Any]]
-    """name, title, group, prompts, source of every suite."""
     command: str = ""
     machine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -135,15 +175,12 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     path = folder / RUN
-    try:
-        data = json.loads(path.read_text())
-        return Run(**{f.name: data[f.name] for f in fields(Run) if f.name in data})
-    except FileNotFoundError:
-        raise UserError(
-            f"{folder} holds no {RUN}: not a folder that `python -m decode.eval --out` wrote"
-        ) from None
-    except (ValueError, TypeError, OSError) as error:
-        raise UserError(f"{path} can't be read: {error}") from None
+    if not path.exists():
+        raise UserError(f"{folder} holds no {RUN}: not a folder that `python -m decode.eval --out` wrote")
+    run = convert(read_json(path), Run, "", str(path))
+    for name, kind in (("settings", Settings), ("suites", list[Source]), ("machine", Machine)):
+        convert(getattr(run, name), kind, name, str(path))
+    return run
 
 
 def append(folder: Path, records: Iterable[Record]) -> None:
@@ -174,11 +211,13 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
             file.truncate(len(whole))
     records = []
     for number, line in enumerate(whole.decode("utf-8", errors="replace").split("\n")[:-1], 1):
-        try:
-            data = json.loads(line)
-            if data.get("divergence"):
-                data["divergence"] = Divergence(**data["divergence"])
-            records.append(Record(**data))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}, line {number}: not a record ({error})") from None
+        where = f"{path}, line {number}"
+        record = convert(parse_json(line, where), Record, "", where)
+        for name, value in vars(record).items():
+            amounts = [
+                v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int | float)
+            ]
+            if any(not 0 <= v <= _MOST for v in amounts):
+                raise UserError(f"{where}: {name}={short(value)} must lie between 0 and {_MOST}")
+        records.append(record)
     return list({record.key: record for record in records}.values())

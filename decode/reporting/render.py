@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from align.common.errors import UserError
 from align.common.files import write_atomically
+from align.common.terminal import PlainConsole
 from decode.reporting import figures
 from decode.reporting.page import page
 from decode.reporting.records import SUMMARY, Record, read_records, read_run, write_json
@@ -41,13 +40,13 @@ def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     return summary, records
 
 
-def print_report(summary: dict[str, Any], folder: Path, console: Console) -> None:
+def print_report(summary: dict[str, Any], folder: Path, console: PlainConsole) -> None:
     """Table, sources, baseline and verdict to the terminal."""
     console.print(table(summary))
     for points in against_tables(summary):
         console.print(points)
     for line in (*source_lines(summary), baseline_line(summary)):
         if line:
-            console.print(line, markup=False, highlight=False)
-    console.print(f"\n{summary['verdict']}\n", markup=False, highlight=False)
-    console.print(f"Report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+            console.say(line)
+    console.say(f"\n{summary['verdict']}\n")
+    console.say(f"Report: {folder / 'report.html'}", wrap=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from align.common.text import markdown_text
 from decode.method_names import PLAIN
 from decode.reporting.summary import interval, named, plural, titles
 
@@ -145,21 +146,21 @@ def markdown(summary: dict[str, Any]) -> str:
     else:
         header, body = list(COLUMNS), [list(row.values()) for row in rows(summary)]
     lines = [
-        f"**{headline(summary)}**, up to {settings['max_new_tokens']} new tokens, batch 1, "
-        f"{plural(settings['threads'], 'thread')}, {machine.get('processor', 'unknown processor')}",
+        f"**{markdown_text(headline(summary))}**, up to {settings['max_new_tokens']} new tokens, batch 1, "
+        f"{plural(settings['threads'], 'thread')}, {markdown_text(machine.get('processor', 'unknown processor'))}",
         "",
         *_markdown(header, body),
     ]
     for title, points in against_first(summary):
-        lines += ["", f"{title}:", "", *_markdown(AGAINST, points)]
+        lines += ["", f"{markdown_text(title)}:", "", *_markdown(AGAINST, points)]
     return "\n".join(lines)
 
 
 def _markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     return [
-        "| " + " | ".join(header) + " |",
+        "| " + " | ".join(map(markdown_text, header)) + " |",
         "|" + "---|" * len(header),
-        *("| " + " | ".join(row) + " |" for row in body),
+        *("| " + " | ".join(map(markdown_text, row)) + " |" for row in body),
     ]
 
 

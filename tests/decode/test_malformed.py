@@ -54,7 +54,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(text)
     (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1"))
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken/run.json").write_text('{"settings": {"methods": ["plain"]}, "suites": []}')
+    settings = {
+        "target": "t",
+        "dtype": "float32",
+        "methods": ["plain"],
+        "temperature": 0,
+        "max_new_tokens": 4,
+    }
+    (tmp_path / "broken/run.json").write_text(json.dumps({"settings": settings, "suites": []}))
     (tmp_path / "broken/records.jsonl").write_text('{"suite": "s"}\n')
     return tmp_path
 
@@ -110,18 +117,18 @@ EVAL = [
     (["--limt", "3"], "unrecognized argument '--limt' (did you mean '--limit'?)"),
     (["--dtype", "bf61"], "dtype 'bf61' is unknown"),
     (["--target", "debgu"], "target 'debgu'"),
-    (["--out", "file"], "--out='file' is a file"),
+    (["--out", "file"], "--out=file is a file"),
     (["--out", "file/inside"], "can't be written"),
-    (["--out", "old"], "run.json can't be read"),
-    (["--out", "bare"], "holds a measurement under other settings"),
+    (["--out", "old"], "run.json: not readable JSON"),
+    (["--out", "bare"], "run.json: settings.dtype is missing"),
 ]
 REPORT = [
     (["nowhere"], "nowhere: no such folder"),
     (["file"], "file: no such folder"),
     (["empty_run"], "empty_run holds no run.json"),
-    (["old"], "run.json can't be read"),
-    (["bare"], "bare holds no records yet"),
-    (["broken"], "records.jsonl, line 1: not a record"),
+    (["old"], "run.json: not readable JSON"),
+    (["bare"], "run.json: settings.dtype is missing"),
+    (["broken"], "records.jsonl, line 1: accepted is missing"),
     ([], "DIR"),
     (["bare", "--otu"], "unrecognized argument '--otu'"),
 ]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import subprocess
+import sys
+
 import pytest
+from safetensors import SafetensorError
 
 from align.common.errors import UserError, cli, in_one_line, nearest
 
@@ -19,7 +24,26 @@ def test_a_librarys_error_becomes_one_line() -> None:
 
 @pytest.mark.parametrize(
     ("error", "code", "says"),
-    [(UserError("k=1:\n no"), 2, "error: k=1: no"), (KeyboardInterrupt(), 130, "interrupted")],
+    [
+        (UserError("k=1:\n no"), 2, "error: k=1: no"),
+        (UserError("k=\x1b[2J"), 2, "error: k=\\x1b[2J"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "a/b"), 2, "error: a/b: No such file"),
+        (OSError(errno.ENOSPC, "No space left on device", "a"), 1, "error: a: No space left on device"),
+        (OSError("a hub's own words"), 2, "error: a hub's own words"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), 1, "error: a file can't be"),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:600] . PytorchStreamWriter failed"),
+            1,
+            "error: a file",
+        ),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"),
+            2,
+            "error: not enough memory",
+        ),
+        (MemoryError(), 2, "error: not enough memory"),
+    ],
 )
 def test_exit_codes(error: BaseException, code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     def main() -> None:
@@ -28,3 +52,18 @@ def test_exit_codes(error: BaseException, code: int, says: str, capsys: pytest.C
     with pytest.raises(SystemExit) as exit:
         cli(main)()
     assert exit.value.code == code and capsys.readouterr().err.startswith(says)
+
+
+def test_a_mistake_of_ours_keeps_its_traceback() -> None:
+    def main() -> None:
+        raise ValueError("shapes do not match")
+
+    with pytest.raises(ValueError, match="shapes"):
+        cli(main)()
+
+
+def test_output_to_a_full_disk_is_one_line() -> None:
+    program = "from align.common.errors import cli\ncli(lambda: print('x'))()"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and done.stderr == "error: No space left on device\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from align.common.text import clock, cut, short
+import pytest
+
+from align.common.text import clock, cut, markdown_text, printable, say, short
 
 
 def test_long_values_are_cut() -> None:
@@ -12,3 +14,19 @@ def test_long_values_are_cut() -> None:
 
 def test_times() -> None:
     assert [clock(s) for s in (0, 59.6, 61, 3600, 7325)] == ["0:00", "1:00", "1:01", "1:00:00", "2:02:05"]
+
+
+def test_control_characters_become_escapes() -> None:
+    assert printable("a\tb\nc\r\nd é 語 👩\u200d🔬") == "a\tb\nc\r\nd é 語 👩\u200d🔬"
+    assert printable("\x1b[2J\x00\x7f\x9b\rx\u202e\u2066\udc80") == (
+        "\\x1b[2J\\x00\\x7f\\x9b\\rx\\u202e\\u2066\\udc80"
+    )
+
+
+def test_markdown_holds_no_html_and_ends_no_cell() -> None:
+    assert markdown_text("<b>|`a`\n[x](y)&") == "&lt;b&gt;\\|\\`a\\` [x]\\(y)&amp;"
+
+
+def test_what_the_terminal_lacks_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    say("\x1b[31m\ud800", error=True)
+    assert capsys.readouterr().err == "\\x1b[31m\\ud800\n"

@@ -46,3 +46,31 @@ def test_a_folder_older_than_openings_goes_on(tmp_path: Path, target: Target) ->
     data.write_manifest(tmp_path / "data", manifest)
     more = load_recipe(["recipe=debug_block", "data.samples=12"])
     assert synthesize(more, target, tmp_path / "data", quiet=True)["samples"] == 12
+
+
+def test_damaged_and_missing_shards_are_written_again(
+    tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = load_recipe(["recipe=debug_block", "data.samples=12", "data.batch_size=4"])
+    folder = tmp_path / "data"
+    manifest = synthesize(recipe, target, folder, quiet=True)
+    files = sorted(folder.iterdir())
+    before = {path: path.read_bytes() for path in files}
+    assert manifest["shards"] >= 3 and len(manifest["sha256"]) == manifest["shards"]
+    data.shard_path(folder, 0).unlink()
+    torn = data.shard_path(folder, 1)
+    torn.write_bytes(torn.read_bytes()[:-1] + b"\x07")
+    with pytest.raises(UserError, match="shard-00000"):
+        data.read_samples(folder)
+    assert synthesize(recipe, target, folder) == manifest
+    assert {path: path.read_bytes() for path in sorted(folder.iterdir())} == before
+    assert capsys.readouterr().out.count("written again: ") == 2
+
+
+def test_settings_under_which_nothing_new_is_written_end(tmp_path: Path, target: Target) -> None:
+    """Greedy prompts are all the same one."""
+    recipe = load_recipe(
+        ["recipe=debug_block", "data.samples=50", "data.batch_size=2", "data.prompt_temperature=0"]
+    )
+    with pytest.raises(UserError, match="nothing of 20 batches in a row was kept .dropped so far: "):
+        synthesize(recipe, target, tmp_path / "data", quiet=True)

@@ -29,6 +29,14 @@ def test_torn_and_foreign_checkpoints(
     run(tmp_path, debug_data)
     folder = tmp_path / "checkpoints"
     sha = json.loads((folder / "step-12.json").read_text())["target_sha256"]
+    whole = (folder / "step-12.ckpt").read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    (folder / "step-12.ckpt").write_bytes(flipped)
+    assert newest(folder, "auto", sha) == folder / "step-6.ckpt"
+    assert "step-12.ckpt is damaged (step-12.ckpt has changed" in capsys.readouterr().err
+    with pytest.raises(UserError, match="damaged"):
+        newest(folder, str(folder / "step-12.ckpt"), sha)
     (folder / "step-12.ckpt").write_bytes(b"torn")
     assert newest(folder, "auto", sha) == folder / "step-6.ckpt"
     assert "step-12.ckpt is torn" in capsys.readouterr().err

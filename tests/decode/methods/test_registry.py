@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from align.common.errors import UserError
+from align.common.terminal import PlainConsole
 from align.target.model import Target
 from decode import eval, method_names
 from decode.drafters.diffusion import ORDERS
@@ -50,7 +50,7 @@ def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path, monkeypatch: pyt
     )  # half a minute of C++ elsewhere
     words += ["--methods", "all", "--max-new-tokens", 12, "--no-hf-check", "--threads", 1]
     config = eval.read_config(list(map(str, [*words, "--dtype", "float32", "--out", tmp_path / "o"])))
-    summary, folder = eval.evaluate(config, Console(quiet=True), "command")
+    summary, folder = eval.evaluate(config, PlainConsole(quiet=True), "command")
     records = read_records(folder)
     here = [n for n, s in SYSTEMS.items() if set(s.needs) <= {"diffusion"}]
     assert {r.method for r in records} == {"plain", *here}
@@ -74,7 +74,7 @@ def test_what_all_and_sweeps_cannot_build_is_left_out(
         base = ["--target", "debug", "--prompts", tmp_path / "mine.txt", "--drafter", tmp_path / "sedd"]
         base += ["--max-new-tokens", 6, "--no-hf-check", "--threads", 1, "--dtype", "float32", "--no-resume"]
         config = eval.read_config(list(map(str, [*base, "--out", tmp_path / "o", *words])))
-        return eval.evaluate(config, Console(quiet=True), "command")[0]
+        return eval.evaluate(config, PlainConsole(quiet=True), "command")[0]
 
     drawn = ["--methods", "specdiff2:gamma=2:candidates=2:keep_q=true", "--temperature", 1]
     made = measured(*drawn, "--sweep", "verifier=token,traversal")

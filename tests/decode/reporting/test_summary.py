@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from align.common.terminal import PlainConsole
 from decode.reporting import tables
 from decode.reporting.records import Divergence, append, read_records, read_run, write_run
 from decode.reporting.render import make_report, print_report
@@ -47,7 +47,7 @@ def test_a_sweep_says_what_its_points_gain_over_the_first(tmp_path: Path) -> Non
     append(tmp_path / "s", records)
     summary, _ = make_report(tmp_path / "s")
     assert [point["point"] for point in summary["against_first"]] == ["gamma=4"]
-    console = Console(width=80, record=True, file=io.StringIO())
+    console = PlainConsole(width=80, record=True, file=io.StringIO())
     print_report(summary, tmp_path / "s", console)
     for text in (console.export_text(), (tmp_path / "s/report.html").read_text(), tables.markdown(summary)):
         assert "lookup against gamma=2, prompt by prompt" in text

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from align.common.terminal import PlainConsole
 from decode.reporting import tables
 from decode.reporting.records import Record, append, read_records, read_run, write_run
 from decode.reporting.render import make_report, print_report
@@ -32,7 +32,7 @@ def test_the_table_fits_80_columns_and_names_several_suites(
     summary, _ = make_report(folder)
     assert [row["suite"] for row in tables.rows(summary)] == ["Suite S"] * 3 + ["Suite Z"] * 3 + ["all"] * 3
     assert summary["overall"]["drafter"]["prompts"] == 12
-    print_report(summary, folder, Console(width=80, no_color=True))
+    print_report(summary, folder, PlainConsole(width=80, no_color=True))
     output = capsys.readouterr().out
     assert all(len(line) <= 80 for line in output.splitlines() if "│" in line) and "…" not in output
     for part in ("Suite Z", "2.00× [2.00, 2.00]", "an honest baseline", "left out: math500: nowhere"):
@@ -51,7 +51,7 @@ def test_no_figure_is_cut_at_80_columns(tmp_path: Path) -> None:
             "tokens_per_s": 12345.6,
         }
     summary["suites"] = {"one suite": summary["overall"], "another one": summary["overall"]}
-    console = Console(width=80, no_color=True, record=True, file=io.StringIO())
+    console = PlainConsole(width=80, no_color=True, record=True, file=io.StringIO())
     console.print(tables.table(summary))
     lines = [line for line in console.export_text().splitlines() if "│" in line]
     assert all(line.rstrip().endswith(("│", "┤")) for line in lines)
@@ -68,7 +68,7 @@ def test_markdown_is_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(tables.rows(summary)) and "Suite S" in lines[2]
-    assert text.startswith("**t/<model> · greedy · float32 · Suite S**, up to 20 new tokens")
+    assert text.startswith("**t/&lt;model&gt; · greedy · float32 · Suite S**, up to 20 new tokens")
 
 
 def test_several_suites_have_an_overview(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,103 @@
+"""One process at a time writes into an output folder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from align.common.errors import UserError
+from align.common.files import UNFINISHED
+
+LOCK = ".lock"
+
+_held: dict[str, tuple[int, int]] = {}
+"""Real path of a lock that this process holds → its handle, and how many claims share it."""
+
+
+class Claim:
+    """A folder that this process alone writes into, until released or until the process ends.
+
+    The system drops the lock with its process, whatever ends that; so one that is found is never a dead one's. What killed
+    writers left in the folder is removed. A process may claim a folder twice.
+
+    Args:
+        folder: made where it is missing, and removed again where nothing was put into it.
+        key: the option or key that named it, for messages.
+
+    Raises:
+        UserError: another process has claimed it, or it can't be written.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.folder = folder
+        try:
+            if folder.exists() and not folder.is_dir():
+                raise UserError(f"{key}={folder} is a file, not a folder")
+            self._made = [p for p in (folder, *folder.parents) if not p.exists()]
+            folder.mkdir(parents=True, exist_ok=True)
+            self._name = str(folder.resolve() / LOCK)
+            handle, count = _held.get(self._name, (-1, 0))
+            _held[self._name] = (handle if count else _lock(self._name), count + 1)
+        except UserError:
+            raise
+        except _Taken as taken:
+            raise UserError(
+                f"{key}={folder}: process {taken} writes there; wait for its end, or take another folder"
+            ) from None
+        except (OSError, RuntimeError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise UserError(f"{key}={folder}: can't be written ({why})") from None
+        if not count:
+            for part in (*folder.glob(f".*{UNFINISHED}"), *folder.glob(f"*/.*{UNFINISHED}")):
+                part.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Others may write there again."""
+        handle, count = _held.pop(self._name, (-1, 0))
+        if count > 1:
+            _held[self._name] = (handle, count - 1)
+        if count != 1:
+            return
+        with suppress(OSError):  # the lock goes last: whoever waited for it finds its name gone and asks anew
+            os.unlink(self._name)
+        os.close(handle)
+        with suppress(OSError):  # not empty
+            for path in self._made:
+                path.rmdir()
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class _Taken(Exception):
+    """By the process whose number this says."""
+
+
+def _lock(name: str) -> int:
+    """A handle on the file of that name, locked. POSIX locks belong to a process: its forked workers do not keep them alive."""
+    while True:
+        handle = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            number = os.read(handle, 20).decode("ascii", "replace").strip()
+            os.close(handle)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise _Taken(number or "of another command") from None
+            raise
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(name)):
+                with suppress(OSError):  # a full disk: the number is for messages alone
+                    os.ftruncate(handle, 0)
+                    os.write(handle, f"{os.getpid()}\n".encode())
+                return handle
+        os.close(handle)  # its holder removed it meanwhile

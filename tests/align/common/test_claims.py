@@ -1,0 +1,69 @@
+"""One process at a time writes into a folder; what the dead left is cleared away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from align.common.claims import LOCK, Claim
+from align.common.errors import UserError
+from align.common.files import UNFINISHED
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from align.common.claims import Claim
+with Claim(Path(sys.argv[1]), "output"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_process_is_refused_and_a_dead_one_forgotten(tmp_path: Path) -> None:
+    first = holder(tmp_path / "run")
+    with pytest.raises(UserError, match=f"output={tmp_path}/run: process {first.pid} writes there"):
+        Claim(tmp_path / "run", "output")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert (tmp_path / "run" / LOCK).exists()
+    with Claim(tmp_path / "run", "output"):
+        assert (tmp_path / "run" / LOCK).read_text() == f"{os.getpid()}\n"
+    assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
+
+
+def test_a_process_may_claim_twice_and_leaves_no_empty_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "a/b"
+    with Claim(folder, "--out"), Claim(folder, "--out"):
+        pass
+    assert not (tmp_path / "a").exists()
+    with Claim(folder, "--out"):
+        (folder / "kept").touch()
+    assert [p.name for p in folder.iterdir()] == ["kept"]
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    left = [tmp_path / f".a.json.x1{UNFINISHED}", tmp_path / "drafter" / f".b.x2{UNFINISHED}"]
+    others = [tmp_path / ".hidden", tmp_path / "drafter/b"]
+    (tmp_path / "drafter").mkdir()
+    for path in (*left, *others):
+        path.touch()
+    with Claim(tmp_path, "output"):
+        assert not any(p.exists() for p in left) and all(p.exists() for p in others)
+
+
+@pytest.mark.parametrize("name", ["file", "file/inside", "/proc/nowhere", "x" * 300, "nul\0"])
+def test_what_cannot_be_written_is_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--out=.*(is a file|can't be written)"):
+        Claim(tmp_path / name, "--out")
