@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from align.common.errors import UserError, nearest
+from align.common.files import expanded
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,8 +34,8 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """A whole number of at least `least`."""
+def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """A whole number between the two."""
 
     def parse(text: str) -> int:
         try:
@@ -42,9 +44,19 @@ def whole(least: int) -> Callable[[str], int]:
             value = least - 1
         if value < least:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, at least {least}")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text!r} is more than {most}")
         return value
 
     return parse
+
+
+def path(text: str) -> Path:
+    """A path, `~` in full."""
+    try:
+        return expanded(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def number(text: str) -> float:
@@ -58,6 +70,7 @@ def number(text: str) -> float:
     return value
 
 
+TRUST_HELP = "run Python code that comes with these models (default: refuse them)"
 VERIFIER_HELP = (
     "auto (default), greedy, point_mass, self_selection, token, block, recursive, k_seq, traversal, hybrid, gumbel; lossy_typical and "
     "lossy_top_beta change the output's distribution"

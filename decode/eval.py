@@ -20,7 +20,7 @@ from align.common.terminal import PlainConsole
 from decode.benchmark.config import TUNING_PROMPTS, TUNING_SUITE, EvalConfig
 from decode.benchmark.folder import check_early
 from decode.benchmark.plan import DEFAULT_METHODS, buildable, checked_names, make_plan
-from decode.cli import VERIFIER_HELP, Parser, number, whole
+from decode.cli import TRUST_HELP, VERIFIER_HELP, Parser, number, path, whole
 from decode.method_names import PLAIN
 from decode.methods.drafter_spec import given_drafters
 from decode.methods.options import DraftOptions
@@ -41,8 +41,8 @@ def parser() -> Parser:
     names = f"{', '.join(SUITES)}; groups {', '.join(GROUPS)}; comma lists"
     add = p.add_argument
     add("--suite", help=f"{names} (default builtin)")
-    add("--prompts", type=Path, metavar="FILE", help="your own: .jsonl .json .csv .parquet .txt")
-    add("--data-dir", type=Path, metavar="DIR", help="local copies of the benchmarks, in the hub's layout")
+    add("--prompts", type=path, metavar="FILE", help="your own: .jsonl .json .csv .parquet .txt")
+    add("--data-dir", type=path, metavar="DIR", help="local copies of the benchmarks, in the hub's layout")
     add("--target", help="hub id, folder, file.gguf or debug (default SmolLM2-135M-Instruct)")
     add(
         "--drafter",
@@ -70,10 +70,10 @@ def parser() -> Parser:
         help=f"first choose the setting of every system named (drafter and combined have none) on N built-in prompts "
         f"(default {TUNING_PROMPTS}, 5 to 40), among --sweep's values or the system's own",
     )
-    add("--draft-tokens", type=whole(1), metavar="K", help="draft at most K tokens ahead")
+    add("--draft-tokens", type=whole(1, 4096), metavar="K", help="draft at most K tokens ahead")
     add(
         "--tree-nodes",
-        type=whole(0),
+        type=whole(0, 4096),
         metavar="N",
         help="the drafter's tokens a call, branching; 0 = a chain; default: 5 up to temperature 0.7, else 0",
     )
@@ -83,7 +83,7 @@ def parser() -> Parser:
     )
     add(
         "--steps",
-        type=whole(1),
+        type=whole(1, 4096),
         default=1,
         metavar="T",
         help="of `drafter`, a standalone one: passes that unmask a draft (default 1)",
@@ -99,19 +99,24 @@ def parser() -> Parser:
     add("--temperature", type=number, default=0.0, help="0 = greedy (default)")
     add("--top-p", type=number, default=1.0, help="keep the most probable tokens up to this mass")
     add("--top-k", type=whole(0), default=0, help="keep this many most probable tokens; 0 = all")
-    add("--seed", type=whole(0), default=0, help="of sampling, the order of methods, the intervals")
-    add("--repeats", type=whole(1), default=1, metavar="N", help="generations per prompt and method")
-    add("--warmup", type=whole(0), default=1, metavar="N", help="untimed rounds before the first prompt")
+    add(
+        "--seed", type=whole(0, 2**63 - 1), default=0, help="of sampling, the order of methods, the intervals"
+    )
+    add("--repeats", type=whole(1, 1000), default=1, metavar="N", help="generations per prompt and method")
+    add(
+        "--warmup", type=whole(0, 1000), default=1, metavar="N", help="untimed rounds before the first prompt"
+    )
     add("--dtype", default="auto", help="auto, float32, bfloat16, float16")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
     add("--threads", type=whole(1), metavar="N", help="CPU threads (default: torch's own choice)")
-    add("--out", type=Path, metavar="DIR", help="default runs/eval/SUITE-SETTINGS")
+    add("--out", type=path, metavar="DIR", help="default runs/eval/SUITE-SETTINGS")
     add(
         "--resume",
         action=BooleanOptionalAction,
         default=True,
         help="continue what --out holds, or replace it",
     )
+    add("--trust-remote-code", action="store_true", help=TRUST_HELP)
     add("--no-hf-check", action="store_true", help="skip timing transformers' own generate")
     return p
 

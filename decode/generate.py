@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from align.common.errors import UserError, cli
 from align.common.text import say
-from decode.cli import VERIFIER_HELP, Parser, whole
+from decode.cli import TRUST_HELP, VERIFIER_HELP, Parser, whole
 from decode.method_names import LOSSY
 from decode.methods.drafter_spec import DEFAULT_DRAFTER, NO_FOLDERS, check_there, given_drafters
 from decode.methods.options import DraftOptions
@@ -32,16 +32,16 @@ def parser() -> Parser:
     p.add_argument("--drafter", help="folder, hub id, lookup or none; default: the shipped one, else lookup")
     p.add_argument("--method", help="a system by name, specdiff:steps=4 (decode.eval --help lists them)")
     p.add_argument("--verifier", default="auto", help=VERIFIER_HELP)
-    p.add_argument("--draft-tokens", type=whole(1), help="draft at most this many tokens ahead")
+    p.add_argument("--draft-tokens", type=whole(1, 4096), help="draft at most this many tokens ahead")
     p.add_argument(
         "--tree-nodes",
-        type=whole(0),
+        type=whole(0, 4096),
         help="drafted tokens a call, branching; 0 = a chain; default: 5 up to temperature 0.7, else 0",
     )
     p.add_argument("--drafter-tokenizer", help="of a standalone drafter whose vocabulary is not the target's")
     p.add_argument(
         "--steps",
-        type=whole(1),
+        type=whole(1, 4096),
         default=1,
         help="standalone drafters: passes that unmask a draft; default: 1",
     )
@@ -94,6 +94,7 @@ def parser() -> Parser:
     p.add_argument("--raw", action="store_true", help="continue the prompt as plain text, no chat template")
     p.add_argument("--dtype", default="auto", help="auto (default), float32, bfloat16 or float16")
     p.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    p.add_argument("--trust-remote-code", action="store_true", help=TRUST_HELP)
     return p
 
 
@@ -144,6 +145,7 @@ def _load(args: argparse.Namespace) -> Decoder:
         order=args.order,
         drafter_tokenizer=args.drafter_tokenizer,
         method=args.method,
+        trust_remote_code=args.trust_remote_code,
     )
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from align.common.errors import cli
 from align.common.terminal import PlainConsole
 from align.common.text import say
-from decode.cli import Parser
+from decode.cli import Parser, path
 from decode.reporting.render import make_report, print_report
 from decode.reporting.tables import markdown
 
@@ -20,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m decode.report", description="Remake a measurement's report from its records."
     )
     parser.add_argument(
-        "folder", type=Path, metavar="DIR", help="what `python -m decode.eval --out DIR` wrote"
+        "folder", type=path, metavar="DIR", help="what `python -m decode.eval --out DIR` wrote"
     )
     parser.add_argument("--markdown", action="store_true", help="print the table for a README, nothing else")
     options = parser.parse_args(arguments)

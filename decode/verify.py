@@ -17,7 +17,7 @@ from pathlib import Path
 from align.common.claims import Claim
 from align.common.errors import cli
 from align.common.text import say
-from decode.cli import Parser, whole
+from decode.cli import TRUST_HELP, Parser, path, whole
 from decode.losslessness.checks import run
 from decode.losslessness.config import QUICK, THOROUGH, VerifyConfig
 from decode.losslessness.verdict import write_verdict
@@ -39,8 +39,8 @@ def parser() -> Parser:
     )
     add("--drafter-tokenizer", help="of a standalone drafter whose vocabulary is not the target's")
     add("--suite", help="the prompts (default mtbench)")
-    add("--prompts", type=Path, metavar="FILE", help="your own: .jsonl .json .csv .parquet .txt")
-    add("--data-dir", type=Path, metavar="DIR", help="local copies of the benchmarks, in the hub's layout")
+    add("--prompts", type=path, metavar="FILE", help="your own: .jsonl .json .csv .parquet .txt")
+    add("--data-dir", type=path, metavar="DIR", help="local copies of the benchmarks, in the hub's layout")
     for name, least, words in (
         ("limit", 1, "prompts of each suite, evenly spread"),
         ("max-new-tokens", 4, "the length of greedy and coupled outputs"),
@@ -48,18 +48,19 @@ def parser() -> Parser:
     ):
         key = name.replace("-", "_")
         default = f"default {QUICK[key]}; with --thorough {THOROUGH[key]}"
-        add(f"--{name}", type=whole(least), metavar="N", help=f"{words} ({default})")
+        add(f"--{name}", type=whole(least, 100_000), metavar="N", help=f"{words} ({default})")
     add("--thorough", action="store_true", help="longer outputs and ten times as many samples")
     add(
         "--self-test",
         action="store_true",
         help="then plant known bugs in the engine, one at a time, and say which of them these checks catch",
     )
-    add("--seed", type=whole(0), default=0, help="of everything sampled")
+    add("--trust-remote-code", action="store_true", help=TRUST_HELP)
+    add("--seed", type=whole(0, 2**63 - 1), default=0, help="of everything sampled")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
     add(
         "--out",
-        type=Path,
+        type=path,
         metavar="DIR",
         default=Path("runs/verify"),
         help="verdict.md and verdict.json go there (default runs/verify)",

@@ -13,6 +13,21 @@ from typing import Any
 
 from align.common.errors import UserError
 
+
+def expanded(name: str | Path) -> Path:
+    """The path with `~` and `~user` in full. Raises UserError for a user that is not there, and for a name that can be no file's."""
+    try:
+        path = Path(name).expanduser()
+        os.fsencode(path)
+    except RuntimeError:
+        raise UserError(f"{str(name)!r}: no such user on this machine") from None
+    except ValueError as error:
+        raise UserError(f"{str(name)!r}: no file can have this name ({error})") from None
+    if "\0" in str(name):
+        raise UserError(f"{str(name)!r}: no file can have this name (it holds a NUL)")
+    return path
+
+
 UNFINISHED = ".specalign-part"
 """How the name of a file ends that is being written."""
 

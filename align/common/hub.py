@@ -22,7 +22,7 @@ from typing import IO
 from urllib.parse import urlparse
 
 from align.common.errors import UserError
-from align.common.files import sha256_file, write_atomically
+from align.common.files import expanded, sha256_file, write_atomically
 from align.common.provenance import CHECKOUT
 
 
@@ -30,7 +30,9 @@ def cache_folder() -> Path:
     """`$SPECALIGN_CACHE`, else `~/.cache/specalign`: converted targets and files taken out of packages."""
     root = os.environ.get("SPECALIGN_CACHE")
     return (
-        Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "specalign"
+        expanded(root)
+        if root
+        else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "specalign"
     )
 
 
@@ -63,7 +65,7 @@ def hub_reachable(timeout: float = 4.0) -> bool:
 
 def local_path(name: str | Path) -> Path:
     """The path that `name` may be. The shipped drafters' folder, pretrained/, is found from anywhere, under its old name too: drafters/."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.parts[:1] in (("pretrained",), ("drafters",)) and not path.exists():
         shipped = CHECKOUT / "pretrained" / Path(*path.parts[1:])
         return shipped if shipped.exists() else path

@@ -78,11 +78,18 @@ def machine() -> dict[str, Any]:
     """Processor, cores that this process may use, memory, operating system, and the GPU where torch sees one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found: dict[str, Any] = {"processor": _processor(), "cores": cores, "system": platform.platform()}
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        found["memory_gib"] = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    if (memory := memory_bytes()) is not None:
+        found["memory_gib"] = round(memory / 2**30, 1)
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():
         found["gpu"] = sys.modules["torch"].cuda.get_device_name()
     return found
+
+
+def memory_bytes() -> int | None:
+    """The machine's memory; None where the system does not say."""
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def _processor() -> str:

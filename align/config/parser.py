@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from align.common.errors import UserError, nearest
+from align.common.files import expanded
 from align.common.schema import convert, type_name
 from align.common.strict_yaml import dump_yaml, parse_yaml
 from align.common.text import say, short
@@ -120,13 +121,11 @@ def find(name: str, where: str, beside: Path | None = None) -> Path:
     """
     is_path = name.endswith((".yaml", ".yml")) or "/" in name
     try:
-        path = (beside or Path()) / Path(name).expanduser() if is_path else FOLDER / f"{name}.yaml"
+        path = (beside or Path()) / expanded(name) if is_path else FOLDER / f"{name}.yaml"
         if path.is_file():
             return path
-    except (OSError, RuntimeError, ValueError) as error:  # a name too long, an unknown ~user, a NUL
-        raise UserError(
-            f"{where}: recipe {short(name)} can't be read ({getattr(error, 'strerror', None) or error})"
-        ) from None
+    except OSError as error:  # a name too long
+        raise UserError(f"{where}: recipe {short(name)} can't be read ({error.strerror or error})") from None
     if is_path:
         raise UserError(f"{where}: recipe {short(name)}: no such file")
     raise UserError(f"{where}: recipe {short(name)} is unknown{nearest(name, shipped())}")
@@ -206,7 +205,8 @@ def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
         if (name, value) == ("launch.devices", "auto"):
             value = max(1, gpu_count()) if values.get("launch.accelerator", ("auto", ""))[0] != "cpu" else 1
         setattr(getattr(recipe, group) if group else recipe, last, _convert(value, key.type, name, where))
-    recipe.output = recipe.output or f"runs/{recipe.name}"
+    recipe.output = str(expanded(recipe.output or f"runs/{recipe.name}"))
+    recipe.data.path = recipe.data.path and str(expanded(recipe.data.path))
     try:
         check(recipe)
     except UserError as error:

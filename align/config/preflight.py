@@ -9,6 +9,7 @@ from pathlib import Path
 
 from align.common.errors import UserError
 from align.common.hub import is_hub_id, local_path, nearby
+from align.common.provenance import memory_bytes
 from align.config.hardware import accelerator, gpu_count
 from align.config.parser import shipped
 from align.config.recipe import Recipe
@@ -22,7 +23,13 @@ def check_training(recipe: Recipe) -> None:
     _check_init(recipe)
     _check_data(recipe)
     _check_folder(Path(recipe.output), "output")
-    accelerator(recipe)
+    if accelerator(recipe) == "cpu":
+        most = 4 * (os.cpu_count() or 1)
+        if recipe.launch.devices > most:
+            raise UserError(
+                f"launch.devices={recipe.launch.devices}: at most {most} processes on this machine's CPU"
+            )
+    check_memory(recipe)
 
 
 def check_writing(recipe: Recipe) -> None:
@@ -31,6 +38,27 @@ def check_writing(recipe: Recipe) -> None:
     if recipe.target.device.startswith("cuda") and not gpu_count():
         raise UserError(f"device {recipe.target.device!r} was asked for, but torch sees no CUDA device")
     _check_folder(recipe.data_folder, "data.path" if recipe.data.path else "output")
+    d = recipe.data
+    _fits(d.batch_size * (d.max_prompt_tokens + d.max_answer_tokens) * 256, f"data.batch_size={d.batch_size}")
+
+
+def check_memory(recipe: Recipe, hidden_size: int = 8) -> None:
+    """Raises UserError for a step that has no room in memory: a few vectors of the target's width a token are the least of it."""
+    t = recipe.trainer
+    rows = t.batch_size // (t.accumulate * recipe.processes)
+    _fits(rows * recipe.data.length * hidden_size * 12, f"trainer.batch_size={t.batch_size}")
+    d = recipe.drafter
+    if d.kind == "ddit":  # weights, gradients and AdamW's two averages
+        weights = d.layers * (12 * d.hidden_size**2 + 6 * d.hidden_size * d.cond_dim)
+        _fits(16 * weights, f"drafter.hidden_size={d.hidden_size} with drafter.layers={d.layers}")
+
+
+def _fits(needed: int, key: str) -> None:
+    memory = memory_bytes()
+    if memory is not None and needed > memory:
+        raise UserError(
+            f"{key} needs {needed / 2**30:,.0f} GiB at least, this machine has {memory / 2**30:,.0f}"
+        )
 
 
 def _check_init(recipe: Recipe) -> None:

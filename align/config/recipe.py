@@ -57,9 +57,15 @@ def _numbers(value: Any) -> list[float]:
     return [v for v in entries if isinstance(v, int | float) and not isinstance(v, bool)]
 
 
+MOST = 2**53
+"""No number of a recipe is larger, or further below zero."""
+
+
 def _limit(number: float, metadata: Any) -> str | None:
     if not math.isfinite(number):
         return "a finite number"
+    if abs(number) > MOST:
+        return f"at most {MOST}"
     if metadata.get("above") is not None and not number > metadata["above"]:
         return f"greater than {metadata['above']:.12g}"
     if metadata.get("low") is not None and number < metadata["low"]:
@@ -88,7 +94,9 @@ class DataConfig(Group):
 
     path: str | None = option(None, "data folder; default: data in the output folder")
     samples: int = option(2000, "samples to write in all", low=2)
-    prompts: str | None = option(None, "null = the target writes them; else a hub id, JSONL or Parquet file")
+    prompts: str | None = option(
+        None, "null = the target writes them; else a hub id, or a file: .jsonl .json .csv .parquet .txt"
+    )
     prompts_split: str = option("train", "split of a hub data set")
     prompts_config: str | None = option(None, "configuration of a hub data set that has several")
     prompts_revision: str | None = option(None, "branch, tag or commit of a hub data set")
@@ -100,10 +108,10 @@ class DataConfig(Group):
     answer_temperatures: list[float] = option([0.0, 0.0, 0.7, 1.0], "of answers, taken in turn", low=0)
     top_p: float = option(1.0, "nucleus limit of what is written", above=0, high=1)
     top_k: int = option(0, "top-k limit of what is written; 0 = none", low=0)
-    max_prompt_tokens: int = option(80, "longest prompt; a longer written one is dropped", low=1)
-    max_answer_tokens: int = option(160, "longest answer", low=1)
+    max_prompt_tokens: int = option(80, "longest prompt; a longer written one is dropped", low=1, high=2**24)
+    max_answer_tokens: int = option(160, "longest answer", low=1, high=2**24)
     batch_size: int = option(128, "rows written at a time; one shard each", low=1)
-    length: int = option(512, "length of a packed row", low=8)
+    length: int = option(512, "length of a packed row", low=8, high=2**24)
     validation_fraction: float = option(0.02, "share of samples held out", above=0, high=0.5)
     near_duplicate_threshold: float = option(
         0.8, "share of 3-grams from which a prompt counts as seen; above 1 = off", above=0
@@ -124,16 +132,18 @@ class DrafterConfig(Group):
         None, "drafter folder, published checkpoint or hub id to start from; its architecture stays"
     )
     block_size: int = option(4, "K: tokens drafted in one pass", low=1, high=64)
-    layers: int = option(2, "drafter layers", low=1)
+    layers: int = option(2, "drafter layers", low=1, high=1000)
     target_layers: list[int] | None = option(
         None,
         "target layers shared (one for each drafter layer), tapped (taps) or started from (masked_lm, autoregressive); "
         "-1 = the last one, null = chosen",
     )
-    taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1)
+    taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1, high=1000)
     draft_vocab: int = option(8192, "size of the draft vocabulary, the commonest tokens; 0 = all", low=0)
     init_from_target: bool = option(True, "start from the target's layers")
-    markov_rank: int = option(192, "rank of the bias from the token before; 0 = independent positions", low=0)
+    markov_rank: int = option(
+        192, "rank of the bias from the token before; 0 = independent positions", low=0, high=2**16
+    )
     confidence_head: bool = option(
         False,
         "block: a head that predicts each position's acceptance (objective.terms.confidence trains it)",
@@ -150,10 +160,10 @@ class DrafterConfig(Group):
         "sdpa",
         "ddit: flash_attn where it is installed and the attention is full (GPU, half precision); never silently",
     )
-    window: int = option(512, "full attention: clean tokens shown before a block", low=1)
-    hidden_size: int = option(256, "ddit: width", low=8)
-    heads: int = option(4, "ddit: attention heads", low=1)
-    cond_dim: int = option(128, "ddit: width of the time conditioning", low=1)
+    window: int = option(512, "full attention: clean tokens shown before a block", low=1, high=2**24)
+    hidden_size: int = option(256, "ddit: width", low=8, high=2**16)
+    heads: int = option(4, "ddit: attention heads", low=1, high=2**16)
+    cond_dim: int = option(128, "ddit: width of the time conditioning", low=1, high=2**16)
     dropout: float = option(0.0, "ddit: dropout while training", low=0, high=0.9)
     time_input: Literal["sigma", "zero", "none"] = option(
         "sigma", "ddit: conditioned on the noise (SEDD), on zero (MDLM), or without adaLN (RADD)"
@@ -167,7 +177,7 @@ class DrafterConfig(Group):
         True, "masked_lm: the target's embedding and head, frozen and not stored, instead of copies"
     )
     lora_rank: int = option(
-        0, "masked_lm: rank of low-rank updates, the rest frozen; 0 = train everything", low=0
+        0, "masked_lm: rank of low-rank updates, the rest frozen; 0 = train everything", low=0, high=2**16
     )
     lora_alpha: float | None = option(None, "their scale; null = twice the rank", above=0)
     lora_targets: list[str] = option(
@@ -222,7 +232,7 @@ class TrainerConfig(Group):
     max_steps: int = option(1000, "optimizer steps", low=1)
     batch_size: int = option(2, "packed rows a step, over all devices", low=1)
     anchors: int = option(256, "random anchors a row", low=1)
-    learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0)
+    learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0, high=100)
     min_learning_rate_ratio: float = option(0.05, "last learning rate over the peak", low=0, high=1)
     warmup_steps: int = option(50, "linear warm-up", low=0)
     weight_decay: float = option(0.01, "AdamW's decoupled weight decay", low=0)
@@ -265,7 +275,7 @@ class LaunchConfig(Group):
     )
     devices: int = option(1, "processes on this machine, one a device; auto = one a GPU, else 1", low=1)
     accelerator: Literal["auto", "cpu", "gpu"] = option("auto", "what to run on")
-    num_nodes: int = option(1, "machines", low=1)
+    num_nodes: int = option(1, "machines", low=1, high=10_000)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Prompts from a data set: a hub id, a JSONL or a Parquet file, through `datasets`."""
+"""Prompts from a file of one's own, read as `decode` reads them, or from a hub data set, through `datasets`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from align.common.errors import UserError, nearest
+from align.common.files import expanded
 from align.common.hub import hub_reachable
-
-_LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+from align.common.tables import READERS, kind_of, read_rows
+from align.common.text import short
 
 
 def check_source(source: str | None) -> None:
     """Raises UserError for prompts that can't be there: no such file, or a file of an unknown kind; the hub is not asked."""
     if source is None:
         return
-    path = Path(source).expanduser()
-    known = path.suffix in _LOADERS
+    path = expanded(source)
+    known = kind_of(path)
     if not known and path.suffix and path.exists():
-        raise UserError(f"data.prompts={source!r}: unknown kind of file{nearest(path.suffix, _LOADERS)}")
+        raise UserError(f"data.prompts={source!r}: unknown kind of file{nearest(path.suffix, READERS)}")
     if known and not path.is_file():
         raise UserError(f"data.prompts={source!r}: no such file")
 
@@ -27,7 +28,8 @@ def check_source(source: str | None) -> None:
 def read_prompts(
     source: str, split: str, column: str, config: str | None = None, revision: str | None = None
 ) -> list[str]:
-    """The texts in `column` of the data set; a list of turns or messages gives its first user text.
+    """The texts in `column` of a file or a data set; a list of turns or messages gives its first user text. A text file has a
+    prompt a line.
 
     `config`, `revision`: of a hub data set, which of its configurations and which branch, tag or commit.
 
@@ -35,17 +37,44 @@ def read_prompts(
         UserError: file or hub id not found, unreadable, empty, or without that column.
     """
     check_source(source)
-    path = Path(source).expanduser()
-    loader = _LOADERS.get(path.suffix)
-    if loader is None and not path.exists() and not hub_reachable():
+    path = expanded(source)
+    if kind_of(path) is not None:
+        values, columns = _of_file(path, column)
+    else:
+        values, columns = _of_data_set(source, split, column, config, revision)
+    if values is None:
+        raise UserError(f"data.prompts={source!r}: no column {column!r}{nearest(column, columns)}")
+    prompts = [text for text in map(_text, values) if text]
+    if not prompts:
+        raise UserError(f"data.prompts={source!r}: column {column!r} holds no text")
+    return prompts
+
+
+def _of_file(path: Path, column: str) -> tuple[list[object] | None, list[str]]:
+    """What each row has in the column, None where none has one; and all columns."""
+    rows = read_rows(path)
+    if kind_of(path) == ".txt":
+        return rows, []
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise UserError(
+                f"{path}, row {number}: expected an object with a column {column!r}, found {short(row)}"
+            )
+    columns = list(dict.fromkeys(str(key) for row in rows for key in row))
+    values = [row.get(column) for row in rows]
+    return (values if column in columns else None), columns
+
+
+def _of_data_set(
+    source: str, split: str, column: str, config: str | None, revision: str | None
+) -> tuple[list[object] | None, list[str]]:
+    if not expanded(source).exists() and not hub_reachable():
         raise UserError(f"data.prompts={source!r}: no such file, and the hub does not answer")
     import datasets
 
     try:
-        if loader is not None:
-            table = datasets.load_dataset(loader, data_files=str(path), split="train")
-        else:
-            table = datasets.load_dataset(source, config, split=split, revision=revision)
+        table = datasets.load_dataset(source, config, split=split, revision=revision)
+        return (list(table[column]) if column in table.column_names else None), list(table.column_names)
     except Exception as error:  # datasets raises many kinds of its own
         why = " ".join(str(error).split())
         if "Config name is missing" in why:
@@ -53,12 +82,6 @@ def read_prompts(
         if "scripts are no longer supported" in why:
             why += "; its converted files: data.prompts_revision=refs/convert/parquet"
         raise UserError(f"data.prompts={source!r} can't be read: {why[:400]}") from None
-    if column not in table.column_names:
-        raise UserError(f"data.prompts={source!r}: no column {column!r}{nearest(column, table.column_names)}")
-    prompts = [text for text in (_text(value) for value in table[column]) if text]
-    if not prompts:
-        raise UserError(f"data.prompts={source!r}: column {column!r} holds no text")
-    return prompts
 
 
 def _text(value: object) -> str:

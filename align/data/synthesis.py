@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from align.common.errors import UserError
+from align.common.errors import UserError, in_one_line
 from align.common.files import sha256_file
 from align.common.text import say
 from align.config.recipe import Recipe
@@ -44,9 +44,10 @@ def chat_template(target: Target) -> Template:
     if not target.has_chat_template:
         first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else target.eos_ids[0]
         return Template((first,), (), hashlib.sha256(b"").hexdigest())
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=True
-    )
+    with in_one_line(f"target {target.spec!r}: its chat template refuses a user's text"):
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=True
+        )
     before, found, after = text.partition(_MARK)
     if not found:
         raise UserError(f"target {target.spec!r}: its chat template does not keep the user's text")

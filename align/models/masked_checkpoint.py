@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import transformers
@@ -26,6 +26,7 @@ from torch import Tensor
 from align.common.errors import UserError, in_one_line, nearest
 from align.common.files import load_tensors, write_atomically
 from align.common.hub import model_folder
+from align.common.schema import convert, read_json, read_object
 from align.models.families import BASES, Family, family_of
 from align.models.masked_lm import MaskedLM, embedding_names, is_lora
 from align.target.attention import register
@@ -220,14 +221,17 @@ def _with_ids(
 def _tokenizer_mask(folder: Path) -> int | None:
     """The id of the mask token that tokenizer_config.json names, if it names one."""
     path = folder / "tokenizer_config.json"
-    try:
-        values = json.loads(path.read_text()) if path.is_file() else {}
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable JSON ({error})") from None
+    values = read_object(path) if path.is_file() else {}
     named = values.get("mask_token")
     text = named.get("content") if isinstance(named, dict) else named
-    for index, token in values.get("added_tokens_decoder", {}).items():
-        if text is not None and token.get("content") == text:
+    added = values.get("added_tokens_decoder")
+    for index, token in added.items() if isinstance(added, dict) else ():
+        if (
+            text is not None
+            and isinstance(token, dict)
+            and token.get("content") == text
+            and index.isdecimal()
+        ):
             return int(index)
     return None
 
@@ -307,6 +311,10 @@ def load_masked_lm(
     )
 
 
+class _Index(TypedDict):
+    weight_map: dict[str, str]
+
+
 def _weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights: safetensors, else pickled tensors; in one piece or as an index lists them."""
     for whole in (_SAFE, "pytorch_model.bin"):
@@ -314,10 +322,7 @@ def _weight_files(folder: Path) -> list[Path]:
             return [folder / whole]
         index = folder / f"{whole}.index.json"
         if index.is_file():
-            try:
-                names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise UserError(f"{index}: has no readable weight_map") from None
+            names = sorted(set(convert(read_json(index), _Index, "", str(index))["weight_map"].values()))
             for name in names:
                 if Path(name).name != name or not (folder / name).is_file():
                     raise UserError(f"{index}: names {name!r}, which is not in the folder")

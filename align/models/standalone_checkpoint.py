@@ -11,6 +11,7 @@ from typing import Any
 from align.common.errors import UserError
 from align.common.files import write_atomically
 from align.common.hub import local_path, model_folder
+from align.common.schema import read_object
 from align.models.block import BlockDrafter
 from align.models.block_checkpoint import ARCHITECTURE, load_drafter
 from align.models.ddit import DDiT
@@ -74,7 +75,7 @@ def load_standalone(
     path = local_path(spec)
     record: dict[str, Any] = {}
     if (path / RECORD).is_file():
-        record = read_record(path / RECORD)
+        record = read_object(path / RECORD)
     network, found = _load_network(str(spec), target, attention_backend)
     base = {
         "block_size": 8,
@@ -99,17 +100,6 @@ def load_standalone(
         return DiffusionDrafter(network, config, target, padded=vocab_size is not None).to(target.device)
     except UserError as error:
         raise UserError(f"drafter {spec}: {error}") from None
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """The object in a drafter.json. Raises UserError: it holds none."""
-    try:
-        values = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable JSON ({error})") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: not an object")
-    return values
 
 
 def _load_network(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from align.common.errors import UserError, nearest
+from align.common.files import expanded
 from align.common.hub import hub_reachable, model_folder, package_file
+from align.common.schema import read_object
+from align.common.text import cut
 from align.target import attention
 from align.target.debug import DEBUG, debug_model
 from align.target.gguf import converted_folder
@@ -26,7 +28,8 @@ def load_target(
     device: str = "auto",
     fast: bool = True,
     round_to_bf16: bool = False,
-    **options: Any,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
 ) -> Target:
     """Load a target.
 
@@ -36,7 +39,8 @@ def load_target(
         device: auto, cpu, cuda, cuda:N.
         fast: replace linear layers by faster ones for few rows (CPU).
         round_to_bf16: also round their weights to bf16 where that halves what is read; for drafters, never for p.
-        options: `revision`, `trust_remote_code` (default False), passed to transformers.
+        revision: of a hub id: branch, tag or commit.
+        trust_remote_code: run Python code that comes with the model or its tokenizer, where there is some.
 
     Raises:
         UserError: the target can't be found or read.
@@ -51,6 +55,7 @@ def load_target(
     folder = resolve_folder(spec)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
         kind = AutoConfig.from_pretrained(str(folder), **options).model_type
@@ -69,12 +74,23 @@ def load_target(
                 f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another shape"
                 + (f", and {len(lacking) - 1} more" if len(lacking) > 1 else "")
             )
-        return Target(loaded.to(place), tokenizer, spec, fast, round_to_bf16)
+        target = Target(loaded.to(place), tokenizer, spec, fast, round_to_bf16)
+        target.revision, target.trust_remote_code = revision, trust_remote_code
+        return target
     except UserError:
         raise
     except Exception as error:  # transformers' errors for broken folders have no common class
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"target {spec!r} can't be loaded: {lines[0]}") from None
+        raise _cannot_load("target", spec, error) from None
+
+
+def _cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if "trust_remote_code" in str(error):
+        return UserError(
+            f"{what} {str(spec)!r} comes with Python code of its own, which is not run unless you ask for it: read it, then "
+            "give --trust-remote-code (of recipes: target.trust_remote_code=true)"
+        )
+    return UserError(f"{what} {str(spec)!r} can't be loaded: {lines[0]}")
 
 
 def _attention(model_type: str) -> str:
@@ -82,21 +98,20 @@ def _attention(model_type: str) -> str:
     return "eager" if model_type in _EAGER else attention.register()
 
 
-def load_tokenizer(spec: str | Path) -> Any:
-    """The tokenizer of a hub id or folder. Raises UserError where there is none."""
+def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a hub id or folder. Raises UserError where there is none, or one with code of its own that is not trusted."""
     from transformers import AutoTokenizer
 
     folder = model_folder(str(spec), "tokenizer", ["*.json", "*.txt", "*.model"])
     try:
-        return AutoTokenizer.from_pretrained(str(folder))
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"tokenizer {str(spec)!r} can't be loaded: {lines[0]}") from None
+        raise _cannot_load("tokenizer", spec, error) from None
 
 
 def resolve_folder(spec: str) -> Path | str:
     """The local folder behind a target spec, or the hub id itself where the hub or its cache has it."""
-    path = Path(spec).expanduser()
+    path = expanded(spec)
     if path.is_dir():
         return path
     check_name(spec)
@@ -131,6 +146,13 @@ def _device(name: str) -> torch.device:
         raise UserError(f"device {name!r} is unknown{nearest(name, ['auto', 'cpu', 'cuda'])}") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {name!r} was asked for, but torch sees no CUDA device")
+    try:
+        if device.type == "meta":
+            raise RuntimeError("it holds no numbers")
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = (str(error).strip().splitlines() or ["no such device"])[0]
+        raise UserError(f"device {name!r} can't be used: {cut(why, 120)}") from None
     return device
 
 
@@ -155,18 +177,18 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json as a dict. Raises UserError where it is missing or broken."""
-    path = folder / "config.json"
-    try:
-        values = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{folder}: no config.json") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable JSON ({error})") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: must hold an object, not {type(values).__name__}")
-    return values
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder}: no config.json")
+    return read_object(folder / "config.json")
 
 
 def reload(target: Target, device: str | None = None, fast: bool = True) -> Target:
     """Load the same model again in the same dtype; `device`: default the same, `fast` as in `load_target`."""
-    return load_target(target.spec, dtype=target.dtype_name, device=device or str(target.device), fast=fast)
+    return load_target(
+        target.spec,
+        dtype=target.dtype_name,
+        device=device or str(target.device),
+        fast=fast,
+        revision=target.revision,
+        trust_remote_code=target.trust_remote_code,
+    )

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from align.common.errors import in_one_line
+from align.common.provenance import memory_bytes
 from align.target import attention
 from align.target.cache import KVCache, SharedCache
 from align.target.linear import speed_up_linears
@@ -38,6 +40,10 @@ class TargetOutput:
 
 class Target:
     """A frozen causal language model p. Build it with `load_target`."""
+
+    revision: str | None = None
+    trust_remote_code = False
+    """As `load_target` was told."""
 
     def __init__(
         self, model: Any, tokenizer: Any, spec: str, fast: bool = True, round_to_bf16: bool = False
@@ -102,7 +108,12 @@ class Target:
         return digest.hexdigest()
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache of `capacity` positions for `batch` rows."""
+        """An empty cache of `capacity` positions for `batch` rows. Raises MemoryError where the machine is too small for it."""
+        size = (
+            2 * self.num_layers * batch * self.num_kv_heads * capacity * self.head_dim * self.dtype.itemsize
+        )
+        if self.device.type == "cpu" and size > (memory_bytes() or size):
+            raise MemoryError(f"a cache of {batch} rows of {capacity} tokens takes {size / 2**30:,.0f} GiB")
         shape = (batch, self.num_kv_heads, capacity, self.head_dim)
         return KVCache(self.num_layers, shape, self.dtype, self.device)
 
@@ -230,7 +241,8 @@ class Target:
             messages = [{"role": "user", "content": messages}]
         if not self.has_chat_template:
             return self.text_tokens("\n\n".join(m["content"] for m in messages))
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        with in_one_line(f"target {self.spec!r}: its chat template refuses this"):
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def text_tokens(self, text: str) -> list[int]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from align.common.errors import UserError, nearest
+from align.common.files import expanded
 from align.common.hub import is_hub_id
 from align.target.debug import DEBUG
 
@@ -28,7 +27,7 @@ def packages() -> dict[str, tuple[str, str, str, str]]:
 
 def check_name(spec: str) -> None:
     """Raises UserError for a name behind which no target can be; whether the hub has an id is not asked."""
-    path = Path(spec).expanduser()
+    path = expanded(spec)
     if spec in DEBUG:
         return
     if path.is_dir():

@@ -261,7 +261,13 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
     layers = first_layers(target, options)
     embedding_VD, head_VD = target.embedding_VD, target.head_weight_VD
     if options.init is not None:
-        start = load_target(options.init, "float32", str(target.device), fast=False)
+        start = load_target(
+            options.init,
+            "float32",
+            str(target.device),
+            fast=False,
+            trust_remote_code=target.trust_remote_code,
+        )
         if start.vocab_size != target.vocab_size:
             raise UserError(
                 f"drafter.init={options.init!r} has a vocabulary of {start.vocab_size}, target {target.spec!r} has "

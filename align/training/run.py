@@ -15,7 +15,7 @@ import torch
 from align.common.errors import UserError
 from align.common.text import say
 from align.config.hardware import accelerator, devices, main_process, target_device
-from align.config.preflight import check_training
+from align.config.preflight import check_memory, check_training
 from align.config.recipe import Recipe
 from align.config.run_record import save_run_record
 from align.data import shards as data
@@ -44,6 +44,7 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     target = load_target(
         t.name, t.dtype, target_device(recipe), revision=t.revision, trust_remote_code=t.trust_remote_code
     )
+    check_memory(recipe, target.hidden_size)
     # what can't be opened is said before the target writes for hours
     drafter = None if kind.chosen_vocabulary else kind.make(target, recipe, None)
     folder = ensure_data(recipe, target)

@@ -49,6 +49,7 @@ class EvalConfig:
     out: Path | None = None
     resume: bool = True
     no_hf_check: bool = False
+    trust_remote_code: bool = False
     race: bool = False
     """A race between settings, not a measurement."""
     tuned: list[str] | None = None
@@ -74,5 +75,5 @@ class EvalConfig:
         return (
             {key: getattr(self, key) for key in own}
             | {key: getattr(self.drafting, key) for key in drafting}
-            | {"tune": self.tune}
+            | {"tune": self.tune, "trust_remote_code": self.trust_remote_code or None}
         )

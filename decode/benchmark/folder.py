@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError
-from align.common.files import sha256_file
+from align.common.files import expanded, sha256_file
 from align.common.hub import local_path
 from align.common.provenance import decoding_versions, git_commit, machine
 from align.common.text import cut
@@ -42,7 +42,7 @@ def settings_of(
         "drafter": dict(plan.drafters),
         "drafter_hash": {role: _folder_hash(local_path(folder)) for role, folder in plan.drafters.items()},
         "methods": list(decoders),
-        "corpus_hash": {file: sha256_file(Path(file).expanduser()) for file in plan.corpora},
+        "corpus_hash": {file: sha256_file(expanded(file)) for file in plan.corpora},
         "sweep": config.sweep,
         "tuned": config.tuned,
         "race": config.race or None,

@@ -114,7 +114,12 @@ def decoders_of(config: EvalConfig, plan: Plan) -> tuple[dict[str, Decoder], dic
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    target = load_target(plan.target, dtype=config.dtype, device=config.device)
+    target = load_target(
+        plan.target,
+        dtype=config.dtype,
+        device=config.device,
+        trust_remote_code=config.trust_remote_code,
+    )
     drafting = config.drafting
     parts = open_parts([*plan.methods.values()], plan.drafters, target, drafting.drafter_tokenizer)
     decoders: dict[str, Decoder] = {}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError, nearest
+from align.common.files import expanded
 from align.common.tables import kind_of, read_rows, read_text
 from align.target.model import Target
 
@@ -20,7 +21,7 @@ def read_corpus(path: str | Path, target: Target) -> list[list[int]]:
     Raises:
         UserError: no such file, an unknown kind, broken content, or nothing in it.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     if path.is_file() and kind_of(path) == ".txt":
         texts = [read_text(path)]
     else:

@@ -92,7 +92,9 @@ def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases,
     shipped = str(DEFAULT_DRAFTER) if spec == DEFAULT_TARGET else None
 
     def open_target() -> Target:
-        return load_target(spec, dtype="float32", device=config.device)
+        return load_target(
+            spec, dtype="float32", device=config.device, trust_remote_code=config.trust_remote_code
+        )
 
     if config.methods is None:
         drafter = config.drafter or shipped or "lookup"

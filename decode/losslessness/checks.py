@@ -84,6 +84,7 @@ def run(
         "left_out": len(prompts) - len(room),
         "max_new_tokens": config.max_new_tokens,
         "device": str(target.device),
+        "trust_remote_code": config.trust_remote_code,
         "machine": machine(),
         "versions": decoding_versions(),
         "git_commit": git_commit(),
@@ -253,7 +254,12 @@ def _half(config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> Itera
 
     slow = not has_fast_bf16(cases.target.device)
     prompts, new = (prompts[:2], 16) if slow else (prompts, config.max_new_tokens)
-    half = load_target(cases.target.spec, dtype="bfloat16", device=str(cases.target.device))
+    half = load_target(
+        cases.target.spec,
+        dtype="bfloat16",
+        device=str(cases.target.device),
+        trust_remote_code=cases.target.trust_remote_code,
+    )
     plain = _Plain(load(half), prompts, new, None)
     for case in cases.halved:
         yield partial(_same, "greedy bf16", case.name, plain, cases.open(half, case, "auto"))

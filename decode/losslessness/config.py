@@ -27,4 +27,5 @@ class VerifyConfig:
     self_test: bool = False
     seed: int = 0
     device: str = "auto"
+    trust_remote_code: bool = False
     out: Path = Path("runs/verify")

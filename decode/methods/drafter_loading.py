@@ -23,7 +23,12 @@ def open_part(folder: str, role: str, target: Target) -> BlockDrafter | Diffusio
     """
     if role == "autoregressive":
         return load_target(
-            folder, target.dtype_name, str(target.device), target.fast, round_to_bf16=target.fast
+            folder,
+            target.dtype_name,
+            str(target.device),
+            target.fast,
+            round_to_bf16=target.fast,
+            trust_remote_code=target.trust_remote_code,
         )
     check_there(folder)
     found = open_drafter(folder, target)
@@ -45,7 +50,7 @@ def open_foreign(folder: str, role: str, target: Target, tokenizer: str | Path) 
         UserError: either is not found, or the drafter is not of that kind.
     """
     network = open_part(folder, role, target) if role == "autoregressive" else None
-    own = load_tokenizer(tokenizer)
+    own = load_tokenizer(tokenizer, target.trust_remote_code)
     if network is None:
         network = _ready(load_standalone(folder, target, len(own)), target)
     assert not isinstance(network, BlockDrafter)

@@ -109,7 +109,8 @@ def role_of(spec: str) -> str:
     Raises:
         UserError: a file, or neither a folder nor a hub id that can be had.
     """
-    from align.models.standalone_checkpoint import RECORD, read_record
+    from align.common.schema import read_object
+    from align.models.standalone_checkpoint import RECORD
     from align.target.loading import read_config
 
     path = local_path(spec)
@@ -126,7 +127,7 @@ def role_of(spec: str) -> str:
         extra = values.get("extra")  # what training says of itself
         return "variable_prefix" if isinstance(extra, dict) and extra.get("prefix_decay") else "block"
     record = path / RECORD
-    if record.is_file() and read_record(record).get("kind") != "autoregressive":
+    if record.is_file() and read_object(record).get("kind") != "autoregressive":
         return "diffusion"
     return "autoregressive" if _causal(str((values.get("architectures") or [""])[0])) else "diffusion"
 

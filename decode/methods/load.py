@@ -33,6 +33,7 @@ def load(
     order: str = "left_to_right",
     drafter_tokenizer: str | Path | None = None,
     method: str | None = None,
+    trust_remote_code: bool = False,
 ) -> Decoder:
     """A decoder for a target.
 
@@ -52,6 +53,7 @@ def load(
         copying: where the text repeats itself, copy instead of drafting (`decode.wrappers.copying`).
         method: a system by name with its options, `specdiff:steps=4` (`decode.methods.registry`); `drafter` is then what it is
             made of, FOLDER or KIND=FOLDER,…, and no other option of drafting goes with it, unless it is `drafter` or `combined`.
+        trust_remote_code: run Python code that comes with these models.
 
     Raises:
         UserError: what can't be found, read or combined.
@@ -69,7 +71,9 @@ def load(
     else:
         chosen, folders = _by_drafter(drafter, options)
     chosen = chosen.with_defaults(options.of_a_method)
-    where = load_target(target, dtype=dtype, device=device) if isinstance(target, str) else target
+    where = target
+    if isinstance(where, str):
+        where = load_target(where, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     if drafter is None or isinstance(drafter, str | Path):
         parts = open_parts([chosen], folders, where, tokenizer)
     else:

@@ -12,10 +12,10 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError, nearest
+from align.common.files import expanded
 from decode.method_names import VERIFIERS, written
 from decode.methods.registry import ANY, COMMON, SYSTEMS, System
 
@@ -128,7 +128,7 @@ def _value(text: str, system: System, key: str, value: str) -> Any:
     if key == "verifier" and value not in ("auto", *VERIFIERS):
         known = nearest(value, ("auto", *VERIFIERS))
         raise UserError(f"method {text!r}: verifier={value!r} is unknown{known}")
-    if key == "corpus" and not Path(value).expanduser().is_file():
+    if key == "corpus" and not expanded(value).is_file():
         raise UserError(f"method {text!r}: corpus={value!r}: no such file")
     try:
         if kind.startswith("bool"):

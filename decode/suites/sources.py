@@ -92,13 +92,15 @@ def _loaded(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
 
 def _distinct(prompts: list[Prompt]) -> list[Prompt]:
     """Ids made unique: records are kept apart by them."""
-    seen: dict[str, int] = {}
+    taken = {prompt.id for prompt in prompts}
+    seen: set[str] = set()
     result = []
     for prompt in prompts:
-        count = seen[prompt.id] = seen.get(prompt.id, 0) + 1
-        result.append(
-            prompt if count == 1 else Prompt(f"{prompt.id}~{count}", prompt.content, prompt.category)
-        )
+        name, count = prompt.id, 2
+        while name in seen or (count > 2 and name in taken):
+            name, count = f"{prompt.id}~{count}", count + 1
+        seen.add(name)
+        result.append(prompt if name == prompt.id else Prompt(name, prompt.content, prompt.category))
     return result
 
 

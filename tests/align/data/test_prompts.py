@@ -36,9 +36,25 @@ def test_prompts_from_files(tmp_path: Path) -> None:
     ]:
         with pytest.raises(UserError, match=says):
             read_prompts(name if name.count("/") else str(tmp_path / name), "train", "prompt")
-    path.write_text("not json\n")
-    with pytest.raises(UserError, match="can't be read"):
-        read_prompts(str(path), "train", "prompt")
+    for text, says in [
+        ("not json\n", "line 1: not JSON"),
+        ("null\n", "row 1: expected an object"),
+        ("", "no rows"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(UserError, match=says):
+            read_prompts(str(path), "train", "prompt")
+    (tmp_path / "p.json").write_text("null")
+    with pytest.raises(UserError, match="expected a list of rows"):
+        read_prompts(str(tmp_path / "p.json"), "train", "prompt")
+    (tmp_path / "p.txt").write_text("one\ntwo\n")
+    assert read_prompts(str(tmp_path / "p.txt"), "train", "prompt") == ["one", "two"]
+
+
+def test_a_name_is_no_pattern(tmp_path: Path) -> None:
+    (tmp_path / "p[1].jsonl").write_text('{"prompt": "mine"}\n')
+    (tmp_path / "p1.jsonl").write_text('{"prompt": "another"}\n')
+    assert read_prompts(str(tmp_path / "p[1].jsonl"), "train", "prompt") == ["mine"]
 
 
 def test_a_data_set_of_several_configurations(tmp_path: Path) -> None:
