@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +27,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Raises UserError naming the first argument that no option takes."""
-        parsed, unknown = self.parse_known_args(args, namespace)
+        words = sys.argv[1:] if args is None else args
+        if empty := next((w for w in words if w.startswith("--") and w.endswith("=--")), None):
+            self.error(f"{empty!r} has no value")  # argparse takes the value for its own mark
+        parsed, unknown = self.parse_known_args(words, namespace)
         if unknown:
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             hint = nearest(unknown[0].split("=")[0], options) if unknown[0].startswith("-") else self.stray
@@ -53,6 +57,8 @@ def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
 
 def path(text: str) -> Path:
     """A path, `~` in full."""
+    if not text:
+        raise argparse.ArgumentTypeError("a path is missing")
     try:
         return expanded(text)
     except UserError as error:

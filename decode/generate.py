@@ -122,7 +122,8 @@ def _load(args: argparse.Namespace) -> Decoder:
     from align.target.loading import DEFAULT_TARGET
     from decode.methods.load import load
 
-    target, drafter, note = args.target or DEFAULT_TARGET, args.drafter, ""
+    target, drafter, note = args.target, args.drafter, ""
+    target = DEFAULT_TARGET if target is None else target
     if drafter is None and target == DEFAULT_TARGET:
         drafter = str(DEFAULT_DRAFTER)
         if args.method is None and not (DEFAULT_DRAFTER / "config.json").is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import types
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
@@ -44,7 +45,10 @@ def parse_json(text: str, where: str) -> Any:
         raise ValueError(f"{name} is no number")
 
     try:
-        return json.loads(text, parse_constant=no_number)
+        value = json.loads(text, parse_constant=no_number)
+        if re.search(r"\\u[dD][89a-fA-F]", text):  # which can be half a pair, and then is no text
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except RecursionError:
         raise UserError(f"{where}: not readable JSON (nested too deeply)") from None
     except ValueError as error:

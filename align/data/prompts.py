@@ -10,7 +10,7 @@ from align.common.errors import UserError, nearest
 from align.common.files import expanded
 from align.common.hub import hub_reachable
 from align.common.tables import READERS, kind_of, read_rows
-from align.common.text import short
+from align.common.text import printable, short
 
 
 def check_source(source: str | None) -> None:
@@ -45,6 +45,9 @@ def read_prompts(
     if values is None:
         raise UserError(f"data.prompts={source!r}: no column {column!r}{nearest(column, columns)}")
     prompts = [text for text in map(_text, values) if text]
+    for text in prompts:
+        if printable(text) != text and any(0xD800 <= ord(c) < 0xE000 for c in text):  # which JSON can hold
+            raise UserError(f"data.prompts={source!r}: {short(text)} holds half of a surrogate pair")
     if not prompts:
         raise UserError(f"data.prompts={source!r}: column {column!r} holds no text")
     return prompts

@@ -243,11 +243,15 @@ class Target:
             return self.text_tokens("\n\n".join(m["content"] for m in messages))
         with in_one_line(f"target {self.spec!r}: its chat template refuses this"):
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self._ids(text)
+
+    def _ids(self, text: str) -> list[int]:
+        with in_one_line(f"target {self.spec!r}: its tokenizer can't read a text"):
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def text_tokens(self, text: str) -> list[int]:
         """Plain text as tokens, after the beginning-of-text token where the tokenizer has one."""
-        tokens = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        tokens = self._ids(text)
         bos = self.tokenizer.bos_token_id
         return ([bos] if bos is not None and not self.has_chat_template else []) + tokens
 

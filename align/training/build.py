@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from align.common.errors import UserError
 from align.config.recipe import Recipe
 from align.data.draft_vocab import coverage, frequent_tokens
 from align.data.shards import Samples
@@ -51,6 +53,8 @@ def draft_vocab(recipe: Recipe, target: Target, samples: Samples, resume: Path |
     """
     before = None if resume is None else checkpoints.read_seal(resume)["draft_vocab"]
     if before is not None:
+        if not all(a < b for a, b in pairwise([-1, *before, target.vocab_size])):
+            raise UserError(f"{resume}: its draft_vocab is no list of the target's tokens in ascending order")
         return torch.tensor(before)
     return frequent_tokens(samples, target, recipe.drafter.draft_vocab)
 

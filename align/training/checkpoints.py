@@ -25,14 +25,14 @@ class _Always(TypedDict):
     step: int
     target_sha256: str
     drafter: dict[str, Any]
+    draft_vocab: list[int] | None
+    seconds: float
     sizes: dict[str, int]
 
 
 class Seal(_Always, total=False):
     """What a seal holds that is read."""
 
-    seconds: float
-    draft_vocab: list[int] | None
     sha256: dict[str, str]
     """Of each file; a seal of old has none."""
     stage: str

@@ -66,7 +66,7 @@ def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[Plan, l
     """
     from align.target.loading import DEFAULT_TARGET
 
-    spec = config.target or DEFAULT_TARGET
+    spec = DEFAULT_TARGET if config.target is None else config.target
     shipped = spec == DEFAULT_TARGET and (DEFAULT_DRAFTER / "config.json").is_file()
     drafters = drafters_by_role(config.drafter, str(DEFAULT_DRAFTER) if shipped else None, say)
     if not drafters and config.methods is None:

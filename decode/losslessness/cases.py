@@ -88,7 +88,7 @@ def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases,
     """
     from align.target.loading import DEFAULT_TARGET, load_target
 
-    spec = config.target or DEFAULT_TARGET
+    spec = DEFAULT_TARGET if config.target is None else config.target
     shipped = str(DEFAULT_DRAFTER) if spec == DEFAULT_TARGET else None
 
     def open_target() -> Target:

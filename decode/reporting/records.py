@@ -219,5 +219,7 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
             ]
             if any(not 0 <= v <= _MOST for v in amounts):
                 raise UserError(f"{where}: {name}={short(value)} must lie between 0 and {_MOST}")
+        if len(record.accepted) != len(record.drafted) or len(record.nodes) not in (0, len(record.drafted)):
+            raise UserError(f"{where}: accepted, drafted and nodes do not tell of as many calls")
         records.append(record)
     return list({record.key: record for record in records}.values())

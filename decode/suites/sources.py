@@ -13,6 +13,7 @@ from typing import Any
 from align.common.errors import UserError, nearest
 from align.common.hub import hub_reachable, package_file
 from align.common.tables import kind_of, read_rows
+from align.common.text import printable
 from decode.suites.prompt import Prompt, Suite
 
 COLUMNS = ("prompt", "question", "messages", "text", "turns", "problem", "instruction", "content")
@@ -181,7 +182,7 @@ def load_prompts_file(path: Path, name: str | None = None) -> Loaded:
             raise UserError(f"--prompts={str(path)!r}, row {number}: {_complaint(row)}")
         key = row.get("id", row.get("prompt_id", number)) if isinstance(row, dict) else number
         category = str(row.get("category") or "") if isinstance(row, dict) else ""
-        prompts.append(Prompt(str(key), content, category))
+        prompts.append(Prompt(printable(str(key)), content, printable(category)))
     name = name or path.stem.split(".")[0] or "prompts"
     return Loaded(name, path.name, "own", _distinct(prompts), str(path))
 

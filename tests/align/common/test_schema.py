@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_named(value: Any, kind: Any, message: str) -> None
         convert(value, kind, "", "f")
 
 
-@pytest.mark.parametrize("text", ["", "{", "NaN", "[" * 100_000, "9" * 5000, '{"a": Infinity}'])
+@pytest.mark.parametrize("text", ["", "{", "NaN", "[" * 100_000, "9" * 5000, '{"a": Infinity}', '"\\ud800"'])
 def test_what_is_no_json(text: str) -> None:
     with pytest.raises(UserError, match="f: not readable JSON"):
         parse_json(text, "f")

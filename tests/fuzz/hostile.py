@@ -1,0 +1,113 @@
+"""Values, texts and files that commands do not expect."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+TEXTS = (
+    "", " ", "~", "~nobody_here/x", "-", "--", "null", "true", "0", "-1", "1e300", "-1e300", "nan", "inf", "1e-300",
+    "9" * 400, "9" * 5000, str(2**53), str(2**63), str(2**64), "10**9", "a" * 300, "a/" * 3000 + "a", "/proc/nowhere", "/dev/null",
+    "/dev/full", ".", "..", "/", "file", "file/inside", "folder", "nowhere", "no/where", "[/b]", "[red]x[/red]", "$5_vs_$10",
+    "<script>alert(1)</script>", "a|b", "\x1b[2J\x1b[31m", "\x00", "\x07\x08", "\x9b2J", "\u202e", "\ud800", "é語👩‍🔬", "{", "}", "[]", "{}",
+    "[1,2", "&a", "*a", "!!python/object/apply:os.system ['touch ran']", "%s%n", "{0}", "{task}", "a=b", "a,b,,c", "lookup:gamma=",
+    "lookup:gamma=1e9", "block:gamma=99999", "drafter:nodes=-1", "debug", "debug_block", "wheel:", "x.gguf", "x.yaml", "x.jsonl",
+)  # fmt: skip
+
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2**31, 2**63, 2**200, 0.5, -0.0, 1e308, 1e-308, float("nan"), float("inf"), "", "x", "1", [], {}, [None],
+    [[]], {"": None}, {"a": {"b": []}}, "\x1b[2J", "\x00", "é" * 1000, [1] * 1000, "../../etc/passwd", "[/b]", "$5_vs_$10", "<b>|",
+)  # fmt: skip
+
+
+def text(r: random.Random) -> str:
+    """One of TEXTS, or some characters of any kind."""
+    if r.random() < 0.8:
+        return r.choice(TEXTS)
+    return "".join(
+        chr(r.choice((r.randrange(32), r.randrange(32, 127), r.randrange(0x3000))))
+        for _ in range(r.randrange(12))
+    )
+
+
+def argument(r: random.Random) -> str:
+    """A text that a command line can hold: no NUL, no half surrogate."""
+    return text(r).replace("\x00", "").encode("utf-8", "replace").decode()
+
+
+def changed_json(value: Any, r: random.Random) -> Any:
+    """The value with one part of it replaced, removed, added or repeated."""
+    if isinstance(value, dict) and value and r.random() < 0.9:
+        key = r.choice(list(value))
+        match r.randrange(6):
+            case 0:
+                return {k: v for k, v in value.items() if k != key}
+            case 1:
+                return {**value, text(r): r.choice(VALUES)}
+            case _:
+                return {**value, key: changed_json(value[key], r)}
+    if isinstance(value, list) and value and r.random() < 0.7:
+        i = r.randrange(len(value))
+        match r.randrange(4):
+            case 0:
+                return value[:i]
+            case 1:
+                return value + value[i:]
+            case _:
+                return [*value[:i], changed_json(value[i], r), *value[i + 1 :]]
+    return text(r) if isinstance(value, str) and r.random() < 0.5 else r.choice(VALUES)
+
+
+def changed_bytes(raw: bytes, r: random.Random) -> bytes:
+    """The bytes cut, flipped, doubled, blanked, or others."""
+    i = r.randrange(len(raw) + 1)
+    match r.randrange(7):
+        case 0:
+            return raw[:i]
+        case 1 | 2 if raw:
+            flipped = bytearray(raw)
+            for _ in range(r.choice((1, 1, 8))):
+                flipped[r.randrange(len(raw))] ^= 1 << r.randrange(8)
+            return bytes(flipped)
+        case 3:
+            return raw[:i] + raw
+        case 4:
+            return raw[:i] + bytes(r.randrange(256) for _ in range(r.randrange(9))) + raw[i:]
+        case 5:
+            return text(r).encode("utf-8", "surrogatepass")
+        case _:
+            return b""
+
+
+def damage(path: Path, r: random.Random) -> str:
+    """Do something to a file; what it was, in words."""
+    if r.random() < 0.08:
+        path.unlink()
+        return "removed"
+    if r.random() < 0.08:
+        path.unlink()
+        path.mkdir()
+        return "made a folder"
+    if r.random() < 0.05:
+        path.unlink()
+        path.symlink_to(r.choice(("/dev/null", "/nowhere", path.name, "/proc/self/mem")))
+        return f"made a link to {path.readlink()}"
+    if path.suffix in (".json", ".jsonl") and r.random() < 0.75:
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        i = r.randrange(len(lines)) if lines else 0
+        if lines:
+            lines[i] = json.dumps(changed_json(json.loads(lines[i]), r))
+        path.write_text("\n".join(lines) + "\n")
+        return f"changed line {i + 1}: {lines[i][:200] if lines else ''}"
+    path.write_bytes(changed_bytes(path.read_bytes(), r))
+    return "changed bytes"
+
+
+def copied(source: Path, to: Path) -> Path:
+    """A fresh copy of a folder."""
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(source, to)
+    return to

@@ -1,0 +1,73 @@
+"""Cases one after another, each in a worker process, which is replaced when a case ends it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+LIMIT_S = 120
+"""A case that takes longer hangs."""
+
+
+def fuzz(
+    scratch: Path, seed: int, minutes: float, cases: int | None = None, first: int = 0
+) -> tuple[int, list[str]]:
+    """Run cases until the time is over, or so many; their number, and what went wrong."""
+    findings: list[str] = []
+    end = time.monotonic() + 60 * minutes
+    worker = None
+    number = first
+    while number < first + cases if cases is not None else time.monotonic() < end:
+        worker = worker or Worker(scratch / str(number), seed)
+        found = worker.ask(number)
+        if worker.process.exitcode is not None or not worker.process.is_alive():
+            worker = None
+        if found:
+            findings.append(f"case {number}: {found}")
+            print(findings[-1], file=sys.stderr, flush=True)
+        number += 1
+    if worker is not None:
+        worker.stop()
+    return number - first, findings
+
+
+class Worker:
+    """A process that runs one case after another."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, folder, seed), daemon=False)
+        self.process.start()
+        theirs.close()
+        self.pipe.recv()  # the corpus is made
+
+    def ask(self, number: int) -> str:
+        """What went wrong in a case, or nothing."""
+        self.pipe.send(number)
+        try:
+            if self.pipe.poll(LIMIT_S):
+                return str(self.pipe.recv())
+        except EOFError:
+            self.process.join()
+            return f"ended the process (exit code {self.process.exitcode})"
+        self.stop()
+        return f"hangs (more than {LIMIT_S} s)"
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def serve(pipe: Connection, folder: Path, seed: int) -> None:
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "offline"}
+    from tests.fuzz.cases import Corpus, run
+
+    corpus = Corpus(folder)
+    pipe.send("ready")
+    while True:
+        pipe.send(run(corpus, seed, pipe.recv()))
