@@ -1,6 +1,7 @@
 # make quickstart   set up, write a little data, calibrate the shipped drafter, measure, report
 # make test         set up, run the tests              (WORKERS=2 processes)
 # make test-fast    those without the slow ones: under two minutes
+# make mutants      change a line at a time and see which tests notice: hours, goes on where it was
 # make systems      a drafter of every kind, then every system at its best setting, in one table (hours)
 # make lint         style, types
 # make setup        the virtual environment alone      (PYTHON=, VENV=, SYSTEM_PACKAGES=1)
@@ -25,7 +26,7 @@ SUITES ?= mtbench,reasoning,coding,math
 PY = $(VENV)/bin/python
 STAMP = $(VENV)/.ready
 
-.PHONY: quickstart systems test test-fast lint setup clean
+.PHONY: quickstart systems test test-fast mutants lint setup clean
 .DEFAULT_GOAL := quickstart
 
 setup: $(STAMP)
@@ -85,6 +86,9 @@ test: setup
 
 test-fast: setup
 	$(PYTEST) -m "not slow"
+
+mutants: setup
+	$(PY) -m tests.mutation --workers $(WORKERS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

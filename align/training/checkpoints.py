@@ -102,6 +102,12 @@ def prune(folder: Path, keep: int) -> None:
         remove(path)
 
 
+def clear_parts(folder: Path) -> None:
+    """Remove what a killed or failed run left half saved."""
+    for left in folder.glob(".step-*.ckpt.part"):
+        remove(left)
+
+
 def set_aside(folder: Path) -> None:
     """Start anew: an earlier run's checkpoints go to `checkpoints.old`, so that `auto` never takes up one of them."""
     if folder.is_dir() and any(folder.iterdir()):

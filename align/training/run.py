@@ -178,6 +178,8 @@ def fit(
         Interrupted, NonFiniteLoss: training stopped before its end.
     """
     steps, t = recipe.trainer.max_steps, recipe.trainer
+    if main_process():
+        checkpoints.clear_parts(Path(recipe.output) / "checkpoints")
     if resume is not None:
         done = checkpoints.read_seal(resume)
         over = t.max_minutes is not None and done["seconds"] >= 60 * t.max_minutes
