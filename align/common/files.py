@@ -14,17 +14,22 @@ from typing import Any
 from align.common.errors import UserError
 
 
-def expanded(name: str | Path) -> Path:
-    """The path with `~` and `~user` in full. Raises UserError for a user that is not there, and for a name that can be no file's."""
+def expanded(name: str | Path, key: str = "") -> Path:
+    """The path with `~` and `~user` in full.
+
+    Raises:
+        UserError: no such user, or no file can have this name; the line begins with `key`, if one is given.
+    """
+    said = f"{key}={str(name)!r}" if key else repr(str(name))
     try:
         path = Path(name).expanduser()
         os.fsencode(path)
     except RuntimeError:
-        raise UserError(f"{str(name)!r}: no such user on this machine") from None
+        raise UserError(f"{said}: no such user on this machine") from None
     except ValueError as error:
-        raise UserError(f"{str(name)!r}: no file can have this name ({error})") from None
+        raise UserError(f"{said}: no file can have this name ({error})") from None
     if "\0" in str(name):
-        raise UserError(f"{str(name)!r}: no file can have this name (it holds a NUL)")
+        raise UserError(f"{said}: no file can have this name (it holds a NUL)")
     return path
 
 

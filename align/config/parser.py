@@ -121,7 +121,7 @@ def find(name: str, where: str, beside: Path | None = None) -> Path:
     """
     is_path = name.endswith((".yaml", ".yml")) or "/" in name
     try:
-        path = (beside or Path()) / expanded(name) if is_path else FOLDER / f"{name}.yaml"
+        path = (beside or Path()) / expanded(name, f"{where}: recipe") if is_path else FOLDER / f"{name}.yaml"
         if path.is_file():
             return path
     except OSError as error:  # a name too long
@@ -205,10 +205,10 @@ def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
         if (name, value) == ("launch.devices", "auto"):
             value = max(1, gpu_count()) if values.get("launch.accelerator", ("auto", ""))[0] != "cpu" else 1
         setattr(getattr(recipe, group) if group else recipe, last, _convert(value, key.type, name, where))
-    recipe.output = str(expanded(recipe.output or f"runs/{recipe.name}"))
-    recipe.data.path = recipe.data.path and str(expanded(recipe.data.path))
     try:
         check(recipe)
+        recipe.output = str(expanded(recipe.output or f"runs/{recipe.name}", "output"))
+        recipe.data.path = recipe.data.path and str(expanded(recipe.data.path, "data.path"))
     except UserError as error:
         # Of the keys that the line names, the first that was given somewhere: the others are defaults.
         words = re.findall(r"[\w.]+", str(error))

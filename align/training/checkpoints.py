@@ -141,7 +141,7 @@ def check_named(resume: str) -> None:
     """Raises UserError where `trainer.resume` names a checkpoint that is not there or torn."""
     if resume in ("auto", "never"):
         return
-    if why := fault(expanded(resume)):
+    if why := fault(expanded(resume, "trainer.resume")):
         raise UserError(
             f"trainer.resume={resume}: no complete checkpoint there ({why}); auto, never, or a step-N.ckpt"
         )
@@ -157,7 +157,7 @@ def newest(folder: Path, resume: str, target_sha256: str) -> Path | None:
     if resume == "never":
         return None
     if resume != "auto":
-        named = expanded(resume)
+        named = expanded(resume, "trainer.resume")
         if why := _damage(named):
             raise UserError(f"trainer.resume={resume}: {why}; auto, never, or another step-N.ckpt")
         return _of_target(named, target_sha256)

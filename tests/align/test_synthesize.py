@@ -22,7 +22,11 @@ WORDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "a path without .yaml": (["recipe=nowhere/mine"], ("no such file",)),
     "no such file": (["recipe=/nowhere/mine.yaml"], ("/nowhere/mine.yaml", "no such file")),
     "a name too long": (["recipe=" + "a" * 5000], ("can't be read", "File name too long")),
-    "unknown user": (["recipe=~nobody_of_that_name/x.yaml"], ("can't be read",)),
+    "unknown user": (["recipe=~nobody_of_that_name/x.yaml"], ("recipe='~nobody", "no such user")),
+    "output of an unknown user": (
+        [DEBUG, "output=~nobody_of_that_name/x"],
+        ("output='~nobody", "no such user"),
+    ),
     "unknown key": (
         [DEBUG, "trainer.max_step=3"],
         ("command line", "trainer.max_step", "'trainer.max_steps'"),

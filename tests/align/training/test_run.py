@@ -137,7 +137,9 @@ def test_non_finite_loss_stops_and_keeps_the_batch(
         "recipe=debug_block",
         f"output={tmp_path}",
         f"data.path={debug_data}",
-        "trainer.learning_rate=1e30",
+        "trainer.learning_rate=100",
+        "trainer.weight_decay=1",  # weights grow by 99 each step
+        "trainer.max_steps=40",
     ]
     with pytest.raises(SystemExit) as stop:
         main([*words, "trainer.gradient_clip=0", "trainer.warmup_steps=0"])
