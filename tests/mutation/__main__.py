@@ -43,7 +43,7 @@ COPIED = (
     "Makefile",
 )
 LINKED = ("pretrained",)
-LIMIT_S = 900
+LIMIT_S = 2700
 """A mutant under which a stage of tests takes longer than this hangs: killed."""
 
 
