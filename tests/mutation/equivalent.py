@@ -1,4 +1,19 @@
 """Mutants that no test can kill, and why."""
 
-EQUIVALENT: dict[str, str] = {}
+_MATRIX = "the tensor has two dimensions: 1 is the last"
+
+EQUIVALENT: dict[str, str] = {
+    "decode/engine/engine.py Engine._outcome: top2 = penalised(logits_MV, sampling, before).topk(2, dim=-1).values → "
+    "top2 = penalised(logits_MV, sampling, before).topk(2, dim=(1)).values": _MATRIX,
+    "decode/drafters/diffusion.py DiffusionDrafts._next: rank_R = -logits_RV.log_softmax(-1).amax(-1) → "
+    "rank_R = -logits_RV.log_softmax(-1).amax((1))": _MATRIX,
+    'align/losses/divergences.py _values: values["forward_kl"] = (p_U * log_p_U).sum(-1)[where] - (p * log_q).sum(-1) → '
+    'values["forward_kl"] = (p_U * log_p_U).sum((1))[where] - (p * log_q).sum(-1)': _MATRIX,
+    "align/losses/divergences.py _Rows.forward: log_z = log_q.logsumexp(-1, keepdim=True) → "
+    "log_z = log_q.logsumexp((1), keepdim=True)": _MATRIX,
+    "decode/engine/detokenizer.py TextStream._cut: start = max(0, len(self.text) - self.longest + 1) → "
+    "start = max(0, len(self.text) - self.longest - 1)": "looks again at text in which no stop string ended before",
+    "decode/engine/detokenizer.py TextStream._maybe_stop: lengths = range(min(self.longest - 1, len(self.text)), 0, -1) → "
+    "lengths = range(min((self.longest), len(self.text)), 0, -1)": "a whole stop string is cut off before this is asked",
+}
 """By name, as `python -m tests.mutation` prints it."""
