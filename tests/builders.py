@@ -263,6 +263,12 @@ def watched(drafter: AutoregressiveDrafter, seen: list[tuple[list[int], Proposal
     return drafter
 
 
+def manifest(**more: Any) -> dict[str, Any]:
+    """What a data folder's manifest must hold."""
+    written = {"samples": 0, "tokens": 0, "seed": 0, "prompt_temperature": 1.0, "answer_temperatures": [1.0]}
+    return {"shards": 1, **written, **more}
+
+
 def record(
     method: str = "plain",
     prompt: str = "a",

@@ -63,13 +63,16 @@ def from_lists(
 
 class _Always(TypedDict):
     shards: int
+    samples: int
+    tokens: int
+    seed: int
+    prompt_temperature: float
+    answer_temperatures: list[float]
 
 
 class Manifest(_Always, total=False):
-    """What a manifest holds that is read; the settings that the samples were written with come to it."""
+    """What a manifest holds that is read; the other settings that the samples were written with come to it."""
 
-    samples: int
-    tokens: int
     answer_tokens: int
     dropped: dict[str, int]
     finished: bool

@@ -219,7 +219,22 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
             ]
             if any(not 0 <= v <= _MOST for v in amounts):
                 raise UserError(f"{where}: {name}={short(value)} must lie between 0 and {_MOST}")
-        if len(record.accepted) != len(record.drafted) or len(record.nodes) not in (0, len(record.drafted)):
-            raise UserError(f"{where}: accepted, drafted and nodes do not tell of as many calls")
+        if why := _contradiction(record):
+            raise UserError(f"{where}: {why}")
         records.append(record)
     return list({record.key: record for record in records}.values())
+
+
+def _contradiction(r: Record) -> str | None:
+    """Why no generation has this record, or None. Every quotient of a report is of amounts that are checked here."""
+    if len(r.accepted) != len(r.drafted) or len(r.nodes) not in (0, len(r.drafted)):
+        return "accepted, drafted and nodes do not tell of as many calls"
+    if len(r.tokens) != r.new_tokens:
+        return f"new_tokens={r.new_tokens}, but tokens holds {len(r.tokens)}"
+    if r.committed != (max(r.new_tokens - 1, 0) if r.calls else 0):
+        return f"committed={r.committed} can't be of new_tokens={r.new_tokens} and calls={r.calls}"
+    if sum(r.accepted) > r.committed or any(a > d for a, d in zip(r.accepted, r.drafted, strict=True)):
+        return "accepted says more tokens than drafted or committed"
+    if r.committed and r.seconds == 0:
+        return f"seconds=0 can't be of committed={r.committed}"
+    return None

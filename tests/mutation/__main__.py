@@ -43,8 +43,8 @@ COPIED = (
     "Makefile",
 )
 LINKED = ("pretrained",)
-LIMIT_S = 2700
-"""A mutant under which a stage of tests takes longer than this hangs: killed."""
+OWN_LIMIT_S, LIMIT_S, SLOW_LIMIT_S = 600, 1200, 2700
+"""A mutant under which its module's tests, other tests or slow tests take longer than this hangs: killed."""
 
 
 def main() -> int:
@@ -115,14 +115,14 @@ def copy_of_the_tree(to: Path) -> Path:
 def judge(copy: Path, mutant: Mutant) -> str:
     path = copy / mutant.path
     source = path.read_text()
-    for name, given in stages(copy, mutant):
+    for name, given, limit in stages(copy, mutant):
         path.write_text(mutant.applied(source))
         try:
-            failed = fails(copy, given)
+            failed = fails(copy, given, limit)
         finally:
             path.write_text(source)
         if failed:
-            check_unchanged(copy, tuple(given))
+            check_unchanged(copy, tuple(given), limit)
             return name
     return "survived"
 
@@ -130,40 +130,41 @@ def judge(copy: Path, mutant: Mutant) -> str:
 UNCHANGED: dict[tuple[str, ...], bool] = {}
 
 
-def check_unchanged(copy: Path, given: tuple[str, ...]) -> None:
+def check_unchanged(copy: Path, given: tuple[str, ...], limit: int) -> None:
     """Tests that fail without a mutant too show nothing. Looked into once for each set of tests.
 
     Raises:
         SystemExit: they fail; the line names them.
     """
     if given not in UNCHANGED:
-        UNCHANGED[given] = not fails(copy, list(given))
+        UNCHANGED[given] = not fails(copy, list(given), limit)
     if not UNCHANGED[given]:
         raise SystemExit(f"error: {' '.join(given)} fails on the tree as it is: mend that first")
 
 
-def stages(copy: Path, mutant: Mutant) -> Iterator[tuple[str, list[str]]]:
+def stages(copy: Path, mutant: Mutant) -> Iterator[tuple[str, list[str], int]]:
     """The tests in the order in which they are likely to fail for the time that they take."""
     package, *rooms, module = Path(mutant.path).parts
     own, room = Path("tests", package, *rooms, f"test_{module}"), Path("tests", package, *rooms)
     if (copy / own).exists():
-        yield "killed by its module's tests", [str(own), "-m", "not slow"]
+        yield "killed by its module's tests", [str(own), "-m", "not slow"], OWN_LIMIT_S
     near = [str(room), "tests/contract", *(["tests/decode/test_draws.py"] if package == "decode" else [])]
-    yield "killed by its room's tests", [*near, "-m", "not slow", f"--ignore={own}"]
+    yield "killed by its room's tests", [*near, "-m", "not slow", f"--ignore={own}"], LIMIT_S
     yield (
         "killed by its package's tests",
         [f"tests/{package}", "-m", "not slow", *(f"--ignore={n}" for n in near)],
+        LIMIT_S,
     )
-    yield "killed by a slow test", [f"tests/{package}", "tests/contract", "-m", "slow"]
+    yield "killed by a slow test", [f"tests/{package}", "tests/contract", "-m", "slow"], SLOW_LIMIT_S
 
 
-def fails(copy: Path, given: list[str]) -> bool:
+def fails(copy: Path, given: list[str], limit: int) -> bool:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *given]
     surroundings = {
         **os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     try:
-        done = subprocess.run(command, cwd=copy, env=surroundings, capture_output=True, timeout=LIMIT_S)
+        done = subprocess.run(command, cwd=copy, env=surroundings, capture_output=True, timeout=limit)
     except subprocess.TimeoutExpired:
         return True
     return done.returncode not in (0, 5)  # 5: no test is left here

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from align.target.model import Target
 from decode.drafters.base import Drafter, Request
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
-from decode.engine.engine import Engine
+from decode.engine.engine import Engine, run_together
 from decode.engine.output import Generation
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
@@ -294,8 +295,18 @@ def test_an_interrupted_generation_leaves_nothing_behind(target: Target) -> None
     assert decoder.generate(PROMPT, max_new_tokens=30, sampling=VARIED).tokens == expected.tokens
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_request_that_ended_gives_its_cache_back_where_others_run(target: Target, most: int) -> None:
+    engines = [Engine(target, PROMPT, limit, VARIED, None, "greedy") for limit in (4, 9, 4)]
+    run_together(engines, most)
+    assert [len(engine.out.tokens) for engine in engines] == [4, 9, 4]
+    assert [hasattr(engine, "request") for engine in engines] == [most == 1] * 3
+
+
 def test_times_add_up(target: Target) -> None:
+    began = perf_counter()
     out = Decoder(target, LookupDrafter(K)).generate(PROMPT, max_new_tokens=30)
+    assert out.prefill_seconds + out.seconds <= perf_counter() - began
     assert out.prefill_seconds > 0 and out.draft_seconds > 0 and out.verify_seconds > 0
     assert out.draft_seconds + out.verify_seconds <= out.seconds
     assert out.tokens_per_second == pytest.approx(29 / out.seconds)
