@@ -19,6 +19,7 @@ from decode.wrappers.translated import TranslatedDrafter
 from decode.wrappers.vocabularies import VocabularyMap
 
 NO_STEPS = "steps and order are a standalone drafter's (DDiT, masked language model): this one has none"
+NO_TREES = "tree_nodes is a block drafter's or a standalone diffusion drafter's: this one drafts chains (tree_nodes=0)"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def any_drafter(
     Where the verifier tests drafts that were drawn, they are: a chain, or trees drawn with the siblings that it takes.
 
     Raises:
-        UserError: a number out of its range, or steps and an order for a drafter that has none.
+        UserError: a number out of its range; steps, an order or a tree for a drafter that has none.
     """
     if nodes is None and target.chains_only:
         nodes = 0
@@ -61,6 +62,8 @@ def any_drafter(
         raise UserError(NO_STEPS)
     if isinstance(drafter, BlockDrafter):
         return BlockProposer(drafter, gamma, nodes, siblings)
+    if nodes:
+        raise UserError(NO_TREES)
     more = () if gamma is None else (gamma,)
     if isinstance(drafter, ForeignDrafter):
         writer: Any = AutoregressiveWriter if isinstance(drafter.network, Target) else DiffusionWriter

@@ -11,11 +11,11 @@ from align.target.loading import DEFAULT_TARGET, load_target
 from align.target.model import Target
 from decode.drafters.base import Drafter
 from decode.engine.decoder import Decoder
-from decode.methods.any_drafter import NO_STEPS
+from decode.methods.any_drafter import NO_STEPS, NO_TREES
 from decode.methods.build import assemble, build, open_parts
 from decode.methods.drafter_spec import NO_FOLDERS, check_there, drafters_by_role, role_of
 from decode.methods.options import DraftOptions
-from decode.methods.registry import ANY, Parts
+from decode.methods.registry import ANY, COMMON, Parts
 from decode.methods.spec import Method, check_parts, read_method
 
 
@@ -70,7 +70,8 @@ def load(
         check_parts([chosen], folders)
     else:
         chosen, folders = _by_drafter(drafter, options)
-    chosen = chosen.with_defaults(options.of_a_method)
+    own = {key: value for key, value in options.of_a_method.items() if key in {*chosen.system.keys, *COMMON}}
+    chosen = chosen.with_defaults(own)
     where = target
     if isinstance(where, str):
         where = load_target(where, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
@@ -86,6 +87,10 @@ def _by_drafter(drafter: object, options: DraftOptions) -> tuple[Method, dict[st
     if drafter is None or drafter in NO_FOLDERS:
         if options.steps != 1 or options.order != DraftOptions.order:
             raise UserError(NO_STEPS)
+        if options.tree_nodes:
+            raise UserError(NO_TREES)
+        if options.drafter_tokenizer is not None:
+            raise UserError("drafter_tokenizer is a trained drafter's: this one has none")
         return read_method("lookup" if drafter == "lookup" else "plain"), {}
     if not isinstance(drafter, str | Path):
         return read_method("drafter"), {}

@@ -22,3 +22,9 @@ def test_uniform_noise_has_no_masks_to_draft_from(target: Target, tmp_path: Path
     )
     with pytest.raises(UserError, match="undoes uniform noise and has no masks"):
         decode.load(target, tmp_path)
+
+
+def test_a_causal_drafter_drafts_chains_alone(target: Target) -> None:
+    with pytest.raises(UserError, match="this one drafts chains"):
+        decode.load(target, target, tree_nodes=3)
+    assert decode.load(target, target, tree_nodes=0).drafter is not None

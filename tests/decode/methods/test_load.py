@@ -42,6 +42,16 @@ def test_load(target: Target, tmp_path: Any) -> None:
         decode.load(target, "lookup", draft_tokens=0)
 
 
+@pytest.mark.parametrize("drafter", ["lookup", "none", None])
+def test_options_of_trained_drafters_are_refused_for_others(target: Target, drafter: str | None) -> None:
+    for option in ({"tree_nodes": 3}, {"steps": 2}, {"order": "random"}, {"drafter_tokenizer": "debug"}):
+        with pytest.raises(UserError, match=next(iter(option))):
+            decode.load(target, drafter, **option)  # type: ignore[arg-type]
+    decoder = decode.load(target, drafter, "greedy", tree_nodes=0, draft_tokens=4, copying=True)
+    plain = Decoder(target).generate(PROMPT, max_new_tokens=6)
+    assert decoder.generate(PROMPT, max_new_tokens=6).tokens == plain.tokens
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_saved_drafter_is_loaded_by_its_folder(target: Target, tmp_path: Path, dtype: str) -> None:
     net = network(target, "shared_kv", markov_rank=8)
