@@ -19,6 +19,7 @@ import torch
 from align.config.parser import load_recipe
 from align.data import packing
 from align.data import shards as data
+from align.data.synthesis import synthesize
 from align.losses.acceptance import Estimate, expected_accepted_token
 from align.models.block import BlockDrafter
 from align.models.standalone import DiffusionDrafter
@@ -95,19 +96,23 @@ def compare(
     return Taus(1 + float(e.mean()), 1 + float(m.mean()), error, len(e))
 
 
+WRITTEN = ("data.samples=200", "data.batch_size=100", "data.answer_temperatures=[1.0]")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts") / "data"
+    synthesize(load_recipe(["recipe=debug_block", *WRITTEN]), load_target("debug"), folder, quiet=True)
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["debug_block", "debug_sedd", "debug_mdlm"])
-def test_training_expects_what_decoding_measures(recipe: str, tmp_path: Path) -> None:
-    words = [
-        f"recipe={recipe}",
-        f"output={tmp_path}",
-        "data.samples=200",
-        "data.batch_size=100",
-        "data.answer_temperatures=[1.0]",
-    ]
+def test_training_expects_what_decoding_measures(recipe: str, texts: Path, tmp_path: Path) -> None:
+    words = [f"recipe={recipe}", f"output={tmp_path}", f"data.path={texts}", *WRITTEN]
     train(load_recipe([*words, "trainer.max_steps=40", "trainer.learning_rate=3e-3"]), quiet=True)
     drafter = open_drafter(tmp_path / "drafter", load_target("debug"))
-    taus = compare(drafter, data.read_samples(tmp_path / "data"), 24, 400, repeats=2)
+    taus = compare(drafter, data.read_samples(texts), 24, 400, repeats=2)
     assert taus.prefixes >= 300 and taus.expected > 1.1, taus
     assert abs(taus.expected - taus.measured) < 3 * taus.error and taus.error < 0.04 * taus.measured, taus
 
