@@ -76,12 +76,14 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class RowsLinear(nn.Module):
     """`F.linear(x, weight, bias)` without gradients, fp32, (…, in) → (…, out), through `rows.c`.
 
-    `round_to_bf16` rounds the weight to bf16.
+    A weight whose numbers are all bf16 is kept in bf16: half is read, and the result is the same to the bit. `round_to_bf16`
+    rounds any other weight too.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, round_to_bf16: bool = False) -> None:
         super().__init__()
-        kept = weight.detach().to(torch.bfloat16 if round_to_bf16 else weight.dtype)
+        halved = weight.detach().to(torch.bfloat16)
+        kept = halved if round_to_bf16 or torch.equal(halved.float(), weight) else weight.detach()
         self.weight = nn.Parameter(kept.contiguous(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach().contiguous(), requires_grad=False)
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]

@@ -103,6 +103,8 @@ class Target:
         """sha256 (hex) over every weight's name, dtype, shape and bytes: it identifies p."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
+            if self.dtype == torch.float32 and tensor.dtype == torch.bfloat16:
+                tensor = tensor.float()  # kept in half the memory (align/target/linear.py)
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().contiguous().cpu().view(torch.uint8).numpy())
         return digest.hexdigest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -72,6 +74,34 @@ def test_layers(kind: type) -> None:
         x = torch.randn(rows, 40)
         torch.testing.assert_close(fast(x), layer(x), rtol=1e-5, atol=1e-5)
     assert torch.equal(fast.weight, layer.weight)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 6, 7, 32, 40])
+def test_weights_that_are_bf16_stay_so_and_change_no_bit(rows: int) -> None:
+    torch.manual_seed(rows)
+    weight, x = torch.randn(33, 40).bfloat16().float(), torch.randn(rows, 40)
+    kept = linear.RowsLinear(weight, None)
+    assert kept.weight.dtype == torch.bfloat16
+    assert torch.equal(kept(x), linear.few_rows(x, weight))
+    weight[32, 39] += 2**-12  # one number that bf16 does not have
+    assert linear.RowsLinear(weight, None).weight.dtype == torch.float32
+
+
+@pytest.mark.skipif(
+    linear.rows_library() is None, reason="rows.c was not compiled or is not for this processor"
+)
+def test_a_bf16_checkpoint_in_fp32_is_p_in_half_the_memory(tmp_path: Path) -> None:
+    target = load_target("debug")
+    target.model.bfloat16().save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    fast, stock = (load_target(str(tmp_path), dtype="float32", fast=fast) for fast in (True, False))
+    assert fast.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
+    assert fast.hash == stock.hash
+    for length in (1, 5, 40):
+        tokens = torch.arange(3, 3 + length)[None]
+        got, want = (t.forward(tokens).logits_BLV for t in (fast, stock))
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
