@@ -72,9 +72,11 @@ def main() -> int:
         folder = options.out / recording.key_of_the_tree(root)
         folder.mkdir(parents=True, exist_ok=True)
         fates = read_fates(folder / "fates.jsonl")
-        for tests_of in recording.FOLDERS:
+        for i, tests_of in enumerate(recording.FOLDERS, 1):
             tests += recorded(root, folder, tests_of, pool, tree)
-            judge_all(mutants, tests, fates, folder / "fates.jsonl", pool, tree)
+            # a mutant does not meet other rooms' tests before its own
+            ripe = [m for m in mutants if m.tests not in recording.FOLDERS[i:]]
+            judge_all(ripe, tests, fates, folder / "fates.jsonl", pool, tree)
     return report(mutants, tests, fates)
 
 
