@@ -1,50 +1,49 @@
 """Change a line at a time and see whether a test notices.
 
-python -m tests.mutation                          # 120 mutants of four rooms: `make mutants`, four hours on two cores
+python -m tests.mutation                          # 120 mutants of four rooms: `make mutants`
 python -m tests.mutation --rooms decode/engine --per-room 60 --seed 2
+python -m tests.mutation --only Engine._commit    # of these mutants, those with this in their name
 python -m tests.mutation --list                   # names, nothing is run
 
-Each mutant lives in a copy of the tree. The tests of its module run first, then those of its room and of tests/contract,
-then the others of its package, the slow ones last; the first failure kills it. Results go to runs/mutants.jsonl as they
-come and are not sought again; delete the file to start anew. A survivor is killed by a new test or argued in
-tests/mutation/equivalent.py.
+One folder of tests after the other is run on the tree as it is, and recorded with the lines that each test executes. Then
+every mutant that is still alive, in a copy of the tree, meets those that execute its line, until one fails; at most two
+minutes of each folder at a time. All goes to runs/mutants/, a folder for each state of the code, and nothing is done
+twice: after an interruption it goes on, and with new tests only their files are recorded and run against the survivors.
+A survivor is killed by a new test or argued in tests/mutation/equivalent.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from pathlib import Path
-from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
+from tests.mutation import choice, recording
 from tests.mutation.equivalent import EQUIVALENT
+from tests.mutation.forks import warm_up
+from tests.mutation.judging import Timed, copy_of_the_tree, judge
 from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.recording import Test
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("decode/speculation", "decode/engine", "decode/drafters", "align/losses")
-COPIED = (
-    "align",
-    "decode",
-    "tests",
-    "recipes",
-    "docs",
-    "pyproject.toml",
-    "README.md",
-    "CHANGELOG.md",
-    "Makefile",
-)
-LINKED = ("pretrained",)
-OWN_LIMIT_S, LIMIT_S, SLOW_LIMIT_S = 600, 1200, 2700
-"""A mutant under which its module's tests, other tests or slow tests take longer than this hangs: killed."""
+
+
+@dataclass
+class Fate:
+    """What became of a mutant: what killed it, or the keys of the tests that it survived."""
+
+    killed: str = ""
+    survived: set[str] = field(default_factory=set)
 
 
 def main() -> int:
@@ -54,132 +53,112 @@ def main() -> int:
     parser.add_argument("--rooms", default=",".join(ROOMS), help="folders, with commas between")
     parser.add_argument("--per-room", type=int, default=30, help="mutants of each, drawn with the seed")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="those alone whose name holds this")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
-    parser.add_argument("--out", type=Path, default=ROOT / "runs/mutants.jsonl")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs/mutants")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     options = parser.parse_args()
-    mutants = [m for room in options.rooms.split(",") for m in drawn(room, options.per_room, options.seed)]
+    rooms = options.rooms.split(",")
+    drawn = [m for room in rooms for m in drawn_from(room, options.per_room, options.seed)]
+    mutants = [m for m in drawn if options.only in m.name]
     if options.list:
         print("\n".join(m.name for m in mutants))
         return 0
-    return report(mutants, judged(mutants, options.workers, options.out))
+    warm_up()
+    tests: list[Test] = []
+    with TemporaryDirectory() as scratch, get_context("fork").Pool(options.workers) as pool:
+        root = copy_of_the_tree(ROOT, Path(scratch))  # as it is now, whatever is edited meanwhile
+        tree = partial(copy_of_the_tree, root, Path(scratch))
+        folder = options.out / recording.key_of_the_tree(root)
+        folder.mkdir(parents=True, exist_ok=True)
+        fates = read_fates(folder / "fates.jsonl")
+        for i, tests_of in enumerate(recording.FOLDERS, 1):
+            tests += recorded(root, folder, tests_of, pool, tree)
+            # a mutant does not meet other rooms' tests before its own
+            ripe = [m for m in mutants if m.tests not in recording.FOLDERS[i:]]
+            judge_all(ripe, tests, fates, folder / "fates.jsonl", pool, tree)
+    return report(mutants, tests, fates)
 
 
-def drawn(room: str, count: int, seed: int) -> list[Mutant]:
+def drawn_from(room: str, count: int, seed: int) -> list[Mutant]:
     files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / room).glob("*.py"))
     found = [m for path in files for m in mutants_of(ROOT, path)]
     return random.Random(f"{seed} {room}").sample(found, min(count, len(found)))
 
 
-def judged(mutants: list[Mutant], workers: int, out: Path) -> dict[str, str]:
-    """What became of each: the stage that killed it, or "survived"."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    lines = out.read_text().splitlines() if out.exists() else []
-    results = {row["mutant"]: row["result"] for row in map(json.loads, lines)}
-    left = [m for m in mutants if m.name not in results and m.name not in EQUIVALENT]
-    with TemporaryDirectory() as scratch, ThreadPoolExecutor(workers) as pool, out.open("a") as log:
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for i in range(workers):
-            copies.put(copy_of_the_tree(Path(scratch) / str(i)))
+def recorded(root: Path, folder: Path, tests_of: str, pool: Pool, tree: Callable[[], Path]) -> list[Test]:
+    files = recording.files_in(root, tests_of)
+    left = [path for path in files if not recording.recorded_to(folder, root, path).exists()]
+    start = time.monotonic()
+    for i, path in enumerate(pool.imap_unordered(partial(_record, folder, tree), left), 1):
+        print(f"{tests_of}: recorded {i}/{len(left)} ({time.monotonic() - start:.0f} s) {path}", flush=True)
+    found = [test for path in files for test in recording.read(recording.recorded_to(folder, root, path))]
+    for test in found:
+        if not test.passed:
+            print(f"left out: {test.name} does not pass on the tree as it is")
+    return [test for test in found if test.passed]
 
-        def run(mutant: Mutant) -> tuple[Mutant, str, float]:
-            copy, start = copies.get(), time.monotonic()
-            try:
-                return mutant, judge(copy, mutant), time.monotonic() - start
-            finally:
-                copies.put(copy)
 
-        for i, (mutant, result, seconds) in enumerate(pool.map(run, left), 1):
-            results[mutant.name] = result
-            log.write(json.dumps({"mutant": mutant.name, "result": result}, ensure_ascii=False) + "\n")
+def _record(folder: Path, tree: Callable[[], Path], path: str) -> str:
+    recording.record(folder, tree(), path, ROOMS)
+    return path
+
+
+def judge_all(
+    mutants: list[Mutant],
+    tests: list[Test],
+    fates: dict[str, Fate],
+    out: Path,
+    pool: Pool,
+    tree: Callable[[], Path],
+) -> None:
+    """Runs what these tests have not yet been run against, and adds it to the fates."""
+    keys, left = {test.name: test.key for test in tests}, []
+    for mutant in mutants:
+        fate = fates.setdefault(mutant.name, Fate())
+        fresh = [t for t in choice.reaching(ROOT, mutant, tests) if t.key not in fate.survived]
+        if fresh and not fate.killed and mutant.name not in EQUIVALENT:
+            batches = choice.batches(mutant, fresh)
+            left.append((mutant, [{test.name: test.seconds for test in batch} for batch in batches]))
+    with out.open("a") as log:
+        for i, done in enumerate(pool.imap_unordered(partial(_judge, tree), left), 1):
+            mutant, killed, survived, seconds = done
+            row = {"mutant": mutant.name, "killed": killed, "survived": [keys[name] for name in survived]}
+            log.write(json.dumps(row, ensure_ascii=False) + "\n")
             log.flush()
-            print(
-                f"{i}/{len(left)} {result} ({seconds:.0f} s) {mutant.path}:{mutant.line} {mutant.new.strip()}",
-                flush=True,
-            )
-    return results
+            fates[mutant.name].killed = killed
+            fates[mutant.name].survived.update(row["survived"])
+            what = f"killed: {killed}" if killed else f"survived {len(survived)} tests"
+            print(f"{i}/{len(left)} ({seconds:.0f} s) {mutant.name}\n    {what}", flush=True)
 
 
-def copy_of_the_tree(to: Path) -> Path:
-    to.mkdir()
-    for name in COPIED:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, to / name)
-    for name in LINKED:
-        (to / name).symlink_to(ROOT / name)
-    return to
+def _judge(
+    tree: Callable[[], Path], work: tuple[Mutant, list[Timed]]
+) -> tuple[Mutant, str, list[str], float]:
+    start = time.monotonic()
+    return work[0], *judge(tree(), *work), time.monotonic() - start
 
 
-def judge(copy: Path, mutant: Mutant) -> str:
-    path = copy / mutant.path
-    source = path.read_text()
-    for name, given, limit in stages(copy, mutant):
-        path.write_text(mutant.applied(source))
-        try:
-            failed = fails(copy, given, limit)
-        finally:
-            path.write_text(source)
-        if failed:
-            check_unchanged(copy, tuple(given), limit)
-            return name
-    return "survived"
+def read_fates(path: Path) -> dict[str, Fate]:
+    fates: dict[str, Fate] = {}
+    for row in map(json.loads, path.read_text().splitlines() if path.exists() else []):
+        fate = fates.setdefault(row["mutant"], Fate())
+        fate.killed = row["killed"]
+        fate.survived.update(row["survived"])
+    return fates
 
 
-UNCHANGED: dict[tuple[str, ...], bool] = {}
-
-
-def check_unchanged(copy: Path, given: tuple[str, ...], limit: int) -> None:
-    """Tests that fail without a mutant too show nothing. Looked into once for each set of tests.
-
-    Raises:
-        SystemExit: they fail; the line names them.
-    """
-    if given not in UNCHANGED:
-        UNCHANGED[given] = not fails(copy, list(given), limit)
-    if not UNCHANGED[given]:
-        raise SystemExit(f"error: {' '.join(given)} fails on the tree as it is: mend that first")
-
-
-def stages(copy: Path, mutant: Mutant) -> Iterator[tuple[str, list[str], int]]:
-    """The tests in the order in which they are likely to fail for the time that they take."""
-    package, *rooms, module = Path(mutant.path).parts
-    own, room = Path("tests", package, *rooms, f"test_{module}"), Path("tests", package, *rooms)
-    if (copy / own).exists():
-        yield "killed by its module's tests", [str(own), "-m", "not slow"], OWN_LIMIT_S
-    near = [str(room), "tests/contract", *(["tests/decode/test_draws.py"] if package == "decode" else [])]
-    yield "killed by its room's tests", [*near, "-m", "not slow", f"--ignore={own}"], LIMIT_S
-    yield (
-        "killed by its package's tests",
-        [f"tests/{package}", "-m", "not slow", *(f"--ignore={n}" for n in near)],
-        LIMIT_S,
-    )
-    yield "killed by a slow test", [f"tests/{package}", "tests/contract", "-m", "slow"], SLOW_LIMIT_S
-
-
-def fails(copy: Path, given: list[str], limit: int) -> bool:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *given]
-    surroundings = {
-        **os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONDONTWRITEBYTECODE": "1",
-    }  # fmt: skip
-    try:
-        done = subprocess.run(command, cwd=copy, env=surroundings, capture_output=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return True
-    return done.returncode not in (0, 5)  # 5: no test is left here
-
-
-def report(mutants: list[Mutant], results: dict[str, str]) -> int:
-    survivors = [m for m in mutants if results.get(m.name) == "survived" and m.name not in EQUIVALENT]
+def report(mutants: list[Mutant], tests: list[Test], fates: dict[str, Fate]) -> int:
     argued = [m for m in mutants if m.name in EQUIVALENT]
-    for mutant in survivors:
-        print(f"SURVIVED {mutant.path}:{mutant.line}\n  - {mutant.old.strip()}\n  + {mutant.new.strip()}")
-    killed = len(mutants) - len(survivors) - len(argued)
-    print(
-        f"{len(mutants)} mutants: {killed} killed, {len(argued)} argued equivalent, {len(survivors)} survived"
-    )
-    return bool(survivors)
+    alive = [m for m in mutants if not fates[m.name].killed and m.name not in EQUIVALENT]
+    for mutant in alive:
+        keys = {test.key for test in choice.reaching(ROOT, mutant, tests)}
+        met = f"survived {len(keys & fates[mutant.name].survived)} of {len(keys)} tests"
+        print(f"{mutant.path}:{mutant.line} {met if keys else 'no test reaches it'}")
+        print(f"  - {mutant.old.strip()}\n  + {mutant.new.strip()}")
+    killed = len(mutants) - len(alive) - len(argued)
+    print(f"{len(mutants)} mutants: {killed} killed, {len(argued)} argued equivalent, {len(alive)} alive")
+    return bool(alive)
 
 
 if __name__ == "__main__":

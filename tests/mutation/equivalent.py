@@ -11,6 +11,10 @@ EQUIVALENT: dict[str, str] = {
     'values["forward_kl"] = (p_U * log_p_U).sum((1))[where] - (p * log_q).sum(-1)': _MATRIX,
     "align/losses/divergences.py _Rows.forward: log_z = log_q.logsumexp(-1, keepdim=True) → "
     "log_z = log_q.logsumexp((1), keepdim=True)": _MATRIX,
+    "decode/speculation/rules.py _inflation: over_BN = 1 - (1 - beta_BN) ** siblings_BN > middle_BN * beta_BN → "
+    "over_BN = 1 - (1 - beta_BN) ** siblings_BN >= middle_BN * beta_BN": "equal only at ρ itself, and at β = 0, where ρ has no effect",
+    "decode/speculation/tree_drafts.py tree_from_marginals: rows = list(zip(top.values.tolist(), top.indices.tolist(), strict=True)) → "
+    "rows = list(zip(top.values.tolist(), top.indices.tolist(), strict=False))": "topk gives as many values as indices",
     "decode/engine/detokenizer.py TextStream._cut: start = max(0, len(self.text) - self.longest + 1) → "
     "start = max(0, len(self.text) - self.longest - 1)": "looks again at text in which no stop string ended before",
     "decode/engine/detokenizer.py TextStream._maybe_stop: lengths = range(min(self.longest - 1, len(self.text)), 0, -1) → "

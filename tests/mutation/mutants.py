@@ -42,6 +42,11 @@ class Mutant:
         """Stays as it is when lines above come or go."""
         return f"{self.path} {self.function}: {self.old.strip()} → {self.new.strip()}"
 
+    @property
+    def tests(self) -> str:
+        """The folder of its room's tests."""
+        return f"tests/{self.path.rsplit('/', 1)[0]}"
+
     def applied(self, source: str) -> str:
         lines = source.splitlines()
         lines[self.line - 1] = self.new

@@ -11,6 +11,7 @@ def test_figures_of_a_generation() -> None:
     assert out.nodes == [2, 3] and out.tau == 2.5 and out.tokens_per_second == 2.0
 
 
-def test_without_a_call_there_is_no_speed() -> None:
+def test_without_a_call_or_time_there_is_no_speed() -> None:
+    assert Generation([1, 2], "", 3, "length", calls=1).tokens_per_second == 0.0
     out = Generation([1], "", 3, "length")
     assert (out.nodes, out.tau, out.tokens_per_second) == ([], 0.0, 0.0)

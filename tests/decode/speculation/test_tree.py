@@ -88,6 +88,14 @@ def test_selected_rows_can_be_rolled_back(target: Target) -> None:
             torch.testing.assert_close(cache.v(layer)[row], one.v(layer)[0])
 
 
+def test_trees_of_several_sizes_are_followed_as_if_alone() -> None:
+    forest = ((-1, 0, 0), (-1,), ())
+    tokens_BN = torch.tensor([[2, 1, 3], [2, 0, 0], [0, 0, 0]])
+    said_BM = torch.tensor([[2, 3, 0, 1], [2, 0, 1, 1], [0, 1, 1, 1]])  # the padding's token, too
+    end_B, next_B = follow(tokens_BN, forest, said_BM)
+    assert end_B.tolist() == [3, 1, 0] and next_B.tolist() == [1, 0, 0]
+
+
 @pytest.mark.parametrize("parents", [PARENTS, None])
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_k=3, repetition_penalty=2.5, seed=1)])
 def test_draws_on_the_path_are_those_that_all_nodes_would_make(
