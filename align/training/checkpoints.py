@@ -65,7 +65,11 @@ def seal(path: Path, record: dict[str, Any]) -> None:
     os.replace(part(path), path)
     hashes = {_name(path, file): sha256_file(file) for file in _files(path)}
     text = json.dumps({**record, "sizes": _sizes(path), "sha256": hashes}) + "\n"
-    write_atomically(path.with_suffix(".json"), lambda file: file.write_text(text))
+    try:
+        write_atomically(path.with_suffix(".json"), lambda file: file.write_text(text))
+    except OSError:  # a full disk: without its seal it is of no use and takes what is left
+        remove(path)
+        raise
 
 
 def read_seal(path: Path) -> dict[str, Any]:
@@ -92,6 +96,11 @@ def _steps(folder: Path) -> list[Path]:
     return [p for _, p in sorted(found, reverse=True)]
 
 
+def latest(folder: Path) -> Path | None:
+    """The complete checkpoint of the highest step."""
+    return next((path for path in _steps(folder) if fault(path) is None), None)
+
+
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` complete checkpoints."""
     complete = [path for path in _steps(folder) if fault(path) is None]
@@ -102,10 +111,20 @@ def prune(folder: Path, keep: int) -> None:
         remove(path)
 
 
-def clear_parts(folder: Path) -> None:
-    """Remove what a killed or failed run left half saved."""
-    for left in folder.glob(".step-*.ckpt.part"):
+def make_room(folder: Path, keep: int) -> None:
+    """Where the disk can't hold one checkpoint more, remove at once the one that would go after it; never the only one."""
+    complete = [path for path in _steps(folder) if fault(path) is None]
+    if 1 < keep <= len(complete) and shutil.disk_usage(folder).free < sum(_sizes(complete[0]).values()):
+        prune(folder, keep - 1)
+
+
+def clear_parts(folder: Path, keep: int | None = None) -> None:
+    """Remove what a killed or failed run left half saved, or saved and not sealed; and all but the newest `keep`."""
+    unsealed = [path for path in _steps(folder) if not path.with_suffix(".json").exists()]
+    for left in (*folder.glob(".step-*.ckpt.part"), *unsealed):
         remove(left)
+    if keep is not None:
+        prune(folder, keep)
 
 
 def set_aside(folder: Path) -> None:
