@@ -13,7 +13,17 @@ import torch
 from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.training.callbacks import CheckpointCallback
-from align.training.checkpoints import clear_parts, latest, make_room, newest, part, place, remove, seal
+from align.training.checkpoints import (
+    clear_parts,
+    latest,
+    make_room,
+    newest,
+    part,
+    place,
+    read_seal,
+    remove,
+    seal,
+)
 from align.training.strategies import SafeCheckpoints
 from tests.builders import train_debug_block as run
 
@@ -59,6 +69,18 @@ def saved(folder: Path, step: int, size: int = 10) -> Path:
     part(path).write_bytes(bytes(size))
     seal(path, {"step": step, "target_sha256": "0", "drafter": {}, "draft_vocab": None, "seconds": 0.0})
     return path
+
+
+def test_a_seal_that_has_changed_is_none(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    path = saved(tmp_path, 2)
+    file = path.with_suffix(".json")
+    file.write_text(file.read_text().replace('"seconds": 0.0', '"seconds": 9.0'))
+    assert newest(tmp_path, "auto", "0") == place(tmp_path, 1)
+    assert "seal_sha256" not in read_seal(place(tmp_path, 1))
+    record = read_seal(place(tmp_path, 1))
+    file.write_text(json.dumps({**record, "sizes": {path.name: 10}, "sha256": {}}))  # a seal of old
+    assert newest(tmp_path, "auto", "0") == path
 
 
 def full(*arguments: object, **options: object) -> None:
