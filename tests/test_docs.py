@@ -21,7 +21,7 @@ def faults(text: str, page: Path) -> list[str]:
             found.append(f"no file {name}")
     for module in re.findall(r"python -m ((?:align|decode|tests)[\w.]*)", text):
         path = ROOT.joinpath(*module.split("."))
-        if not path.with_suffix(".py").is_file():
+        if not path.with_suffix(".py").is_file() and not (path / "__main__.py").is_file():
             found.append(f"no module {module}")
     for recipe in re.findall(r"recipe=([a-z]\w*)", text):
         if not (ROOT / "recipes" / f"{recipe}.yaml").is_file():

@@ -264,6 +264,7 @@ NO_MODULE_OF_THEIR_OWN = {
     "tests/test_imports.py", "tests/test_packaging.py", "tests/decode/suites/test_suites.py",
     "tests/decode/test_malformed.py", "tests/decode/test_draws.py", "tests/decode/engine/test_real_target.py",
     "tests/test_docs.py", "tests/test_exact_distribution.py", "tests/test_fuzz.py",
+    "tests/test_kills.py",
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -53,7 +54,7 @@ class Claim:
             raise UserError(f"{key}={folder}: can't be written ({why})") from None
         if not count:
             for part in (*folder.glob(f".*{UNFINISHED}"), *folder.glob(f"*/.*{UNFINISHED}")):
-                part.unlink(missing_ok=True)
+                shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Others may write there again."""

@@ -6,6 +6,7 @@ import hashlib
 import os
 import pickle
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,33 +35,31 @@ def expanded(name: str | Path, key: str = "") -> Path:
 
 
 UNFINISHED = ".specalign-part"
-"""How the name of a file ends that is being written."""
+"""How the name of a folder ends in which a file is being written."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Call `write(temporary path)` beside `path`, then rename: a kill or a power cut leaves the old file or the new, never a part.
+    """Call `write(temporary path)` in a folder beside `path`, then rename: a kill or a power cut leaves the old file or the new,
+    never a part. In a folder of its own, because libraries write beside the path that they are given.
 
     Raises:
         OSError: it can't be written; names `path`.
     """
+    folder = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.", suffix=UNFINISHED)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    os.close(handle)
-    try:
-        write(Path(part))
-        to_disk(Path(part))
-        os.chmod(part, 0o644)
+        folder = tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:200]}.", suffix=UNFINISHED)
+        part = Path(folder, path.name)
+        write(part)
+        to_disk(part)
+        part.chmod(0o644)
         os.replace(part, path)
         to_disk(path.parent)
     except OSError as error:
-        Path(part).unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror or str(error), str(path)) from None
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def to_disk(path: Path) -> None:

@@ -37,4 +37,13 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 def keyed_generator(*key: int) -> torch.Generator:
     """A generator that belongs to the key: the same stream whenever and by whichever process it is asked for."""
-    return torch.Generator().manual_seed(int(np.random.default_rng(key).integers(2**62)))
+    return torch.Generator().manual_seed(_seed(key))
+
+
+def seed_global(*key: int) -> None:
+    """Have torch's own generators, of which dropout draws, belong to the key from here on."""
+    torch.manual_seed(_seed(key))
+
+
+def _seed(key: tuple[int, ...]) -> int:
+    return int(np.random.default_rng(key).integers(2**62))

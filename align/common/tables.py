@@ -8,7 +8,7 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,31 @@ def kind_of(path: Path) -> str | None:
     """The key of `READERS` for this file name, or None."""
     suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     return suffix.lower() if suffix.lower() in READERS else None
+
+
+def data_files(folder: Path, words: Sequence[str | None]) -> list[Path]:
+    """The folder's data files, of one kind, and of those configurations and splits that are given, where the names tell.
+
+    A hub folder often holds one set twice (raw JSONL beside Parquet): Parquet goes first, then JSONL.
+    """
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and kind_of(path)]
+    files = [path for path in files if path.name not in _ABOUT]
+    for word in words:
+        named = [
+            path
+            for path in files
+            if word and word in str(path.relative_to(folder)).replace("-", ".").replace("/", ".")
+        ]
+        files = named or files
+    for kind in (".parquet", ".jsonl", ".json", ".csv"):
+        same = [path for path in files if kind_of(path) == kind]
+        if same:
+            return same
+    return []
+
+
+_ABOUT = ("dataset_infos.json", "dataset_info.json", "state.json")
+"""Files of a hub folder that tell of the data."""
 
 
 def read_text(path: Path) -> str:

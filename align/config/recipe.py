@@ -95,7 +95,8 @@ class DataConfig(Group):
     path: str | None = option(None, "data folder; default: data in the output folder")
     samples: int = option(2000, "samples to write in all", low=2)
     prompts: str | None = option(
-        None, "null = the target writes them; else a hub id, or a file: .jsonl .json .csv .parquet .txt"
+        None,
+        "null = the target writes them; else a hub id, or a file or a folder of them: .jsonl .json .csv .parquet .txt",
     )
     prompts_split: str = option("train", "split of a hub data set")
     prompts_config: str | None = option(None, "configuration of a hub data set that has several")

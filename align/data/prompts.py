@@ -1,15 +1,19 @@
-"""Prompts from a file of one's own, read as `decode` reads them, or from a hub data set, through `datasets`."""
+"""Prompts from files of one's own, read as `decode` reads them, or from a hub data set, through `datasets`."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from align.common.errors import UserError, nearest
+import yaml
+
+from align.common.errors import UserError, in_one_line, nearest
 from align.common.files import expanded
 from align.common.hub import hub_reachable
-from align.common.tables import READERS, kind_of, read_rows
+from align.common.tables import READERS, data_files, kind_of, read_rows, read_text
 from align.common.text import printable, short
 
 
@@ -19,7 +23,7 @@ def check_source(source: str | None) -> None:
         return
     path = expanded(source)
     known = kind_of(path)
-    if not known and path.suffix and path.exists():
+    if not known and path.suffix and path.is_file():
         raise UserError(f"data.prompts={source!r}: unknown kind of file{nearest(path.suffix, READERS)}")
     if known and not path.is_file():
         raise UserError(f"data.prompts={source!r}: no such file")
@@ -31,15 +35,16 @@ def read_prompts(
     """The texts in `column` of a file or a data set; a list of turns or messages gives its first user text. A text file has a
     prompt a line.
 
-    `config`, `revision`: of a hub data set, which of its configurations and which branch, tag or commit.
+    `config`, `revision`: of a hub data set, also one in a folder, which of its configurations and which branch, tag or commit.
 
     Raises:
         UserError: file or hub id not found, unreadable, empty, or without that column.
     """
     check_source(source)
     path = expanded(source)
-    if kind_of(path) is not None:
-        values, columns = _of_file(path, column)
+    files = [path] if kind_of(path) is not None else _of_folder(path, source, split, config)
+    if files:
+        values, columns = _of_files(files, column)
     else:
         values, columns = _of_data_set(source, split, column, config, revision)
     if values is None:
@@ -53,16 +58,72 @@ def read_prompts(
     return prompts
 
 
-def _of_file(path: Path, column: str) -> tuple[list[object] | None, list[str]]:
+def _of_folder(folder: Path, source: str, split: str, config: str | None) -> list[Path]:
+    """The files of a data set in a folder: those that its card names, else those whose names tell; none where they are of kinds
+    that we do not read.
+
+    Raises:
+        UserError: several configurations and none chosen, one that is not there, or another split than the wanted one.
+    """
+    if not folder.is_dir() or not re.fullmatch(r"\w+", split):  # `datasets` alone knows train[:100]
+        return []
+    configs = _configs(folder)
+    if not configs:
+        files = data_files(folder, (config, split)) or sorted(folder.rglob("*.txt"))
+        others = {name for file in files for name in _SPLITS if name in file.name.lower()}
+        if others and not any(split in str(file.relative_to(folder)) for file in files):
+            raise UserError(f"data.prompts={source!r}: no split {split!r}{nearest(split, others)}")
+        return files
+    if config is None and len(configs) > 1:
+        raise UserError(f"data.prompts={source!r} has {', '.join(configs)}: choose one (data.prompts_config)")
+    name = next(iter(configs)) if config is None else config
+    if name not in configs:
+        raise UserError(f"data.prompts_config={name!r}: unknown{nearest(name, configs)}")
+    if split not in configs[name]:
+        raise UserError(f"data.prompts_split={split!r}: unknown{nearest(split, configs[name])}")
+    found = [file for pattern in configs[name][split] for file in sorted(folder.glob(pattern))]
+    return found if all(kind_of(file) for file in found) else []
+
+
+_SPLITS = ("train", "test", "validation", "valid", "dev")
+
+
+def _configs(folder: Path) -> dict[str, dict[str, list[str]]]:
+    """What the card of a data set says of its files: configuration → split → patterns of names. Nothing without such a card."""
+    card = folder / "README.md"
+    lines = read_text(card).split("\n") if card.is_file() else []
+    if not lines or lines[0].strip() != "---" or "---" not in lines[1:]:
+        return {}
+    with in_one_line(str(card)):
+        configs = (yaml.safe_load("\n".join(lines[1 : lines.index("---", 1)])) or {}).get("configs", [])
+        return {str(c["config_name"]): _patterns(c["data_files"]) for c in configs if "data_files" in c}
+
+
+def _patterns(files: Any) -> dict[str, list[str]]:
+    """`data_files` of a card, in any of its forms: a pattern, several, or either for each split."""
+    if isinstance(files, list) and all(isinstance(f, dict) for f in files):
+        files = {f["split"]: f["path"] for f in files}
+    by_split = files if isinstance(files, dict) else {"train": files}
+    found = {str(split): [f] if isinstance(f, str) else list(f) for split, f in by_split.items()}
+    for pattern in (p for patterns in found.values() for p in patterns):
+        if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
+            raise ValueError(f"data_files: {pattern!r} is outside of the folder")
+    return found
+
+
+def _of_files(files: Sequence[Path], column: str) -> tuple[list[object] | None, list[str]]:
     """What each row has in the column, None where none has one; and all columns."""
-    rows = read_rows(path)
-    if kind_of(path) == ".txt":
+    rows: list[Any] = []
+    for path in files:
+        found = read_rows(path)
+        for number, row in enumerate(found if kind_of(path) != ".txt" else (), 1):
+            if not isinstance(row, dict):
+                raise UserError(
+                    f"{path}, row {number}: expected an object with a column {column!r}, found {short(row)}"
+                )
+        rows += found
+    if kind_of(files[0]) == ".txt":
         return rows, []
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise UserError(
-                f"{path}, row {number}: expected an object with a column {column!r}, found {short(row)}"
-            )
     columns = list(dict.fromkeys(str(key) for row in rows for key in row))
     values = [row.get(column) for row in rows]
     return (values if column in columns else None), columns

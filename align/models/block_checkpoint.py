@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from align.common.checksums import CHECKSUMS, check_checksums
 from align.common.errors import UserError
 from align.common.files import write_atomically
 from align.common.hub import model_folder
@@ -110,7 +111,8 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
         UserError: not a drafter folder, torn weights, weights that are no numbers, or a drafter made for a target of
             another shape. (One made for other weights of that shape drafts worse, never wrongly.)
     """
-    path = model_folder(str(folder), "drafter", ["config.json", "model.safetensors"])
+    path = model_folder(str(folder), "drafter", ["config.json", "model.safetensors", CHECKSUMS])
+    check_checksums(path)
     values = read_config(path)
     if values.get("architectures") != [ARCHITECTURE]:
         raise UserError(

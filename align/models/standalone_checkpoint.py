@@ -8,6 +8,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from align.common.checksums import check_checksums
 from align.common.errors import UserError
 from align.common.files import write_atomically
 from align.common.hub import local_path, model_folder
@@ -73,6 +74,7 @@ def load_standalone(
         UserError: what can't be found or read, or a vocabulary that is not the target's.
     """
     path = local_path(spec)
+    check_checksums(path)
     record: dict[str, Any] = {}
     if (path / RECORD).is_file():
         record = read_object(path / RECORD)

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from align.common.files import write_atomically
-from align.common.rng import random_state, set_random_state
+from align.common.rng import random_state, seed_global, set_random_state
 from align.config.recipe import Recipe, TrainerConfig
 from align.losses.acceptance import expected_accepted_token, kept_greedy, kept_token
 from align.losses.objective import Objective, RowStatistics
@@ -127,6 +127,7 @@ class DrafterModule(lightning.LightningModule, ABC):
             self._resumed_rng = None
 
     def on_train_batch_start(self, batch: Any, index: int) -> None:
+        seed_global(self.recipe.seed, 8, *batch.places)
         rate = learning_rate(self.recipe.trainer, self.global_step, self.progress.seconds)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = rate

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from align.common.checksums import CHECKSUMS, write_checksums
 from align.common.errors import UserError
 from align.config.recipe import Recipe
 from align.data.draft_vocab import coverage, frequent_tokens
@@ -72,7 +73,9 @@ def save_trained(module: DrafterModule, samples: Samples, manifest: dict[str, An
     }
     about = kind.about(recipe, drafter.config, coverage(samples, drafter.draft_vocab, drafter.target))
     card = write_card(recipe, about, drafter.config, manifest, run, module.validation_numbers)
+    (folder / CHECKSUMS).unlink(missing_ok=True)  # those of other weights, till these are whole
     kind.save(drafter, recipe, module.final_weights, folder, card)
+    write_checksums(folder)
     return folder
 
 

@@ -66,7 +66,7 @@ class ProgressLogger(Callback):
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         for logger in trainer.loggers:
             if isinstance(logger, CSVFile) and trainer.is_global_zero:
-                logger.file.rewind(trainer.global_step)
+                logger.file.rewind(trainer.global_step or -1)  # a run's beginning is done again, too
         if self.options.validate_first and trainer.global_step == 0:
             pl_module.validate_now()
             self.on_validation_end(trainer, pl_module)
@@ -172,7 +172,13 @@ class CheckpointCallback(Callback):
         if step == self._saved:
             return
         path = checkpoints.place(self.folder, step)
-        trainer.save_checkpoint(str(checkpoints.part(path)))
+        if trainer.is_global_zero:
+            checkpoints.make_room(self.folder, self.options.keep_checkpoints)
+        try:
+            trainer.save_checkpoint(str(checkpoints.part(path)))
+        except BaseException:  # a full disk: what is left of it is others'
+            checkpoints.remove(checkpoints.part(path))
+            raise
         trainer.strategy.barrier()  # every process has written its part
         if trainer.is_global_zero:
             config, vocab = module.drafter.config, module.drafter.draft_vocab

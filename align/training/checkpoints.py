@@ -7,6 +7,7 @@ and what they hash to.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -15,10 +16,14 @@ from typing import Any, TypedDict
 
 from align.common.errors import UserError
 from align.common.files import expanded, sha256_file, to_disk, write_atomically
-from align.common.schema import convert, read_json
+from align.common.schema import convert, read_object
 from align.common.text import say
 
 _ANEW = "use trainer.resume=never or another output"
+
+
+_OWN = "seal_sha256"
+"""The key of a seal's own hash, over all its other keys."""
 
 
 class _Always(TypedDict):
@@ -64,13 +69,27 @@ def seal(path: Path, record: dict[str, Any]) -> None:
         to_disk(file)
     os.replace(part(path), path)
     hashes = {_name(path, file): sha256_file(file) for file in _files(path)}
-    text = json.dumps({**record, "sizes": _sizes(path), "sha256": hashes}) + "\n"
-    write_atomically(path.with_suffix(".json"), lambda file: file.write_text(text))
+    record = {**record, "sizes": _sizes(path), "sha256": hashes}
+    text = json.dumps({**record, _OWN: _hash(record)}) + "\n"
+    try:
+        write_atomically(path.with_suffix(".json"), lambda file: file.write_text(text))
+    except OSError:  # a full disk: without its seal it is of no use and takes what is left
+        remove(path)
+        raise
 
 
 def read_seal(path: Path) -> dict[str, Any]:
-    """The record of a complete checkpoint."""
-    return convert(read_json(path.with_suffix(".json")), Seal, "", str(path.with_suffix(".json")))
+    """The record of a complete checkpoint. Raises UserError for one that is broken or not as it was written."""
+    file = path.with_suffix(".json")
+    record = read_object(file)
+    own = record.pop(_OWN, None)
+    if own is not None and own != _hash(record):  # a seal of old has none
+        raise UserError(f"{file}: has changed since it was written")
+    return convert(record, Seal, "", str(file))
+
+
+def _hash(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _files(path: Path) -> list[Path]:
@@ -92,6 +111,11 @@ def _steps(folder: Path) -> list[Path]:
     return [p for _, p in sorted(found, reverse=True)]
 
 
+def latest(folder: Path) -> Path | None:
+    """The complete checkpoint of the highest step."""
+    return next((path for path in _steps(folder) if fault(path) is None), None)
+
+
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` complete checkpoints."""
     complete = [path for path in _steps(folder) if fault(path) is None]
@@ -102,10 +126,20 @@ def prune(folder: Path, keep: int) -> None:
         remove(path)
 
 
-def clear_parts(folder: Path) -> None:
-    """Remove what a killed or failed run left half saved."""
-    for left in folder.glob(".step-*.ckpt.part"):
+def make_room(folder: Path, keep: int) -> None:
+    """Where the disk can't hold one checkpoint more, remove at once the one that would go after it; never the only one."""
+    complete = [path for path in _steps(folder) if fault(path) is None]
+    if 1 < keep <= len(complete) and shutil.disk_usage(folder).free < sum(_sizes(complete[0]).values()):
+        prune(folder, keep - 1)
+
+
+def clear_parts(folder: Path, keep: int | None = None) -> None:
+    """Remove what a killed or failed run left half saved, or saved and not sealed; and all but the newest `keep`."""
+    unsealed = [path for path in _steps(folder) if not path.with_suffix(".json").exists()]
+    for left in (*folder.glob(".step-*.ckpt.part"), *unsealed):
         remove(left)
+    if keep is not None:
+        prune(folder, keep)
 
 
 def set_aside(folder: Path) -> None:

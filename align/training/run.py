@@ -175,24 +175,30 @@ def fit(
     is to be saved.
 
     Raises:
-        Interrupted, NonFiniteLoss: training stopped before its end.
+        Interrupted, NonFiniteLoss: training stopped before its end. KeyboardInterrupt: a signal outside of the steps.
     """
     steps, t = recipe.trainer.max_steps, recipe.trainer
-    if main_process():
-        checkpoints.clear_parts(Path(recipe.output) / "checkpoints")
+    folder = Path(recipe.output) / "checkpoints"
+    if main_process():  # what the newest one replaced may still be there
+        checkpoints.clear_parts(folder, t.keep_checkpoints if resume == checkpoints.latest(folder) else None)
     if resume is not None:
         done = checkpoints.read_seal(resume)
         over = t.max_minutes is not None and done["seconds"] >= 60 * t.max_minutes
         steps = done["step"] if over else steps
     elif main_process():
-        checkpoints.set_aside(Path(recipe.output) / "checkpoints")
+        checkpoints.set_aside(folder)
     trainer = build_trainer(recipe, module.drafter.target, steps, quiet)
-    trainer.fit(
-        module,
-        rows,
-        ckpt_path=None if resume is None else str(resume),
-        weights_only=checkpoint_kind(recipe) == "one file",
-    )
+    try:
+        trainer.fit(
+            module,
+            rows,
+            ckpt_path=None if resume is None else str(resume),
+            weights_only=checkpoint_kind(recipe) == "one file",
+        )
+    except SystemExit as stop:  # what Lightning makes of a signal that comes before or after the steps
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
     if not module.final_weights:  # the checkpoint was the end of the run: nothing was left to train
         module.copy_final_weights()
     return trainer

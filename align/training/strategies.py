@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,7 +83,15 @@ class Zero(DeepSpeedStrategy):
 
 
 class SafeCheckpoints(TorchCheckpointIO):
-    """Reads a checkpoint's one file without running what it holds."""
+    """A checkpoint's one file: read without running what it holds, written where it belongs."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        """Lightning's own goes by way of the folder of temporary files, which may be small, and where a kill leaves it for ever."""
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        Path(path).write_bytes(buffer.getbuffer())
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None

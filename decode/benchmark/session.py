@@ -20,7 +20,7 @@ from decode.benchmark.folder import folder_name, open_folder, settings_of
 from decode.benchmark.plan import Plan
 from decode.benchmark.progress import TaskProgress
 from decode.method_names import PLAIN
-from decode.reporting.records import Record, Run, append, write_run
+from decode.reporting.records import Record, Run, append, write_records, write_run
 from decode.reporting.render import make_report
 from decode.reporting.summary import plural
 from decode.suites.sources import Loaded
@@ -132,4 +132,7 @@ def begin(
     run, records = open_folder(folder, run, not config.resume)
     named = [(s.name, pairs) for s, pairs in prepared]
     tasks = runner.plan(named, list(decoders), config.repeats, config.seed)
-    return Measurement(config, folder, run, records, tasks, decoders, console, claim)
+    whole = runner.whole(tasks, records)
+    if len(whole) < len(records):
+        write_records(folder, whole)
+    return Measurement(config, folder, run, whole, tasks, decoders, console, claim)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from align.common.checksums import check_checksums
 from align.common.errors import UserError
+from align.common.hub import local_path
 from align.models.block import BlockDrafter
 from align.models.standalone import DiffusionDrafter
 from align.models.standalone_checkpoint import load_standalone, open_drafter
@@ -22,6 +24,7 @@ def open_part(folder: str, role: str, target: Target) -> BlockDrafter | Diffusio
         UserError: not found, or not of that kind.
     """
     if role == "autoregressive":
+        check_checksums(local_path(folder))
         return load_target(
             folder,
             target.dtype_name,

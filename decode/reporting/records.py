@@ -192,8 +192,14 @@ def append(folder: Path, records: Iterable[Record]) -> None:
         os.fsync(file.fileno())
 
 
+def write_records(folder: Path, records: Iterable[Record]) -> None:
+    """These and no others, atomically."""
+    lines = [json.dumps(asdict(record), ensure_ascii=False, allow_nan=False) + "\n" for record in records]
+    write_atomically(folder / RECORDS, lambda part: part.write_text("".join(lines), encoding="utf-8"))
+
+
 def read_records(folder: Path, mend: bool = False) -> list[Record]:
-    """All records of the folder, none when there is no file yet.
+    """All records of the folder, none when there is no file yet; of those that tell of the same generation the last.
 
     A last line without its end, left by a kill, is ignored; `mend` also cuts it off the file, so that
     appending goes on.

@@ -12,7 +12,7 @@ from typing import Any
 
 from align.common.errors import UserError, nearest
 from align.common.hub import hub_reachable, package_file
-from align.common.tables import kind_of, read_rows
+from align.common.tables import data_files, kind_of, read_rows
 from align.common.text import printable
 from decode.suites.prompt import Prompt, Suite
 
@@ -140,33 +140,10 @@ def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
         raise UserError(
             f"suite {suite.name!r} is not in --data-dir={str(data_dir)!r}: expected {data_dir / hub}/…"
         )
-    files = [place] if place.is_file() else _data_files(place, suite)
+    files = [place] if place.is_file() else data_files(place, (suite.config, suite.split))
     if not files:
         raise UserError(f"suite {suite.name!r}: {place} holds no .parquet, .jsonl, .json or .csv file")
     return _loaded(suite, [row for file in files for row in read_rows(file)], str(place))
-
-
-def _data_files(folder: Path, suite: Suite) -> list[Path]:
-    """The folder's data files, of the suite's configuration and split where the names tell, of one kind.
-
-    A hub folder often holds one set twice (raw JSONL beside Parquet): Parquet goes first, then JSONL.
-    """
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and kind_of(path)]
-    files = [
-        path for path in files if path.name not in ("dataset_infos.json", "dataset_info.json", "state.json")
-    ]
-    for word in (suite.config, suite.split):
-        named = [
-            path
-            for path in files
-            if word and word in str(path.relative_to(folder)).replace("-", ".").replace("/", ".")
-        ]
-        files = named or files
-    for kind in (".parquet", ".jsonl", ".json", ".csv"):
-        same = [path for path in files if kind_of(path) == kind]
-        if same:
-            return same
-    return []
 
 
 def load_prompts_file(path: Path, name: str | None = None) -> Loaded:

@@ -58,6 +58,9 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "drafter").mkdir()
     for path in (*left, *others):
         path.touch()
+    left.append(tmp_path / f".c.x3{UNFINISHED}")
+    left[-1].mkdir()
+    (left[-1] / ".tmp1a2b3c").touch()
     with Claim(tmp_path, "output"):
         assert not any(p.exists() for p in left) and all(p.exists() for p in others)
 

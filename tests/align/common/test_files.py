@@ -15,6 +15,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
 
     def fail(part: Path) -> None:
         part.write_text("half")
+        (part.parent / ".tmp1a2b3c").touch()  # safetensors writes so, and renames
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

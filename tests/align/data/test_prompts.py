@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,40 @@ def test_a_data_set_of_several_configurations(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"one.*two.*\(data.prompts_config\)"):
         read_prompts(str(tmp_path), "train", "text")
     assert read_prompts(str(tmp_path), "train", "text", "two") == ["Tell me two."]
+
+
+def test_a_folder_is_read_by_our_own_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` crashes the interpreter on a JSON file that holds `null`, and takes names for patterns."""
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    mixed = tmp_path / "mixed[1].v2"
+    (mixed / "data").mkdir(parents=True)
+    for name, text in (("train-0", "a"), ("train-1", "b"), ("test-0", "c")):
+        (mixed / f"data/{name}.jsonl").write_text(json.dumps({"prompt": text}) + "\n")
+    assert read_prompts(str(mixed), "train", "prompt") == ["a", "b"]
+    assert read_prompts(str(mixed), "test", "prompt") == ["c"]
+    files = [{"split": "train", "path": "data/test-*"}, {"split": "test", "path": "data/train-1.jsonl"}]
+    card = {"configs": [{"config_name": "default", "data_files": files}]}
+    (mixed / "README.md").write_text(f"---\n{json.dumps(card)}\n---\n# A card\n")
+    assert read_prompts(str(mixed), "train", "prompt") == ["c"]
+    with pytest.raises(UserError, match="data.prompts_split='tset': unknown .did you mean 'test'"):
+        read_prompts(str(mixed), "tset", "prompt")
+    (mixed / "README.md").write_text((mixed / "README.md").read_text().replace("data/test-*", "../*"))
+    with pytest.raises(UserError, match="README.md: data_files: '../.' is outside of the folder"):
+        read_prompts(str(mixed), "train", "prompt")
+    for name, text, says in (
+        ("null", "null", "expected a list of rows"),
+        ("rows", "[null]", "row 1: expected an object"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "p.json").write_text(text)
+        with pytest.raises(UserError, match=says):
+            read_prompts(str(tmp_path / name), "train", "prompt")
+    (tmp_path / "null/p.json").rename(tmp_path / "null/test.json")
+    with pytest.raises(UserError, match="no split 'train'"):
+        read_prompts(str(tmp_path / "null"), "train", "prompt")
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines/p.txt").write_text("one\ntwo\n")
+    assert read_prompts(str(tmp_path / "lines"), "train", "prompt") == ["one", "two"]
 
 
 def test_a_data_set_that_is_a_script(tmp_path: Path) -> None:

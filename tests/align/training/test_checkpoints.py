@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from align.common.errors import UserError
-from align.training.checkpoints import newest
+from align.config.parser import load_recipe
+from align.training.callbacks import CheckpointCallback
+from align.training.checkpoints import (
+    clear_parts,
+    latest,
+    make_room,
+    newest,
+    part,
+    place,
+    read_seal,
+    remove,
+    seal,
+)
+from align.training.strategies import SafeCheckpoints
 from tests.builders import train_debug_block as run
 
 
@@ -47,3 +62,72 @@ def test_torn_and_foreign_checkpoints(
         newest(folder, "auto", "0" * 64)
     with pytest.raises(UserError, match="block_size"):
         run(tmp_path, debug_data, "drafter.block_size=2")
+
+
+def saved(folder: Path, step: int, size: int = 10) -> Path:
+    path = place(folder, step)
+    part(path).write_bytes(bytes(size))
+    seal(path, {"step": step, "target_sha256": "0", "drafter": {}, "draft_vocab": None, "seconds": 0.0})
+    return path
+
+
+def test_a_seal_that_has_changed_is_none(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    path = saved(tmp_path, 2)
+    file = path.with_suffix(".json")
+    file.write_text(file.read_text().replace('"seconds": 0.0', '"seconds": 9.0'))
+    assert newest(tmp_path, "auto", "0") == place(tmp_path, 1)
+    assert "seal_sha256" not in read_seal(place(tmp_path, 1))
+    record = read_seal(place(tmp_path, 1))
+    file.write_text(json.dumps({**record, "sizes": {path.name: 10}, "sha256": {}}))  # a seal of old
+    assert newest(tmp_path, "auto", "0") == path
+
+
+def full(*arguments: object, **options: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_leaves_no_half_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "checkpoints"
+    saved(folder, 1)
+    before = sorted(folder.iterdir())
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr("align.training.checkpoints.write_atomically", full)
+        saved(folder, 2)  # the seal has no room
+    callback = CheckpointCallback(load_recipe(["recipe=debug_block", f"output={tmp_path}"]), {})
+
+    def half(path: str) -> None:
+        Path(path).write_bytes(b"half")
+        full()
+
+    with pytest.raises(OSError):
+        callback._save(SimpleNamespace(global_step=3, is_global_zero=True, save_checkpoint=half), None)
+    assert sorted(folder.iterdir()) == before
+
+
+def test_what_a_kill_left_unsealed_goes_and_the_oldest_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        saved(tmp_path, step)
+    place(tmp_path, 3).with_suffix(".json").unlink()
+    clear_parts(tmp_path)
+    assert [place(tmp_path, step).exists() for step in (1, 2, 3)] == [True, True, False]
+    saved(tmp_path, 3)
+    clear_parts(tmp_path, keep=3)
+    assert latest(tmp_path) == place(tmp_path, 3)
+    remove(place(tmp_path, 3))
+    make_room(tmp_path, 2)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=9))
+    make_room(tmp_path, 3)  # the third has to find room beside these
+    assert place(tmp_path, 1).exists()
+    make_room(tmp_path, 2)
+    make_room(tmp_path, 1)
+    assert [place(tmp_path, step).exists() for step in (1, 2)] == [False, True]
+
+
+def test_a_checkpoint_is_written_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by way of the folder of temporary files, where a kill leaves it."""
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    SafeCheckpoints().save_checkpoint({"a": torch.ones(2)}, tmp_path / "x.ckpt")
+    assert torch.equal(SafeCheckpoints().load_checkpoint(tmp_path / "x.ckpt")["a"], torch.ones(2))

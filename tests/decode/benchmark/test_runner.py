@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +52,11 @@ def test_an_interrupt_loses_the_task_in_hand_alone(
     arguments = ("--prompts", prompts, "--out", tmp_path / "o", "--methods", "plain,lookup")
     whole = measure.run_task
     real: list[measure.Task] = []
+    next_prompts: list[str] = []
 
     def breaks(decoders: Any, task: measure.Task, *rest: Any) -> Any:
         if len(real) == 2:
+            next_prompts.append(task.prompt.id)
             raise Interrupted
         real.append(task)
         return whole(decoders, task, *rest)
@@ -62,12 +66,15 @@ def test_an_interrupt_loses_the_task_in_hand_alone(
         run(*arguments)
     before = read_records(tmp_path / "o")
     assert len(before) == 4
-    with open(tmp_path / "o/records.jsonl", "a") as file:  # and a line torn by a kill
-        file.write('{"suite": "mi')
+    # and a kill while the third task was written: one whole line of it, one torn
+    line = json.dumps(asdict(replace(before[-1], prompt=next_prompts[0])))
+    with open(tmp_path / "o/records.jsonl", "a") as file:
+        file.write(line + '\n{"suite": "mi')
     monkeypatch.setattr(measure, "run_task", whole)
     summary, folder = run(*arguments)
     after = read_records(folder)
     assert after[:4] == before and len(after) == 6 and summary["records"] == 6
+    assert len((folder / "records.jsonl").read_text().splitlines()) == 6  # no line twice
     again, _ = run(*arguments)  # nothing left to do
     assert read_records(folder) == after and again["suites"] == summary["suites"]
     run(*arguments, "--no-resume")

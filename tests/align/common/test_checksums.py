@@ -1,0 +1,27 @@
+"""A drafter's files are as they were saved, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from align.common.checksums import check_checksums, write_checksums
+from align.common.errors import UserError
+
+
+def test_what_has_changed_is_refused_and_folders_of_old_pass(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "README.md").write_text("a card")
+    check_checksums(tmp_path)
+    check_checksums(tmp_path / "nowhere")
+    write_checksums(tmp_path)
+    (tmp_path / "README.md").write_text("another card")
+    check_checksums(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"weighed")
+    with pytest.raises(UserError, match="model.safetensors: has changed since it was saved"):
+        check_checksums(tmp_path)
+    for text, says in (("[]", "must be"), ('{"a": 1}', "a=1 must be text"), ("{", "not readable JSON")):
+        (tmp_path / "checksums.json").write_text(text)
+        with pytest.raises(UserError, match=says):
+            check_checksums(tmp_path)
