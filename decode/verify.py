@@ -1,12 +1,12 @@
 """`python -m decode.verify`: is this pair lossless here, on this machine, with these weights? A verdict on one page.
 
-    greedy     fp32 outputs with drafts against plain decoding's, token by token
-    coupled    the same at temperature 1: noise that belongs to positions makes sampled outputs comparable token by token
-    sampled    texts at three settings, every token against the target's own distribution after the tokens before it
-    half       outputs in bf16: every difference a rounding tie, or a bug
+    greedy     outputs in fp32, with drafts and without, are equal token by token
+    coupled    so are outputs at temperature 1, where the noise of each position is fixed
+    sampled    each token of sampled texts, at three settings, has the target's distribution after the tokens before it
+    half       outputs in bf16 differ from plain decoding's by rounding ties alone
 
 A difference is a rounding tie only where decode/losslessness/divergence.py can explain it by rounding. Exit code 1 when a bug is found.
-`--self-test` plants known bugs in the running engine, one at a time, and says which of them the checks catch with so many samples.
+`--self-test` plants known bugs in the running engine, one at a time, and says which of them the checks catch with this number of samples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from align.common.claims import Claim
 from align.common.errors import cli
 from align.common.text import say
 from decode.cli import Parser, path, whole
-from decode.losslessness.checks import run
+from decode.losslessness.cases import check
 from decode.losslessness.config import QUICK, THOROUGH, VerifyConfig
 from decode.losslessness.verdict import write_verdict
 
@@ -64,8 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     counts = THOROUGH if given.pop("thorough") else QUICK
     config = VerifyConfig(**{**given, **{k: given[k] or default for k, default in counts.items()}})
     with Claim(config.out, "--out"):
+        prompts = check(config)
+        from decode.losslessness.checks import run
+
         checks, pair, caught = run(
-            config, say, lambda checks, pair, caught: write_verdict(config.out, checks, pair, False, caught)
+            config,
+            prompts,
+            say,
+            lambda checks, pair, caught: write_verdict(config.out, checks, pair, False, caught),
         )
         say("\n" + write_verdict(config.out, checks, pair, True, caught))
     say(f"Verdict: {config.out / 'verdict.md'}")
