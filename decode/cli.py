@@ -1,4 +1,4 @@
-"""Command-line options whose mistakes are one line that names the option and the nearest valid one."""
+"""Options that several commands share. A mistake is one line that names the option and the nearest valid one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any, NoReturn
 
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
+from decode.method_names import LOSSY, ORDERS, VERIFIERS
 
 
 class Parser(argparse.ArgumentParser):
-    """`argparse` with `UserError` for mistakes, and no abbreviations."""
+    """`argparse` with `UserError` for mistakes, no abbreviations, and the options that several commands share."""
 
     stray = ""
-    """What to say of a word that is no option's."""
+    """A hint for a word that belongs to no option."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -29,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         """Raises UserError naming the first argument that no option takes."""
         words = sys.argv[1:] if args is None else args
         if empty := next((w for w in words if w.startswith("--") and w.endswith("=--")), None):
-            self.error(f"{empty!r} has no value")  # argparse takes the value for its own mark
+            self.error(f"{empty!r} has no value")  # argparse would read the value as its own mark
         parsed, unknown = self.parse_known_args(words, namespace)
         if unknown:
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
@@ -37,9 +38,55 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized argument {unknown[0]!r}{hint}")
         return parsed
 
+    def add_target_options(self, dtype: bool = True) -> None:
+        """The target and where it runs. `dtype`: whether the user chooses its type."""
+        self.add_argument(
+            "--target", help="hub id, folder, FILE.gguf or debug (default SmolLM2-135M-Instruct)"
+        )
+        if dtype:
+            self.add_argument("--dtype", default="auto", help="auto (default), float32, bfloat16 or float16")
+        self.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+        trust = "run Python code that comes with these models (default: refuse them)"
+        self.add_argument("--trust-remote-code", action="store_true", help=trust)
+
+    def add_prompt_options(self, suites: str) -> None:
+        """Where the prompts come from. `suites`: the help of --suite."""
+        formats = "your own: .jsonl .json .csv .parquet .txt"
+        self.add_argument("--suite", help=suites)
+        self.add_argument("--prompts", type=path, metavar="FILE", help=formats)
+        self.add_argument(
+            "--data-dir", type=path, metavar="DIR", help="local copies of the suites, as on the hub"
+        )
+
+    def add_sampling_options(self, seed: str) -> None:
+        """How tokens are chosen. `seed`: the help of --seed."""
+        mass = "keep the most probable tokens up to this mass (default 1)"
+        count = "keep this many most probable tokens (default 0: all)"
+        self.add_argument("--temperature", type=number, default=0.0, metavar="T", help="0 = greedy (default)")
+        self.add_argument("--top-p", type=number, default=1.0, metavar="P", help=mass)
+        self.add_argument("--top-k", type=whole(0), default=0, metavar="N", help=count)
+        self.add_argument("--seed", type=whole(0, 2**63 - 1), default=0, metavar="N", help=seed)
+
+    def add_drafting_options(self, title: str) -> None:
+        """Those of `decode.methods.options.DraftOptions`, `copying` aside, as a group of that title in the help."""
+        add = self.add_argument_group(title).add_argument
+        nodes = "drafted tokens a call, branching; 0 = a chain (default: 5 up to temperature 0.7, else 0)"
+        verifiers = (
+            f"auto (default), {', '.join(VERIFIERS)}; the {LOSSY} ones change the output's distribution"
+        )
+        steps = "of a standalone drafter: passes that unmask a draft (default 1)"
+        order = f"of a standalone drafter: in which order: {', '.join(ORDERS)} (default {ORDERS[0]})"
+        vocabulary = "of a standalone drafter whose vocabulary is not the target's"
+        add("--draft-tokens", type=whole(1, 4096), metavar="K", help="draft at most K tokens ahead")
+        add("--tree-nodes", type=whole(0, 4096), metavar="N", help=nodes)
+        add("--verifier", default="auto", metavar="NAME", help=verifiers)
+        add("--steps", type=whole(1, 4096), default=1, metavar="N", help=steps)
+        add("--order", default=ORDERS[0], metavar="NAME", help=order)
+        add("--drafter-tokenizer", metavar="FOLDER", help=vocabulary)
+
 
 def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
-    """A whole number between the two."""
+    """Reads a whole number from `least` to `most`."""
 
     def parse(text: str) -> int:
         try:
@@ -56,7 +103,7 @@ def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
 
 
 def path(text: str) -> Path:
-    """A path, `~` in full."""
+    """A path, with `~` in full."""
     if not text:
         raise argparse.ArgumentTypeError("a path is missing")
     try:
@@ -74,10 +121,3 @@ def number(text: str) -> float:
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number")
     return value
-
-
-TRUST_HELP = "run Python code that comes with these models (default: refuse them)"
-VERIFIER_HELP = (
-    "auto (default), greedy, point_mass, self_selection, token, block, recursive, k_seq, traversal, hybrid, gumbel; lossy_typical and "
-    "lossy_top_beta change the output's distribution"
-)

@@ -20,8 +20,8 @@ from align.common.terminal import PlainConsole
 from decode.benchmark.config import TUNING_PROMPTS, TUNING_SUITE, EvalConfig
 from decode.benchmark.folder import check_early
 from decode.benchmark.plan import DEFAULT_METHODS, buildable, checked_names, make_plan
-from decode.cli import TRUST_HELP, VERIFIER_HELP, Parser, number, path, whole
-from decode.method_names import PLAIN
+from decode.cli import Parser, path, whole
+from decode.method_names import COMBINED, DRAFTER, LOOKUP, PLAIN
 from decode.methods.drafter_spec import given_drafters
 from decode.methods.options import DraftOptions
 from decode.methods.registry import ROLES, SYSTEMS
@@ -38,76 +38,46 @@ def parser() -> Parser:
         epilog=f"example: python -m decode.eval --suite mtbench,coding --limit 20\n\n{listing()}",
         formatter_class=RawDescriptionHelpFormatter,
     )
-    names = f"{', '.join(SUITES)}; groups {', '.join(GROUPS)}; comma lists"
     add = p.add_argument
-    add("--suite", help=f"{names} (default builtin)")
-    add("--prompts", type=path, metavar="FILE", help="your own: .jsonl .json .csv .parquet .txt")
-    add("--data-dir", type=path, metavar="DIR", help="local copies of the benchmarks, in the hub's layout")
-    add("--target", help="hub id, folder, file.gguf or debug (default SmolLM2-135M-Instruct)")
-    add(
-        "--drafter",
-        help="the drafter's folder (default: the shipped one, for the default target); or several: KIND=FOLDER,… with "
-        f"the kinds {', '.join(ROLES)}",
+    drafter = "the drafter's folder (default: the shipped one, for the default target), or several: KIND=FOLDER,… with "
+    methods = ", ".join(dict.fromkeys([*DEFAULT_METHODS, *SYSTEMS]))
+    tune = (
+        f"first choose the best setting of every method, among --sweep's values or the system's own, on N built-in prompts "
+        f"(5 to 40, default {TUNING_PROMPTS}); drafter and combined have one setting"
     )
+    p.add_prompt_options(f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)")
+    add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
+    p.add_target_options()
+    add("--drafter", help=f"{drafter}the kinds {', '.join(ROLES)}")
     add(
         "--methods",
-        help=f"comma list of {', '.join(dict.fromkeys([*DEFAULT_METHODS, *SYSTEMS]))}, each with its options "
-        "(specdiff:gamma=16:steps=4), or all; plain is always measured",
+        help=f"a comma list of {methods}, each with its options, or all; plain is always measured",
     )
     add(
         "--sweep",
         nargs="+",
         default=[],
         metavar="KEY=V,V",
-        help="every combination of these options: gamma=4,8,16 steps=1,2,4",
+        help="every combination: gamma=4,8,16 steps=1,2,4",
     )
+    add("--tune", type=whole(5), nargs="?", const=TUNING_PROMPTS, metavar="N", help=tune)
+    p.add_drafting_options("how the methods drafter and combined draft (--draft-tokens: every method)")
+    p.add_sampling_options("of sampling, the order of methods and the intervals (default 0)")
     add(
-        "--tune",
-        type=whole(5),
-        nargs="?",
-        const=TUNING_PROMPTS,
+        "--max-new-tokens",
+        type=whole(1),
+        default=128,
         metavar="N",
-        help=f"first choose the setting of every system named (drafter and combined have none) on N built-in prompts "
-        f"(default {TUNING_PROMPTS}, 5 to 40), among --sweep's values or the system's own",
-    )
-    add("--draft-tokens", type=whole(1, 4096), metavar="K", help="draft at most K tokens ahead")
-    add(
-        "--tree-nodes",
-        type=whole(0, 4096),
-        metavar="N",
-        help="the drafter's tokens a call, branching; 0 = a chain; default: 5 up to temperature 0.7, else 0",
+        help="length limit of an output (default 128)",
     )
     add(
-        "--drafter-tokenizer",
-        help="of `drafter`, a standalone one whose vocabulary is not the target's",
-    )
-    add(
-        "--steps",
-        type=whole(1, 4096),
+        "--repeats",
+        type=whole(1, 1000),
         default=1,
-        metavar="T",
-        help="of `drafter`, a standalone one: passes that unmask a draft (default 1)",
+        metavar="N",
+        help="generations per prompt and method (default 1)",
     )
-    add(
-        "--order",
-        default="left_to_right",
-        help="in which order: left_to_right (default), blockwise, random, confidence",
-    )
-    add("--verifier", default="auto", help=f"of drafter and combined: {VERIFIER_HELP}")
-    add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
-    add("--max-new-tokens", type=whole(1), default=128, metavar="N", help="default 128")
-    add("--temperature", type=number, default=0.0, help="0 = greedy (default)")
-    add("--top-p", type=number, default=1.0, help="keep the most probable tokens up to this mass")
-    add("--top-k", type=whole(0), default=0, help="keep this many most probable tokens; 0 = all")
-    add(
-        "--seed", type=whole(0, 2**63 - 1), default=0, help="of sampling, the order of methods, the intervals"
-    )
-    add("--repeats", type=whole(1, 1000), default=1, metavar="N", help="generations per prompt and method")
-    add(
-        "--warmup", type=whole(0, 1000), default=1, metavar="N", help="untimed rounds before the first prompt"
-    )
-    add("--dtype", default="auto", help="auto, float32, bfloat16, float16")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
+    add("--warmup", type=whole(0, 1000), default=1, metavar="N", help="untimed rounds first (default 1)")
     add("--threads", type=whole(1), metavar="N", help="CPU threads (default: torch's own choice)")
     add("--out", type=path, metavar="DIR", help="default runs/eval/SUITE-SETTINGS")
     add(
@@ -116,7 +86,6 @@ def parser() -> Parser:
         default=True,
         help="continue what --out holds, or replace it",
     )
-    add("--trust-remote-code", action="store_true", help=TRUST_HELP)
     add("--no-hf-check", action="store_true", help="skip timing transformers' own generate")
     return p
 
@@ -158,7 +127,7 @@ def evaluate(config: EvalConfig, console: PlainConsole, command: str = "") -> tu
     from decode.benchmark.session import begin
     from decode.benchmark.tuning import OutputChanged, tuned
 
-    config.sampling  # noqa: B018  (which may be out of its range)
+    config.sampling  # noqa: B018  (refuses numbers out of their range)
     plan, left_out = make_plan(config, lambda line: say([line]))
     skipped += left_out
     say([suite.describe() for suite in suites])
@@ -177,8 +146,7 @@ def evaluate(config: EvalConfig, console: PlainConsole, command: str = "") -> tu
 
 
 def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
-    """The prompts, and a line for each suite that is left out: all that can be asked before the libraries are imported that
-    running a model takes.
+    """The prompts, and a line for each suite that is left out. Checks whatever can be checked before torch is imported.
 
     Raises:
         UserError: what is misspelt or not there.
@@ -200,19 +168,20 @@ def next_step(summary: dict[str, Any], config: EvalConfig) -> str:
         return "Next: the page names each difference; python -m decode.verify looks closer"
     target = f" --target {shlex.quote(config.target)}" if config.target else ""
     drafter = f" --drafter {shlex.quote(config.drafter)}" if config.drafter else ""
-    trained = {
-        name: f
-        for name, f in summary["overall"].items()
-        if name.partition(":")[0] not in (PLAIN, "lookup") and not f["lossy"]
+    able = {
+        name: figures
+        for name, figures in summary["overall"].items()
+        if name.partition(":")[0] not in (PLAIN, LOOKUP) and not figures["lossy"]
     }
-    if not trained:
+    if not able:
         return (
             "Next: train a drafter for this target:  python -m align.train --help\n"
             f"      then:  python -m decode.eval{target} --drafter FOLDER"
         )
-    best = max(trained, key=lambda name: (name in ("drafter", "combined"), trained[name]["speedup"] or 0.0))
-    if (trained[best]["speedup_lo"] or trained[best]["speedup"] or 0) > 1:
-        method = "" if best in ("drafter", "combined") else f" --method {shlex.quote(best)}"
+    default = (DRAFTER, COMBINED)  # which decode.generate takes by itself
+    best = max(able, key=lambda name: (name in default, able[name]["speedup"] or 0.0))
+    if (able[best]["speedup_lo"] or able[best]["speedup"] or 0) > 1:
+        method = "" if best in default else f" --method {shlex.quote(best)}"
         return f'Next: use it:  python -m decode.generate{target}{drafter}{method} "your prompt"'
     methods = f" --methods {shlex.quote(config.methods)}" if config.methods else ""
     return (

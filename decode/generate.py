@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from align.common.errors import UserError, cli
 from align.common.text import say
-from decode.cli import TRUST_HELP, VERIFIER_HELP, Parser, whole
-from decode.method_names import LOSSY
-from decode.methods.drafter_spec import DEFAULT_DRAFTER, NO_FOLDERS, check_there, given_drafters
+from decode.cli import Parser, number, whole
+from decode.method_names import LOOKUP, LOSSY
+from decode.methods.drafter_spec import DEFAULT_DRAFTER, NO_FOLDERS, check_there, given_drafters, shipped_for
 from decode.methods.options import DraftOptions
 from decode.methods.spec import read_method
 
@@ -27,74 +28,42 @@ def parser() -> Parser:
         epilog='example: python -m decode.generate --temperature 0.7 "Explain tides to a child."',
     )
     p.stray = " (quote the prompt)"
-    p.add_argument("prompt", nargs="?", help="the user's message; - reads standard input")
-    p.add_argument("--target", help="hub id, folder, FILE.gguf or debug; default: SmolLM2-135M-Instruct")
-    p.add_argument("--drafter", help="folder, hub id, lookup or none; default: the shipped one, else lookup")
-    p.add_argument("--method", help="a system by name, specdiff:steps=4 (decode.eval --help lists them)")
-    p.add_argument("--verifier", default="auto", help=VERIFIER_HELP)
-    p.add_argument("--draft-tokens", type=whole(1, 4096), help="draft at most this many tokens ahead")
-    p.add_argument(
-        "--tree-nodes",
-        type=whole(0, 4096),
-        help="drafted tokens a call, branching; 0 = a chain; default: 5 up to temperature 0.7, else 0",
+    add = p.add_argument
+    copying = "where the text repeats itself, copy instead of drafting (default: on)"
+    min_p = "keep tokens at least P times as probable as the best (default 0: all)"
+    seed = "repeats the answer, unless --method looks at the clock (controller=cost, several variants); default 0"
+    add("prompt", nargs="?", help="the user's message; - reads standard input")
+    p.add_target_options()
+    add("--drafter", help="folder, hub id, lookup or none (default: the shipped one, else lookup)")
+    add(
+        "--method", help="a system by name with its options, specdiff:steps=4 (decode.eval --help lists them)"
     )
-    p.add_argument("--drafter-tokenizer", help="of a standalone drafter whose vocabulary is not the target's")
-    p.add_argument(
-        "--steps",
-        type=whole(1, 4096),
-        default=1,
-        help="standalone drafters: passes that unmask a draft; default: 1",
-    )
-    p.add_argument(
-        "--order",
-        default="left_to_right",
-        help="in which order: left_to_right (default), blockwise, random or confidence",
-    )
-    p.add_argument(
-        "--copying",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="where the text repeats itself, copy instead of drafting (default: on)",
-    )
-    p.add_argument(
-        "--max-new-tokens", type=whole(1), default=256, help="length limit of the answer; default: 256"
-    )
-    p.add_argument("--temperature", type=float, default=0.0, help="0 = greedy (default)")
-    p.add_argument(
-        "--top-p", type=float, default=1.0, help="keep the most probable tokens up to this mass; default: 1"
-    )
-    p.add_argument(
-        "--top-k", type=int, default=0, help="keep this many most probable tokens; default: 0 = all"
-    )
-    p.add_argument("--repetition-penalty", type=float, default=1.0, help="default: 1 = off")
-    p.add_argument(
-        "--min-p",
-        type=float,
-        default=0.0,
-        help="keep tokens at least so likely beside the best; default: 0 = all",
-    )
-    p.add_argument("--presence-penalty", type=float, default=0.0, help="default: 0 = off")
-    p.add_argument(
+    add("--copying", action=argparse.BooleanOptionalAction, default=None, help=copying)
+    p.add_drafting_options("how the drafter drafts")
+    p.add_sampling_options(seed)
+    add("--repetition-penalty", type=number, default=1.0, metavar="X", help="default 1: off")
+    add("--min-p", type=number, default=0.0, metavar="P", help=min_p)
+    add("--presence-penalty", type=number, default=0.0, metavar="X", help="default 0: off")
+    add(
         "--ban",
+        dest="banned",
         type=whole(0),
         action="append",
         default=[],
         metavar="ID",
-        help="a token that never comes; may be repeated",
+        help="never this token; may be repeated",
     )
-    p.add_argument("--min-new-tokens", type=whole(0), default=0, help="do not end before; default: 0")
-    p.add_argument(
-        "--seed",
-        type=int,
+    add("--max-new-tokens", type=whole(1), default=256, metavar="N", help="length limit (default 256)")
+    add(
+        "--min-new-tokens",
+        type=whole(0),
         default=0,
-        help="same seed and settings, same answer, unless --method looks at the clock (controller=cost, several variants); default: 0",
+        metavar="N",
+        help="no end of the answer before (default 0)",
     )
-    p.add_argument("--stop", action="append", default=[], help="end before this string; may be repeated")
-    p.add_argument("--system", help="a system message before the prompt")
-    p.add_argument("--raw", action="store_true", help="continue the prompt as plain text, no chat template")
-    p.add_argument("--dtype", default="auto", help="auto (default), float32, bfloat16 or float16")
-    p.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
-    p.add_argument("--trust-remote-code", action="store_true", help=TRUST_HELP)
+    add("--stop", action="append", default=[], help="end before this string; may be repeated")
+    add("--system", help="a system message before the prompt")
+    add("--raw", action="store_true", help="continue the prompt as plain text, no chat template")
     return p
 
 
@@ -108,43 +77,33 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def _check(args: argparse.Namespace) -> None:
-    """Raises UserError, before anything heavy is imported, for what is misspelt or not there."""
-    DraftOptions(args.verifier, args.draft_tokens, args.tree_nodes, args.steps, args.order)
+def _check(args: argparse.Namespace) -> DraftOptions:
+    """The options of drafting. Raises UserError, before anything heavy is imported, for what is misspelt or not there."""
     if args.method is not None:
         read_method(args.method)
         given_drafters(args.drafter)
     elif args.drafter is not None:
         check_there(args.drafter)
+    return DraftOptions.out_of({**vars(args)})
 
 
-def _load(args: argparse.Namespace) -> Decoder:
+def _load(args: argparse.Namespace, options: DraftOptions) -> Decoder:
     from align.target.loading import DEFAULT_TARGET
     from decode.methods.load import load
 
-    target, drafter, note = args.target, args.drafter, ""
-    target = DEFAULT_TARGET if target is None else target
-    if drafter is None and target == DEFAULT_TARGET:
-        drafter = str(DEFAULT_DRAFTER)
-        if args.method is None and not (DEFAULT_DRAFTER / "config.json").is_file():
-            drafter, note = "lookup", f"no drafter at {DEFAULT_DRAFTER}: prompt lookup drafts instead"
-    elif drafter is None and args.method is None:
-        drafter, note = "lookup", f"no drafter is shipped for {target}: prompt lookup drafts instead"
-    if note:
-        say(f"note: {note}", error=True)
-    copies = args.method is None and drafter not in NO_FOLDERS
+    target = DEFAULT_TARGET if args.target is None else args.target
+    drafter = shipped_for(target) if args.drafter is None else args.drafter
+    if drafter is None and args.method is None:
+        missing = f"at {DEFAULT_DRAFTER}" if target == DEFAULT_TARGET else f"is shipped for {target}"
+        say(f"note: no drafter {missing}: prompt lookup drafts instead", error=True)
+        drafter = LOOKUP
+    copying = args.method is None if args.copying is None else args.copying
     return load(
         target,
         drafter,
-        args.verifier,
+        **{**vars(options), "copying": copying and drafter not in NO_FOLDERS},
         dtype=args.dtype,
         device=args.device,
-        draft_tokens=args.draft_tokens,
-        tree_nodes=args.tree_nodes,
-        copying=copies if args.copying is None else args.copying and drafter not in NO_FOLDERS,
-        steps=args.steps,
-        order=args.order,
-        drafter_tokenizer=args.drafter_tokenizer,
         method=args.method,
         trust_remote_code=args.trust_remote_code,
     )
@@ -160,7 +119,7 @@ def _read_prompt(given: str) -> str:
 
 
 def summary(decoder: Decoder, out: Generation, verifier: str) -> str:
-    """The line that follows an answer."""
+    """The line after an answer: its length, speed, τ and acceptance."""
     parts = [f"{len(out.tokens)} tokens ({out.finish})"]
     if out.calls:
         parts.append(f"{out.tokens_per_second:.1f} tokens/s")
@@ -178,22 +137,12 @@ def summary(decoder: Decoder, out: Generation, verifier: str) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Run the command. Exit code 0, 2 for an input that can't be used, 130 when interrupted."""
     args = _parse(argv)
-    _check(args)
+    options = _check(args)
     from decode.speculation.sampling import Sampling
 
-    sampling = Sampling(
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k,
-        repetition_penalty=args.repetition_penalty,
-        seed=args.seed,
-        min_p=args.min_p,
-        presence_penalty=args.presence_penalty,
-        banned=tuple(args.ban),
-        min_new_tokens=args.min_new_tokens,
-    )
+    sampling = Sampling(**{field.name: getattr(args, field.name) for field in fields(Sampling)})
     text = _read_prompt(args.prompt)
-    decoder = _load(args)
+    decoder = _load(args, options)
     verifier = decoder.verifier_for(sampling)
     if verifier.startswith(LOSSY):
         say(f"note: {verifier} does NOT keep the output's distribution", error=True)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-PLAIN = "plain"
+PLAIN, LOOKUP, DRAFTER, COMBINED = "plain", "lookup", "drafter", "combined"
+"""Plain decoding, prompt lookup, the drafter that was given, and that drafter with prompt lookup in front."""
+MAIN = DRAFTER
+"""The method that a verdict begins with and a table prints in bold, where it was measured."""
+TITLES = {LOOKUP: "Prompt lookup", DRAFTER: "The drafter", COMBINED: "The drafter with lookup"}
+"""Method → what a sentence calls it; any other by its name."""
 LOSSY = "lossy"
-"""What the names of verifiers begin with that change the target's distribution."""
+"""The prefix of the names of verifiers that change the output's distribution."""
 
 VERIFIERS = (
     "greedy", "point_mass", "self_selection", "token", "block", "recursive", "k_seq", "traversal", "hybrid", "gumbel",
@@ -14,7 +19,7 @@ VERIFIERS = (
 )  # fmt: skip
 """The keys of decode/speculation/verifiers.py's `VERIFIERS`."""
 ORDERS = ("left_to_right", "blockwise", "random", "confidence")
-"""In which masked positions are filled in: decode/drafters/diffusion.py's `ORDERS`."""
+"""The orders in which masked positions are filled: decode/drafters/diffusion.py's `ORDERS`."""
 
 
 def written(name: str, options: Mapping[str, str]) -> str:

@@ -1,12 +1,12 @@
 """`python -m decode.verify`: is this pair lossless here, on this machine, with these weights? A verdict on one page.
 
-    greedy     fp32 outputs with drafts against plain decoding's, token by token
-    coupled    the same at temperature 1: noise that belongs to positions makes sampled outputs comparable token by token
-    sampled    texts at three settings, every token against the target's own distribution after the tokens before it
-    half       outputs in bf16: every difference a rounding tie, or a bug
+    greedy     outputs in fp32, with drafts and without, are equal token by token
+    coupled    so are outputs at temperature 1, where the noise of each position is fixed
+    sampled    each token of sampled texts, at three settings, has the target's distribution after the tokens before it
+    half       outputs in bf16 differ from plain decoding's by rounding ties alone
 
 A difference is a rounding tie only where decode/losslessness/divergence.py can explain it by rounding. Exit code 1 when a bug is found.
-`--self-test` plants known bugs in the running engine, one at a time, and says which of them the checks catch with so many samples.
+`--self-test` plants known bugs in the running engine, one at a time, and says which of them the checks catch with this number of samples.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from align.common.claims import Claim
 from align.common.errors import cli
 from align.common.text import say
-from decode.cli import TRUST_HELP, Parser, path, whole
-from decode.losslessness.checks import run
+from decode.cli import Parser, path, whole
+from decode.losslessness.cases import check
 from decode.losslessness.config import QUICK, THOROUGH, VerifyConfig
 from decode.losslessness.verdict import write_verdict
 
@@ -30,17 +30,17 @@ def parser() -> Parser:
         description="Is speculative decoding with this pair lossless, here? Exit code 1 when it is not.",
     )
     add = p.add_argument
-    add("--target", help="hub id, folder, file.gguf or debug (default SmolLM2-135M-Instruct)")
-    add("--drafter", help="a drafter's folder, or lookup (default: the shipped one, for the default target)")
-    add(
-        "--methods",
-        help="systems by their names, as decode.eval has them, or all, instead of one drafter's options; --drafter may then "
-        "name several: KIND=FOLDER,…",
+    drafter = "a drafter's folder, or lookup (default: the shipped one, for the default target)"
+    methods = (
+        "systems by name, as decode.eval has them, or all; --drafter may then name several: KIND=FOLDER,…"
     )
-    add("--drafter-tokenizer", help="of a standalone drafter whose vocabulary is not the target's")
-    add("--suite", help="the prompts (default mtbench)")
-    add("--prompts", type=path, metavar="FILE", help="your own: .jsonl .json .csv .parquet .txt")
-    add("--data-dir", type=path, metavar="DIR", help="local copies of the benchmarks, in the hub's layout")
+    tokenizer = "of a standalone drafter whose vocabulary is not the target's"
+    self_test = "then plant known bugs in the engine, one at a time, and say which of them these checks catch"
+    p.add_target_options(dtype=False)
+    add("--drafter", help=drafter)
+    add("--methods", help=methods)
+    add("--drafter-tokenizer", metavar="FOLDER", help=tokenizer)
+    p.add_prompt_options("the prompts (default mtbench)")
     for name, least, words in (
         ("limit", 1, "prompts of each suite, evenly spread"),
         ("max-new-tokens", 4, "the length of greedy and coupled outputs"),
@@ -49,22 +49,11 @@ def parser() -> Parser:
         key = name.replace("-", "_")
         default = f"default {QUICK[key]}; with --thorough {THOROUGH[key]}"
         add(f"--{name}", type=whole(least, 100_000), metavar="N", help=f"{words} ({default})")
-    add("--thorough", action="store_true", help="longer outputs and ten times as many samples")
-    add(
-        "--self-test",
-        action="store_true",
-        help="then plant known bugs in the engine, one at a time, and say which of them these checks catch",
-    )
-    add("--trust-remote-code", action="store_true", help=TRUST_HELP)
-    add("--seed", type=whole(0, 2**63 - 1), default=0, help="of everything sampled")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
-    add(
-        "--out",
-        type=path,
-        metavar="DIR",
-        default=Path("runs/verify"),
-        help="verdict.md and verdict.json go there (default runs/verify)",
-    )
+    add("--thorough", action="store_true", help="longer outputs and twenty times as many samples")
+    add("--self-test", action="store_true", help=self_test)
+    add("--seed", type=whole(0, 2**63 - 1), default=0, metavar="N", help="of everything sampled (default 0)")
+    out = "verdict.md and verdict.json go there (default runs/verify)"
+    add("--out", type=path, metavar="DIR", default=Path("runs/verify"), help=out)
     return p
 
 
@@ -75,8 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     counts = THOROUGH if given.pop("thorough") else QUICK
     config = VerifyConfig(**{**given, **{k: given[k] or default for k, default in counts.items()}})
     with Claim(config.out, "--out"):
+        prompts = check(config)
+        from decode.losslessness.checks import run
+
         checks, pair, caught = run(
-            config, say, lambda checks, pair, caught: write_verdict(config.out, checks, pair, False, caught)
+            config,
+            prompts,
+            say,
+            lambda checks, pair, caught: write_verdict(config.out, checks, pair, False, caught),
         )
         say("\n" + write_verdict(config.out, checks, pair, True, caught))
     say(f"Verdict: {config.out / 'verdict.md'}")

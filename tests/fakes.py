@@ -16,7 +16,7 @@ from align.target.model import TargetOutput
 from decode.drafters.base import Request
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
-from decode.speculation.proposal import DenseQ, Law, Proposal, Siblings, SparseQ
+from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
 from decode.speculation.sampling import Sampling, best, draw, probs
 from decode.speculation.tree import depths
 from tests.exact_distribution import chi_square, chi_square_tail
@@ -167,14 +167,14 @@ def _rows(request: Request, k: int, V: int) -> Tensor:
 
 def independent(request: Request, k: int) -> Proposal:
     q = probs(_rows(request, k, request.target.vocab_size), request.sampling, request.history.ahead(0, k))
-    return Proposal(draw(q, request.generator), "independent", DenseQ(q))
+    return Proposal(draw(q, request.generator), "independent", DraftProbs(q))
 
 
 def pruned(request: Request, k: int) -> Proposal:
     ids = torch.arange(request.target.vocab_size - 1, 0, -1)
     before = request.history.ahead(0, k).columns(ids)
     q = probs(_rows(request, k, len(ids)), request.sampling, before)
-    return Proposal(ids[draw(q, request.generator)], "independent", SparseQ(ids, q))
+    return Proposal(ids[draw(q, request.generator)], "independent", DraftProbs(q, ids))
 
 
 def causal(request: Request, k: int) -> Proposal:
@@ -183,7 +183,7 @@ def causal(request: Request, k: int) -> Proposal:
         row = logits[i] + (0 if not tokens else torch.roll(logits[0], int(tokens[-1])))
         rows.append(probs(row, request.sampling))
         tokens.append(draw(rows[-1], request.generator))
-    return Proposal(torch.stack(tokens), "causal", DenseQ(torch.stack(rows)))
+    return Proposal(torch.stack(tokens), "causal", DraftProbs(torch.stack(rows)))
 
 
 def guessed(request: Request, k: int) -> Proposal | None:
@@ -241,7 +241,9 @@ def sprouting(siblings: Siblings, law: Law = "causal") -> Callable[[Request, int
                 q = left if left.sum() > 0 else q
             tokens.append(int(draw(q, request.generator)))
         kind = siblings if len(set(parents)) < len(parents) else None
-        return Proposal(torch.tensor(tokens), law, DenseQ(torch.stack(rows)), parents=parents, siblings=kind)
+        return Proposal(
+            torch.tensor(tokens), law, DraftProbs(torch.stack(rows)), parents=parents, siblings=kind
+        )
 
     return propose
 
@@ -254,7 +256,7 @@ def right_to_left(request: Request, k: int) -> Proposal:
         rows.insert(0, probs(row, request.sampling))
         tokens.insert(0, draw(rows[0], request.generator))
     steps = torch.arange(k, 0, -1)
-    return Proposal(torch.stack(tokens), "unmasked", DenseQ(torch.stack(rows)), steps, state_only=True)
+    return Proposal(torch.stack(tokens), "unmasked", DraftProbs(torch.stack(rows)), steps, state_only=True)
 
 
 DRAFTERS: dict[str, tuple[Law, Callable[[Request, int], Proposal | None]]] = {

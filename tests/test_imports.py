@@ -37,7 +37,7 @@ ROOMS = {
     "decode.engine decode.methods decode.suites decode.reporting",
     "decode.benchmark": "align.common align.target decode.method_names decode.speculation decode.drafters "
     "decode.wrappers decode.engine decode.methods decode.suites decode.reporting decode.losslessness",
-    "decode.cli": "align.common",
+    "decode.cli": "align.common decode.method_names",
 }
 """What each room may import. Commands (align.train, decode.eval, …) may import any room of their own package and
 `align.common`; nobody imports a command. Only `decode.methods.load` answers to `import decode`."""

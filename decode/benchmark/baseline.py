@@ -1,10 +1,7 @@
-"""Is plain decoding an honest baseline? Timed once a run against transformers' own `generate` on an
-unchanged model.
-"""
+"""Is plain decoding an honest baseline? Timed once a run against transformers' own `generate` on an unchanged model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -18,10 +15,9 @@ from decode.engine.decoder import Decoder
 
 @torch.no_grad()
 def against_transformers(
-    plain: Decoder, prompts: Sequence[list[int]], max_new_tokens: int = 64, repeats: int = 3
+    plain: Decoder, tokens: list[int], max_new_tokens: int = 64, repeats: int = 3
 ) -> dict[str, Any]:
-    """Greedy decoding of the prompts by both, interleaved, prefill included; the fastest of the repeats
-    counts.
+    """Greedy decoding of a prompt by both in turn, prefill included; the fastest of the repeats counts.
 
     The stock model is loaded anew, with its own linear layers and SDPA attention, and freed afterwards.
 
@@ -29,36 +25,28 @@ def against_transformers(
         plain_tokens_per_s, transformers_tokens_per_s, ratio (plain over transformers), identical, prompts,
         repeats. `{"error": line}` where transformers can't run it.
     """
+    seconds: dict[str, list[float]] = {"plain": [], "transformers": []}
     try:
         stock = _stock_model(plain.target)
-        for tokens in prompts[:1]:
-            _stock_tokens(stock, plain.target, tokens, 4)
-            plain.generate(tokens, max_new_tokens=4)
-        best = {"plain": 0.0, "transformers": 0.0}
-        counts = {"plain": 0, "transformers": 0}
-        identical = True
-        for tokens in prompts:
-            timed: dict[str, list[float]] = {"plain": [], "transformers": []}
-            for _ in range(repeats):
-                started = perf_counter()
-                ours = plain.generate(tokens, max_new_tokens=max_new_tokens).tokens
-                timed["plain"].append(perf_counter() - started)
-                started = perf_counter()
-                theirs = _stock_tokens(stock, plain.target, tokens, max_new_tokens)
-                timed["transformers"].append(perf_counter() - started)
-            identical = identical and ours == theirs
-            for name, output in (("plain", ours), ("transformers", theirs)):
-                best[name] += min(timed[name])
-                counts[name] += len(output)
+        _stock_tokens(stock, plain.target, tokens, 4)
+        plain.generate(tokens, max_new_tokens=4)
+        for _ in range(repeats):
+            started = perf_counter()
+            ours = plain.generate(tokens, max_new_tokens=max_new_tokens).tokens
+            seconds["plain"].append(perf_counter() - started)
+            started = perf_counter()
+            theirs = _stock_tokens(stock, plain.target, tokens, max_new_tokens)
+            seconds["transformers"].append(perf_counter() - started)
     except (RuntimeError, ValueError, TypeError, AttributeError, UserError) as error:
         return {"error": (str(error).strip().splitlines() or [type(error).__name__])[0]}
-    speeds = {name: counts[name] / max(best[name], 1e-9) for name in best}
+    plain_speed = len(ours) / max(min(seconds["plain"]), 1e-9)
+    stock_speed = len(theirs) / max(min(seconds["transformers"]), 1e-9)
     return {
-        "plain_tokens_per_s": speeds["plain"],
-        "transformers_tokens_per_s": speeds["transformers"],
-        "ratio": speeds["plain"] / speeds["transformers"],
-        "identical": identical,
-        "prompts": len(prompts),
+        "plain_tokens_per_s": plain_speed,
+        "transformers_tokens_per_s": stock_speed,
+        "ratio": plain_speed / stock_speed,
+        "identical": ours == theirs,
+        "prompts": 1,
         "repeats": repeats,
         "max_new_tokens": max_new_tokens,
     }

@@ -1,4 +1,4 @@
-"""What is measured: the methods by the names that were asked for, and a decoder for each, all on one target."""
+"""What is measured: the methods that were asked for, and a decoder for each, all on one target."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import TYPE_CHECKING
 
 from align.common.errors import UserError, nearest
 from decode.benchmark.config import EvalConfig
-from decode.method_names import PLAIN
+from decode.method_names import COMBINED, DRAFTER, LOOKUP, PLAIN
 from decode.methods.build import build, open_parts
-from decode.methods.drafter_spec import DEFAULT_DRAFTER, drafters_by_role
+from decode.methods.drafter_spec import drafters_by_role, shipped_for
 from decode.methods.registry import ANY, SYSTEMS
-from decode.methods.spec import Method, check_parts, read_method, role_in, swept, with_all
+from decode.methods.spec import Method, check_parts, read_method, read_names, role_in, swept, with_all
 
 if TYPE_CHECKING:
     from decode.engine.decoder import Decoder
 
-DEFAULT_METHODS = (PLAIN, "lookup", "drafter", "combined")
+DEFAULT_METHODS = (PLAIN, LOOKUP, DRAFTER, COMBINED)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Args:
-    target: its spec.
-    drafters: folders that a figure may depend on, by role, the first one given first.
-    methods: by name, plain decoding first.
+    """What is measured.
+
+    Args:
+        target: its spec.
+        drafters: the folders that a figure may depend on, by role; the first one given comes first.
+        methods: by name, plain decoding first.
     """
 
     target: str
@@ -39,27 +41,15 @@ class Plan:
 
 
 def checked_names(text: str | None) -> list[str] | None:
-    """The methods of a comma list as they are written, `all` among them; None: none were named. Loads nothing.
-
-    Raises:
-        UserError: no method, an unknown one, or an option that it does not have.
-    """
-    if text is None:
-        return None
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    known = [*SYSTEMS, "all"]
-    if not names:
+    """`read_names` of at least one method; None where none were named. Loads nothing."""
+    names = None if text is None else read_names(text)
+    if names == []:
         raise UserError(f"--methods={text!r} names no method{nearest('', DEFAULT_METHODS)}")
-    for name in names:
-        if name.partition(":")[0] not in known:
-            raise UserError(f"--methods: unknown method {name!r}{nearest(name, known)}")
-        if name != "all":
-            read_method(name)
     return names
 
 
 def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[Plan, list[str]]:
-    """What these options ask for, and a line for each method that `all` leaves out for want of a drafter. `say` gets notes.
+    """The plan for these options, and a line for each method of `all` that lacks its drafter. `say` gets notes.
 
     Raises:
         UserError: a drafter that is not there, a sweep of what no method has, or an option that no method reads.
@@ -67,8 +57,7 @@ def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[Plan, l
     from align.target.loading import DEFAULT_TARGET
 
     spec = DEFAULT_TARGET if config.target is None else config.target
-    shipped = spec == DEFAULT_TARGET and (DEFAULT_DRAFTER / "config.json").is_file()
-    drafters = drafters_by_role(config.drafter, str(DEFAULT_DRAFTER) if shipped else None, say)
+    drafters = drafters_by_role(config.drafter, shipped_for(spec), say)
     if not drafters and config.methods is None:
         say(f"note: no --drafter given and none is shipped for {spec}: lookup alone is measured")
     names = checked_names(config.methods)
@@ -78,14 +67,11 @@ def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[Plan, l
     methods = swept([read_method(n) for n in [PLAIN, *names]], [] if config.tune else config.sweep)
     check_parts(methods, drafters)
     _check_read(methods, config)
-    given = {m.name: m.with_defaults(_options_of(m, config)) for m in methods}
+    # the command's own options of drafting belong to the systems that are made of any drafter
+    of_any = config.drafting.of_a_method
+    given = {m.name: m.with_defaults(of_any if ANY in m.needs else {}) for m in methods}
     first = {name: given[name] for name in DEFAULT_METHODS if name in given}
     return Plan(spec, used_drafters(given, drafters), first | given), left_out
-
-
-def _options_of(method: Method, config: EvalConfig) -> Mapping[str, object]:
-    """The command's own options of drafting, which a system takes that is made of any drafter."""
-    return config.drafting.of_a_method if ANY in method.needs else {}
 
 
 def used_drafters(methods: Mapping[str, Method], drafters: Mapping[str, str]) -> dict[str, str]:
@@ -107,7 +93,7 @@ def _check_read(methods: Sequence[Method], config: EvalConfig) -> None:
 
 
 def decoders_of(config: EvalConfig, plan: Plan) -> tuple[dict[str, Decoder], dict[str, UserError]]:
-    """One decoder per method, all on the same target; and why, for each that can't be built."""
+    """A decoder for each method, all on one target; and for each method that can't be built, why."""
     import torch
 
     from align.target.loading import load_target
@@ -135,10 +121,10 @@ def decoders_of(config: EvalConfig, plan: Plan) -> tuple[dict[str, Decoder], dic
 
 
 def _try(name: str, decoder: Decoder, config: EvalConfig) -> None:
-    """Two tokens: a verifier learns only from a draft how its siblings were drawn.
+    """Decode a few tokens: how siblings are drawn, which a verifier may refuse, is known only from a draft.
 
     Raises:
-        UserError: the verifier would change the output of such drafts.
+        UserError: with these drafts the verifier would change the output's distribution.
     """
     try:
         decoder.verifier_for(config.sampling)
@@ -151,7 +137,7 @@ def _try(name: str, decoder: Decoder, config: EvalConfig) -> None:
 
 
 def forget(decoder: Decoder) -> None:
-    """A method that measures its variants begins anew."""
+    """Discard what a method with several variants has measured of them."""
     from decode.wrappers.adaptive import SwitchingDrafter
     from decode.wrappers.copying import CopyingDrafter
 
@@ -163,10 +149,10 @@ def forget(decoder: Decoder) -> None:
 
 
 def buildable(config: EvalConfig, plan: Plan) -> tuple[dict[str, Decoder], list[str]]:
-    """The decoders; and a line for each that came out of `all` or of a sweep and can't be made of these drafters.
+    """The decoders, and a line for each method of `all` or of a sweep that can't be built with these drafters.
 
     Raises:
-        UserError: one that was asked for by its name can't be built, or nothing is left.
+        UserError: a method that was named itself can't be built, or none can.
     """
     asked = [name.strip() for name in (config.methods or "").split(",")]
     decoders, refused = decoders_of(config, plan)

@@ -79,7 +79,7 @@ class Measurement:
         if not self.config.no_hf_check and self.run.baseline is None:
             self.say("timing plain decoding against transformers' own generate …")
             most = min(self.settings.max_new_tokens, 64)
-            self.run.baseline = against_transformers(self.decoders[PLAIN], [tokens], most)
+            self.run.baseline = against_transformers(self.decoders[PLAIN], tokens, most)
             write_run(self.folder, self.run)
 
     def say(self, line: str) -> None:
@@ -107,7 +107,7 @@ def begin(
     """
     prepared, skipped = [], list(skipped)
     for loaded in suites:
-        pairs, refused = tokenize_prompts(decoders[PLAIN], loaded.prompts)
+        pairs, refused = tokenize_prompts(decoders[PLAIN].target, loaded.prompts)
         if refused:
             skipped.append(f"{loaded.name}: {plural(len(refused), 'prompt')}, the first is {refused[0]}")
         prepared.append((loaded, pairs))

@@ -16,7 +16,7 @@ from torch import Tensor
 from align.common.errors import UserError
 from align.target.model import Target, TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range, common_prefix_length
-from decode.speculation.proposal import DenseQ, Law, Proposal
+from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling, best, couple, draw, probs
 from decode.speculation.tree import ancestors, chain
 
@@ -140,7 +140,7 @@ class AutoregressiveSession(DraftSession):
             tokens_K[i], q = self._choose(logits_1V, tokens_K[:i])
             rows += [] if q is None else [q]
             fresh = [int(tokens_K[i])]
-        return Proposal(tokens_K, self.law, DenseQ(torch.cat(rows)) if rows else None)
+        return Proposal(tokens_K, self.law, DraftProbs(torch.cat(rows)) if rows else None)
 
     def _choose(self, logits_1V: Tensor, drafts_K: Tensor) -> tuple[Tensor, Tensor | None]:
         """The token after the given drafts, and the q (1, V) it was drawn from (None: it was chosen)."""

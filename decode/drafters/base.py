@@ -76,6 +76,19 @@ class DraftSession(ABC):
         """The request has ended or failed: wait for whatever still runs for it. May be called more than once."""
 
 
+class WrappingSession(DraftSession):
+    """A session around another one, which hears of everything that this one hears of."""
+
+    def __init__(self, inner: DraftSession) -> None:
+        self.inner, self.taps = inner, inner.taps
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        self.inner.observe(output, kept)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
 class Drafter(Protocol):
     """What makes proposals."""
 

@@ -23,7 +23,7 @@ from align.common.errors import UserError
 from align.models.block import BlockDrafter, BlockSession
 from align.target.model import TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range
-from decode.speculation.proposal import Law, Proposal, Siblings, q_over
+from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, penalised, probs
 from decode.speculation.tree_drafts import best_first, draw_tree, drawn_tree_parents
 
@@ -119,7 +119,7 @@ class BlockDrafts(DraftSession):
         if self.law == "point":
             return Proposal(tokens_K, "point")
         assert probs_KV is not None
-        return Proposal(tokens_K, self.law, q_over(self._ids, probs_KV))
+        return Proposal(tokens_K, self.law, DraftProbs(probs_KV, self._ids))
 
     @property
     def _ids(self) -> Tensor | None:
@@ -206,7 +206,7 @@ class BlockDrafts(DraftSession):
         return Proposal(
             columns_N if self._ids is None else self._ids[columns_N],
             self.law,
-            q_over(self._ids, probs_NV),
+            DraftProbs(probs_NV, self._ids),
             parents=parents,
             siblings=siblings if branches else None,
         )

@@ -24,7 +24,7 @@ from align.common.errors import UserError
 from align.models.block import BlockDrafter, BlockSession
 from align.target.model import TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range
-from decode.speculation.proposal import DenseQ, Law, Proposal, SparseQ, q_over
+from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling, best, couple, draw, penalised, probs
 from decode.speculation.tree import MOST_NODES, chain
 from decode.speculation.tree_drafts import concatenate_q, prefix_tree
@@ -135,7 +135,7 @@ class D2SDSession(DraftSession):
         qs, size = (written.q, anew.q.take(torch.tensor(order))), self.request.target.vocab_size
         q = concatenate_q(qs)
         if q is None:  # over other ids
-            q = DenseQ(torch.cat([x.dense(size) for x in qs]))
+            q = DraftProbs(torch.cat([x.dense(size) for x in qs]))
         return Proposal(torch.cat(tokens), self.law, q, parents=tuple(parents), siblings="independent")
 
     def _write(self, session: BlockSession, blocks_NJ: Tensor, kept: list[int]) -> Written:
@@ -164,7 +164,7 @@ class D2SDSession(DraftSession):
                 drawn_from.append(probs(after, sampling, seen))
                 columns = draw(drawn_from[-1], self.request.generator)
             blocks_NJ[own, k + 1] = columns if ids is None else ids[columns]
-        q = q_over(ids, torch.cat(drawn_from)) if drawn_from else None
+        q = DraftProbs(torch.cat(drawn_from), ids) if drawn_from else None
         return Written(torch.cat(said), q, [(n, k) for k, own in open_.items() for n in own])
 
     def _choose(self, logits_RV: Tensor, k: int, ids: Tensor | None) -> Tensor:
@@ -183,7 +183,7 @@ class Written(NamedTuple):
     depend on a draw; what it was drawn from, None where it was chosen; its block and position."""
 
     logits_RV: Tensor
-    q: DenseQ | SparseQ | None
+    q: DraftProbs | None
     rows: list[tuple[int, int]]
 
 

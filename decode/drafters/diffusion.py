@@ -22,7 +22,7 @@ from torch import Tensor
 from align.common.errors import UserError, nearest
 from align.models.standalone import DiffusionContext, DiffusionDrafter
 from decode.drafters.base import DraftSession, Request, check_range, common_prefix_length
-from decode.speculation.proposal import DenseQ, Law, Proposal, Siblings
+from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, penalised, probs
 from decode.speculation.tree_drafts import draw_tree, drawn_tree_parents, tree_from_marginals
 
@@ -151,8 +151,8 @@ class DiffusionDrafts(DiffusionSession):
         if self.law == "point":
             return Proposal(block_K, "point")
         if self.law == "unmasked":
-            return Proposal(block_K, "unmasked", DenseQ(_in_order(q)), steps_K, state_only=True)
-        return Proposal(block_K, self.law, DenseQ(_in_order(q)))
+            return Proposal(block_K, "unmasked", DraftProbs(_in_order(q)), steps_K, state_only=True)
+        return Proposal(block_K, self.law, DraftProbs(_in_order(q)))
 
     def _still_known(self, k: int) -> Tensor | None:
         """The last draft's logits at those of the k positions that it reached; None = none."""
@@ -214,7 +214,7 @@ class DiffusionDrafts(DiffusionSession):
             parents, lambda k, above: q_KV[k].expand(len(above), -1), siblings, generator, q_KV.device
         )
         kind = siblings if len(set(parents)) < len(parents) else None
-        return Proposal(tokens_N, self.law, DenseQ(q_NV), parents=parents, siblings=kind)
+        return Proposal(tokens_N, self.law, DraftProbs(q_NV), parents=parents, siblings=kind)
 
 
 def _in_order(rows: dict[int, Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from align.target.model import Target
 from decode.drafters.autoregressive import CausalContext, check_vocabulary
 from decode.drafters.base import Drafter, DraftSession, Request, check_range, common_prefix_length
 from decode.drafters.block import BlockProposer
-from decode.speculation.proposal import NO_DRAFTS, DenseQ, Law, Proposal
+from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.verification import Outcome, outcome_of, verify_proposal
 from decode.speculation.verifiers import choose, run_verifier
@@ -107,7 +107,7 @@ class HierarchicalSession(DraftSession):
         while (left := first + k - len(self.middle.tokens)) > 0:
             rows.append(self._round(left))
         tokens_K = torch.tensor(self.middle.tokens[first:], device=self.drafter.model.device)
-        return Proposal(tokens_K, self.law, None if self.law == "point" else DenseQ(torch.cat(rows)))
+        return Proposal(tokens_K, self.law, None if self.law == "point" else DraftProbs(torch.cat(rows)))
 
     def _go_back(self) -> None:
         """Reset M's text to the committed one. An inner session that cannot rewind is started again."""

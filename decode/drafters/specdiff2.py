@@ -16,7 +16,7 @@ from align.common.errors import UserError
 from align.models.standalone import DiffusionDrafter
 from decode.drafters.base import Request, check_range
 from decode.drafters.diffusion import DiffusionSession
-from decode.speculation.proposal import DenseQ, Law, Proposal
+from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling, draw, probs
 from decode.speculation.tree import MOST_NODES
 from decode.speculation.tree_drafts import merge_chains, prefix_tree
@@ -83,5 +83,5 @@ class SpecDiff2Session(DiffusionSession):
         drafts = [draw(q_KV, generator) for _ in range(self.proposer.candidates)]
         if self.law == "point":
             return prefix_tree([x.tolist() for x in drafts], q_KV.device)
-        q = DenseQ(q_KV)
+        q = DraftProbs(q_KV)
         return merge_chains([Proposal(tokens_K, self.law, q) for tokens_K in drafts])

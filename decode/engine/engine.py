@@ -30,14 +30,14 @@ PREFILL_CHUNK = 2048
 
 
 class Call(NamedTuple):
-    """A round's target call: its tokens, and, where drafts branch, which of them each one attends to (bool)."""
+    """The target call of a round: its tokens and, where drafts branch, which of them each one attends to (bool)."""
 
     tokens_1L: Tensor
     see_LL: Tensor | None
 
 
 class Engine:
-    """Runs one request. Build one per request.
+    """Runs one request.
 
     Args:
         prompt: at least one token, fewer than the target's context.
@@ -89,7 +89,7 @@ class Engine:
             self.session.close()
 
     def _record_end(self) -> None:
-        """If the output has ended: record its text and times."""
+        """Record the text and the times of an output that has ended."""
         out = self.out
         if out.finish:
             out.prefill_seconds = self.prefilled - self.started
@@ -97,12 +97,14 @@ class Engine:
             out.text = self.text.finish() if self.text is not None else self.target.decode(out.tokens)
 
     def _prefill(self) -> Tensor:
-        """Run the prompt through the target; logits (1, V) of the first new token."""
+        """Run the target over the prompt; returns the logits (1, V) of the first new token."""
         target, prompt = self.target, self.prompt
+        # room for tree nodes that are rejected; a chain always fits into what may still be written
+        spare = 0 if self.drafter is None else min(self.drafter.draft_nodes, MOST_NODES)
         self.request = Request(
             target,
             list(prompt),
-            target.new_cache(1, len(prompt) + self.limit + self._spare()),
+            target.new_cache(1, len(prompt) + self.limit + spare),
             self.sampling,
             torch.Generator(target.device).manual_seed(self.sampling.seed),
             History(self.sampling, prompt, target.vocab_size, target.eos_ids, target.device),
@@ -118,33 +120,28 @@ class Engine:
         return target.head(output.hidden_BLD[:, -1:])[0]
 
     def _noise(self) -> Callable[[int], Tensor]:
-        """The noise of a position, cached because drafter and target both ask for it."""
+        """Position → its noise, cached because drafter and target both ask for it."""
         seed, size, device = self.sampling.seed, self.target.vocab_size, self.target.device
         return lru_cache(maxsize=64)(lambda position: position_noise(seed, position, size, device))
 
-    def _spare(self) -> int:
-        """Cache positions for tree nodes that will be rejected; a chain always fits what may still be written."""
-        if self.drafter is None:
-            return 0
-        return min(self.drafter.draft_nodes, MOST_NODES)
-
     def _forward(self, tokens_1L: Tensor, logits: bool = True, see_LL: Tensor | None = None) -> TargetOutput:
         taps = self.session.taps if self.session is not None else ()
-        cache = self.request.cache
-        if see_LL is None:
-            return self.target.forward(tokens_1L, cache=cache, taps=taps, logits=logits)
-        return self.target.forward(tokens_1L, cache=cache, see_LL=see_LL, taps=taps, logits=logits)
+        return self.target.forward(
+            tokens_1L, cache=self.request.cache, see_LL=see_LL, taps=taps, logits=logits
+        )
 
     @torch.no_grad()
     def begin_round(self) -> Call:
-        """Draft: what the target has to be run over."""
+        """Draft; returns the call that the target has to run."""
         started = perf_counter()
         self.proposal = self._propose()
         parents = self.proposal.parents
         see_LL = None if parents is None else ancestors(parents).to(self.target.device)
         self.drafted = perf_counter()
         self.out.draft_seconds += self.drafted - started
-        return Call(self._inputs(self.proposal), see_LL)
+        last = torch.tensor([self.request.tokens[-1]], device=self.target.device)
+        tokens_L = torch.cat((last, self.proposal.tokens_K)) if len(self.proposal) else last
+        return Call(tokens_L[None], see_LL)
 
     @torch.no_grad()
     def finish_round(self, output: TargetOutput) -> None:
@@ -167,7 +164,7 @@ class Engine:
         self._record_end()
 
     def _propose(self) -> Proposal:
-        """At most as many drafts as still fit (a round commits one token more); that number is known before anything is
+        """At most as many drafts as still fit, as a round commits one token more. That number is known before anything is
         drawn."""
         if self.session is None or self.drafter is None:
             return NO_DRAFTS
@@ -179,12 +176,8 @@ class Engine:
             )
         return NO_DRAFTS if proposal is None else proposal.cut(room)
 
-    def _inputs(self, proposal: Proposal) -> Tensor:
-        last = torch.tensor([self.request.tokens[-1]], device=self.target.device)
-        return (torch.cat((last, proposal.tokens_K)) if len(proposal) else last)[None]
-
     def _outcome(self, logits_MV: Tensor, proposal: Proposal) -> Outcome:
-        """The verification of the drafts."""
+        """Verify the drafts."""
         request, sampling = self.request, self.sampling
         before = request.history.rows(proposal.tokens_K, proposal.tree)
         if self.out.top2_gaps is not None:
@@ -202,8 +195,8 @@ class Engine:
         )
 
     def _commit(self, outcome: Outcome) -> int:
-        """Append the accepted drafts and the next token, up to where the output ends; sets `finish`. Returns how many of
-        them were drafts."""
+        """Append the accepted drafts and the next token, up to the end of the output, and set `finish` there. Returns how many
+        of the appended tokens were drafts."""
         out, request = self.out, self.request
         first = len(out.tokens)
         for token in (*outcome.accepted, outcome.following):
@@ -255,7 +248,7 @@ def _run_to_the_end(engines: Sequence[Engine], most: int) -> None:
             )
         for engine, output in zip(running, outputs, strict=True):
             engine.finish_round(output)
-            if engine.out.finish and most > 1:  # its cache: memory for the requests to come
+            if engine.out.finish and most > 1:  # free the memory of its cache for the next requests
                 engine.close()
                 engine.session = None
                 del engine.request

@@ -12,14 +12,16 @@ from decode.method_names import LOSSY, ORDERS
 from decode.methods.build import build, open_parts, verifier_of
 from decode.methods.drafter_spec import (
     BLOCKS,
-    DEFAULT_DRAFTER,
     check_there,
     drafters_by_role,
     given_drafters,
     role_of,
+    shipped_for,
 )
 from decode.methods.registry import SYSTEMS, Parts
-from decode.methods.spec import Method, check_parts, read_method, with_all
+from decode.methods.spec import Method, check_parts, read_method, read_names, with_all
+from decode.suites.prompt import Prompt
+from decode.suites.registry import prompts_of
 
 if TYPE_CHECKING:
     from align.target.model import Target
@@ -37,12 +39,14 @@ class Case:
 
 @dataclass
 class Cases:
-    """Args:
-    target: p.
-    drafters: folders by role; `tokenizer`: of the first one, where it is not the target's.
-    compared: cases whose outputs are compared token by token, greedy and coupled.
-    drawn: cases whose sampled tokens are counted, each with its verifier.
-    halved: those of `compared` that run in bf16 too.
+    """All cases of a run.
+
+    Args:
+        target: the model that plain decoding runs.
+        drafters: folders by role. tokenizer: of the first one, where it is not the target's.
+        compared: cases whose outputs are compared token by token, greedy and coupled.
+        drawn: cases whose sampled tokens are tested, each with its verifier.
+        halved: those of `compared` that run in bf16 too.
     """
 
     target: Target
@@ -54,7 +58,7 @@ class Cases:
     _opened: dict[int, Parts] = field(default_factory=dict)
 
     def open(self, target: Target, case: Case, verifier: str | None = None) -> Decoder:
-        """The decoder of a case over a target, under a verifier in place of its own."""
+        """The decoder of a case on a target; `verifier` replaces the case's own."""
         if id(target) not in self._opened:
             methods = [c.method for c in (*self.compared, *self.drawn)]
             self._opened[id(target)] = open_parts(methods, self.drafters, target, self.tokenizer)
@@ -63,14 +67,16 @@ class Cases:
         )
 
 
-def check(config: VerifyConfig) -> None:
-    """Raises UserError, before anything heavy is imported, for a method that is misspelt or a drafter that is not there."""
+def check(config: VerifyConfig) -> list[Prompt]:
+    """The prompts. Checks whatever can be checked before torch is imported.
+
+    Raises:
+        UserError: a misspelt method, a drafter that is not there, or no prompts.
+    """
     if config.methods is not None:
         if config.drafter_tokenizer:
             raise UserError("--drafter-tokenizer belongs to --drafter alone, not to --methods")
-        for name in _names(config.methods):
-            if name != "all":
-                _checked(name)
+        read_names(config.methods)
         given_drafters(config.drafter)
     elif config.drafter == "none":
         raise UserError(
@@ -78,10 +84,13 @@ def check(config: VerifyConfig) -> None:
         )
     elif config.drafter is not None:
         check_there(config.drafter)
+    suite = config.suite or (None if config.prompts else "mtbench")
+    loaded, _ = prompts_of(suite, config.prompts, config.data_dir, config.limit)
+    return [prompt for one in loaded for prompt in one.prompts]
 
 
 def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases, str]:
-    """What is verified, and the drafters' names; `say` gets a line for each method that is left out.
+    """The cases of a run, and the drafters as the verdict names them. `say` gets a line for each method that is left out.
 
     Raises:
         UserError: a drafter that is not there or can't be opened, or a method that there is nothing to verify of.
@@ -89,7 +98,7 @@ def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases,
     from align.target.loading import DEFAULT_TARGET, load_target
 
     spec = DEFAULT_TARGET if config.target is None else config.target
-    shipped = str(DEFAULT_DRAFTER) if spec == DEFAULT_TARGET else None
+    shipped = shipped_for(spec)
 
     def open_target() -> Target:
         return load_target(
@@ -105,7 +114,7 @@ def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases,
 
 
 def of_a_drafter(drafter: str, tokenizer: str | None, open_target: Callable[[], Target]) -> Cases:
-    """The options under which a drafter of its kind is used.
+    """The cases of one drafter: the options under which a drafter of its kind is used.
 
     Raises:
         UserError: no drafter.
@@ -137,7 +146,7 @@ _BLOCK = (
         ("chain with copies", "token", _COPIES),
     ],
 )
-"""Of block drafters: name → the method whose outputs are compared; and name, verifier, the method whose tokens are counted."""
+"""Of block drafters: name → the method whose outputs are compared; and name, verifier and the method whose tokens are tested."""
 _IN_ORDER = {f"2 steps, {order}": f"drafter:steps=2:order={order}" for order in ORDERS[1:]}
 _DIFFUSION = (
     {"1 step": "drafter", "2 steps": "drafter:steps=2", **_IN_ORDER, "with copies": _COPIES},
@@ -154,15 +163,15 @@ _DIFFUSION = (
 def of_methods(
     names: str, drafters: dict[str, str], open_target: Callable[[], Target], say: Callable[[str], object]
 ) -> Cases:
-    """Methods by their names, `all` among them, each with the verifier that `decode.eval` gives it; `say` gets a line for each
-    that is left out.
+    """The cases of methods by name, `all` among them, each with the verifier that `decode.eval` gives it. `say` gets a line for
+    each method that is left out.
 
     Raises:
         UserError: an unknown method, a drafter that is not there, or one that changes the distribution on purpose.
     """
-    asked = _names(names)
+    asked = read_names(names)
     chosen, left_out = with_all(asked, drafters)
-    methods = [_checked(name) for name in dict.fromkeys(chosen)]
+    methods = [read_method(name) for name in dict.fromkeys(chosen)]
 
     def leave_out(why: Callable[[Method], str | None]) -> None:
         for method in list(methods):
@@ -173,7 +182,7 @@ def of_methods(
                 methods.remove(method)
 
     def unbuildable(method: Method) -> str | None:
-        """Why this target or these drafters don't let it decode."""
+        """Why it can't decode with this target and these drafters, or None."""
         try:
             cases.open(cases.target, Case(method.name, method), verifier_of(method))
         except UserError as error:
@@ -194,18 +203,8 @@ def of_methods(
     return cases
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _checked(name: str) -> Method:
-    if name.partition(":")[0] not in SYSTEMS:
-        raise UserError(f"--methods: unknown method {name!r}{nearest(name, [*SYSTEMS, 'all'])}")
-    return read_method(name)
-
-
 def _unverifiable(method: Method) -> str | None:
-    """Why there is nothing to verify: a line that names the method."""
+    """Why there is nothing to verify, in a line that names the method, or None."""
     if not method.system.drafts:
         return f"method {method.name!r}: it drafts nothing"
     if verifier_of(method).startswith(LOSSY):

@@ -7,19 +7,23 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from align.common.errors import UserError
+from align.common.provenance import decoding_versions, git_commit, machine
+from align.target.loading import has_fast_bf16, load_target
+from decode.engine.decoder import Decoder
+from decode.engine.output import Generation
+from decode.losslessness.cases import Cases, cases_of
+from decode.losslessness.conditionals import Tally
 from decode.losslessness.config import VerifyConfig
+from decode.losslessness.divergence import BUG, examine
+from decode.losslessness.planted import BUGS, Bug
+from decode.losslessness.recorded import RecordedDrafter
 from decode.losslessness.verdict import Caught, Check, line
-
-if TYPE_CHECKING:
-    from decode.engine.decoder import Decoder
-    from decode.engine.output import Generation
-    from decode.losslessness.cases import Cases
-    from decode.losslessness.planted import Bug
-    from decode.speculation.sampling import Sampling
-
+from decode.speculation.sampling import Sampling, position_noise, probs
+from decode.suites.prompt import Prompt
+from decode.suites.tokenized import tokenize_prompts
 
 Planted = Callable[[], AbstractContextManager[Any]]
 
@@ -33,46 +37,34 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "temperature": 1.5, "top_p": 0.9, "repetition_penalty": 1.3, "presence_penalty": 0.5,
     },
 }  # fmt: skip
-"""How texts are sampled."""
+"""The settings under which texts are sampled, by name."""
 CANDIDATES = 4
-"""Of so many of the shortest prompts texts are sampled."""
+"""Texts are sampled for this many prompts, the shortest ones."""
 LENGTH = 32
-"""The tokens of a sampled text, or the first one, a whole draft and two more where that is more."""
+"""Tokens of a sampled text; more where the first token, a whole draft and two more tokens need more."""
 SAMPLES_TOGETHER = 16
 """Sampled texts in one target call; greedy and coupled outputs are decoded one at a time."""
 PORTION = 48
-"""Sampled texts whose drafts are held in memory."""
+"""Sampled texts whose drafts are in memory at one time."""
 
 
 def run(
     config: VerifyConfig,
+    prompts: Sequence[Prompt],
     say: Callable[[str], object],
     done: Callable[[Sequence[Check], dict[str, Any], Sequence[Caught]], object],
 ) -> tuple[list[Check], dict[str, Any], list[Caught]]:
-    """All checks, one after the other; after each, `say` gets a line and `done` what there is so far.
+    """Run all checks. After each, `say` gets a line and `done` the results so far.
 
     Returns:
-        The checks, what they were run on, and what became of the bugs that the self-test planted.
+        The checks, what they were run on, and the bugs that the self-test planted, caught or missed.
 
     Raises:
         UserError: an input that can't be used.
     """
-    from decode.losslessness.cases import check as check_typed
-    from decode.suites.registry import prompts_of
-
-    check_typed(config)
-    suite = config.suite or (None if config.prompts else "mtbench")
-    loaded, _ = prompts_of(suite, config.prompts, config.data_dir, config.limit)
-    prompts = [prompt for one in loaded for prompt in one.prompts]
-
-    from align.common.provenance import decoding_versions, git_commit, machine
-    from decode.losslessness.cases import cases_of
-    from decode.methods.load import load
-    from decode.suites.tokenized import tokenize_prompts
-
     cases, drafter = cases_of(config, say)
     target = cases.target
-    fitting, refused = tokenize_prompts(load(target), prompts)
+    fitting, refused = tokenize_prompts(target, prompts)
     room = [tokens for _, tokens in fitting if len(tokens) + config.max_new_tokens <= target.context_limit]
     if not room:
         why = refused[0] if refused else f"none leaves room for {config.max_new_tokens} new tokens"
@@ -112,16 +104,14 @@ def run(
 
 
 class _Plan:
-    """What is checked, and what without drafts it is held against."""
+    """All checks of a run, and the outputs without drafts that they compare with."""
 
     def __init__(self, config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> None:
-        from decode.methods.load import load
-
         self.config, self.cases, self.prompts = config, cases, prompts
         target, new = cases.target, config.max_new_tokens
-        self.greedy = _Plain(load(target), prompts, new, None)
-        self.coupled = _Plain(load(target, None, "gumbel"), prompts, new, config.seed)
-        # short prompts: each text goes through the target once more
+        self.greedy = _Plain(Decoder(target), prompts, new, None)
+        self.coupled = _Plain(Decoder(target, None, "gumbel"), prompts, new, config.seed)
+        # the shortest: each text goes through the target once more
         self.few = sorted(prompts, key=len)[:CANDIDATES]
         self.drawn = [
             (case.name if case.verifier == "auto" else f"{case.name}, {case.verifier}", case)
@@ -129,7 +119,7 @@ class _Plan:
         ]
         self.alpha = ALPHA / (1 + len(self.drawn))
         self.sampled: list[tuple[str, Decoder, Check]] = []
-        """The cases that were sampled, plain decoding aside."""
+        """The cases that were sampled, without plain decoding."""
 
     def checks(self) -> Iterator[Callable[[], Check]]:
         target, cases = self.cases.target, self.cases
@@ -148,15 +138,13 @@ class _Plan:
         return check
 
     def self_test(self) -> Iterator[Caught]:
-        """Plant each bug where there is most to see of it."""
-        from decode.losslessness.planted import BUGS
-
+        """Plant each bug in the case in which it shows most."""
         for bug in BUGS:
             fitting = [
                 (name, decoder, check)
                 for name, decoder, check in self.sampled
                 if decoder.drafter is not None
-                and (not bug.verifiers or decoder.verifier_for(_drawing()) in bug.verifiers)
+                and (not bug.verifiers or decoder.verifier_for(Sampling(1.0)) in bug.verifiers)
                 and (not bug.trees or decoder.drafter.draft_nodes > decoder.drafter.draft_tokens)
             ]
             if not fitting:
@@ -169,8 +157,6 @@ class _Plan:
         if bug.check == "sampled":
             check = _texts(name, decoder, self.few, self.config, self.alpha, bug.planted)
         else:
-            from decode.engine.decoder import Decoder
-
             plain = self.greedy if bug.check == "greedy" else self.coupled
             verifier = "auto" if bug.check == "greedy" else "gumbel"
             other = Decoder(decoder.target, decoder.drafter, verifier)
@@ -178,18 +164,10 @@ class _Plan:
         return Caught(bug.name, bug.check, name, not check.passed, check.words)
 
 
-def _drawing() -> Sampling:
-    from decode.speculation.sampling import Sampling
-
-    return Sampling(1.0)
-
-
 class _Plain:
-    """Outputs without drafts, each made when it is first asked for. `seed` None = greedy, else coupled at temperature 1."""
+    """Outputs without drafts, each generated when it is first needed. `seed` None = greedy, else coupled at temperature 1."""
 
     def __init__(self, decoder: Decoder, prompts: Sequence[list[int]], new: int, seed: int | None) -> None:
-        from decode.speculation.sampling import Sampling
-
         self.decoder, self.prompts, self.new, self.seed = decoder, prompts, new, seed
         self.sampling = Sampling() if seed is None else Sampling(COUPLED, seed=seed)
         self._outputs: dict[int, list[int]] = {}
@@ -204,10 +182,7 @@ class _Plain:
 
 
 def _same(name: str, method: str, plain: _Plain, other: Decoder, bug: Planted = nullcontext) -> Check:
-    """Outputs with drafts, and with a bug that is planted meanwhile, against those without."""
-    from decode.losslessness.divergence import BUG, examine
-    from decode.speculation.sampling import position_noise, probs
-
+    """Compare outputs with drafts, while a bug may be planted, with those without drafts."""
     prompts, seed, sampling = plain.prompts, plain.seed, plain.sampling
     found, calls, committed, drafted = [], 0, 0, 0
     for i, prompt in enumerate(prompts):
@@ -248,10 +223,8 @@ def _same(name: str, method: str, plain: _Plain, other: Decoder, bug: Planted = 
 
 
 def _half(config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> Iterator[Callable[[], Check]]:
-    """bf16, where other widths round otherwise. On hardware without bf16 products a few short outputs."""
-    from align.target.loading import has_fast_bf16, load_target
-    from decode.methods.load import load
-
+    """The checks in bf16, where forwards of different widths round differently. Without bf16 products in hardware: a few short
+    outputs."""
     slow = not has_fast_bf16(cases.target.device)
     prompts, new = (prompts[:2], 16) if slow else (prompts, config.max_new_tokens)
     half = load_target(
@@ -260,7 +233,7 @@ def _half(config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> Itera
         device=str(cases.target.device),
         trust_remote_code=cases.target.trust_remote_code,
     )
-    plain = _Plain(load(half), prompts, new, None)
+    plain = _Plain(Decoder(half), prompts, new, None)
     for case in cases.halved:
         yield partial(_same, "greedy bf16", case.name, plain, cases.open(half, case, "auto"))
 
@@ -273,13 +246,8 @@ def _texts(
     alpha: float,
     bug: Planted = nullcontext,
 ) -> Check:
-    """Sampled texts under each of `SETTINGS`, token by token against the target's own distribution; a bug may be planted while
-    they are drawn."""
-    from decode.engine.decoder import Decoder
-    from decode.losslessness.conditionals import Tally
-    from decode.losslessness.recorded import RecordedDrafter
-    from decode.speculation.sampling import Sampling
-
+    """Test sampled texts under each of `SETTINGS`, token by token, against the target's own distribution. A bug may be planted
+    while they are drawn."""
     target, drafter = decoder.target, decoder.drafter
     length = max(LENGTH, drafter.draft_tokens + 3) if drafter is not None else LENGTH
     settings = {name: Sampling(**options) for name, options in SETTINGS.items()}

@@ -1,15 +1,15 @@
 """Is a difference between two greedy outputs a rounding tie or a bug?
 
-Plain decoding runs the target over one token at a time, verification over several: the same sums in another
-order. Where two tokens are nearly as probable, either may win. So both paths are replayed up to the first
-difference, each in the widths that it had, with this file's own bookkeeping and not the engine's. With z the
-plain path's logits, z' the verifying path's and Δ = z' − z,
+Plain decoding runs the target over one token at a time, verification over several, which adds the same numbers in another
+order. Where two tokens are almost equally probable, either may win. So both outputs are replayed up to the first
+difference, each in the widths that it had, by code of this file and not the engine's. With z the logits of plain
+decoding, z' those of verification and Δ = z' − z,
 
     token b beats a in z' although z_a ≥ z_b   ⇒   z_a − z_b ≤ Δ_b − Δ_a ≤ 2·max_v |Δ_v|.
 
-It is called a rounding tie when the gap obeys this bound; the bound itself is no larger than what the dtype's
-rounding can explain (a wrong mask or position makes Δ large: whatever the gap, that is no rounding); and the replays give
-both tokens again, which on a CPU they do bit for bit (an accelerator may sum in another order each time).
+A difference is a rounding tie when three things hold. The gap obeys this bound. The bound is no larger than the dtype's
+rounding can explain: a wrong mask or position makes Δ larger. And the replays give both tokens again; on a CPU they do so bit
+for bit, and this is asked there alone, because an accelerator may sum in another order each time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from align.target.model import Target
+from decode.drafters.base import common_prefix_length
 from decode.engine.engine import PREFILL_CHUNK
 from decode.engine.output import Tree
 from decode.reporting.records import Divergence
@@ -28,20 +29,13 @@ from decode.speculation.tree import ancestors
 TIE, BUG = "rounding tie", "BUG"
 
 _ULPS = {torch.float32: 256.0, torch.bfloat16: 16.0, torch.float16: 16.0}
-"""The dtype's limit on the bound, some twice what was seen at most, in units of eps · max|z|. Measured on SmolLM2-135M (30 layers), widths 4,
-9 and
-16 against 1: the bound itself is 20 to 47 such units in fp32, 0 to 8.4 in bf16.
-"""
+"""The largest bound that rounding explains, in units of eps · max|z|, well above what was seen. Measured on SmolLM2-135M (30
+layers), widths 4, 9 and 16 against 1: the bound is 20 to 47 such units in fp32, 0 to 8.4 in bf16."""
 
 
 def first_difference(plain: list[int], other: list[int]) -> int | None:
-    """Index of the first token in which the outputs differ (the shorter's length when it is a prefix); None
-    = equal.
-    """
-    if plain == other:
-        return None
-    shared = min(len(plain), len(other))
-    return next((i for i in range(shared) if plain[i] != other[i]), shared)
+    """Index of the first token in which the outputs differ (the shorter one's length where it is a prefix); None = equal."""
+    return None if plain == other else common_prefix_length(plain, other)
 
 
 def examine(
@@ -55,22 +49,20 @@ def examine(
     score: Callable[[Tensor, int], Tensor] | None = None,
     others: Target | None = None,
 ) -> Divergence | None:
-    """The first difference between plain decoding's output and another greedy one, judged; None when they
+    """The first difference between plain decoding's output and another one, and whether it is a tie or a bug; None when they
     are equal.
 
     Args:
         prompt, plain, other: token ids.
         drafted, accepted: drafted and committed draft tokens of each call of the other method.
         trees: the shapes of those calls' drafts, where they branch.
-        others: the target as the other method runs it (compiled, say), where that is another one.
-        score: (logits (V,), index of the token) → what the token was the argmax of; default the logits themselves.
+        others: the target as the other method runs it, where that differs (compiled, for instance).
+        score: (logits (V,), index of the token) → the values of which the token was the argmax; default: the logits.
     """
     index = first_difference(plain, other)
     if index is None:
         return None
-    if index >= min(
-        len(plain), len(other)
-    ):  # one of them stopped while the other went on: no logits explain that
+    if index >= min(len(plain), len(other)):  # one output ended and the other did not: no logits explain that
         ended = len(plain) <= index
         return Divergence(index, None if ended else plain[index], other[index] if ended else None, BUG)
     a, b = plain[index], other[index]
@@ -110,11 +102,11 @@ def replay(
     accepted: list[int],
     trees: Sequence[Tree | None] = (),
 ) -> Tensor:
-    """Logits (V,) from which token `index` of the output was chosen, the target run in the widths of the
-    given calls, over trees where they had any.
+    """Logits (V,) from which token `index` of the output was chosen: the target runs in the widths of the given calls, and over
+    their trees.
 
-    The drafts that a call lost are not known and not needed: a token never sees what comes after it, nor what is
-    not above it. Any token stands in for them, so that the width, and with it the order of the sums, is the same.
+    Rejected drafts are not known and not needed, because no token attends to them. Any token takes their place, so that the
+    width, and with it the order of the sums, is the same.
     """
     shapes = [*trees, *[None] * (len(drafted) - len(trees))]
     widths = [w if t is None else len(t.parents) for w, t in zip(drafted, shapes, strict=True)]

@@ -16,7 +16,7 @@ from align.target.cache import KVCache
 from decode.engine import engine
 from decode.speculation import rules, verifiers
 from decode.speculation.processors import History
-from decode.speculation.proposal import DenseQ, Proposal
+from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.sampling import Sampling, draw, probs
 from decode.speculation.tree import path_to
 from decode.speculation.verification import Outcome, verify_proposal
@@ -94,7 +94,7 @@ def _q(change: Callable[[Tensor, Sequence[int]], Tensor]) -> Callable[[dict[str,
         if proposal.q is not None:
             q_KV = proposal.q.dense(a["logits_MV"].shape[-1])
             q_KV = change(q_KV, proposal.tree)
-            a["proposal"] = replace(proposal, q=DenseQ(q_KV / q_KV.sum(1, keepdim=True)))
+            a["proposal"] = replace(proposal, q=DraftProbs(q_KV / q_KV.sum(1, keepdim=True)))
 
     return edit
 

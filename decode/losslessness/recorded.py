@@ -1,4 +1,4 @@
-"""A drafter whose first position is written down: what the verifier was told of it, for `decode.losslessness.conditionals`."""
+"""A drafter that records the first position of each of its drafts, for `decode.losslessness.conditionals`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from align.target.model import TargetOutput
-from decode.drafters.base import Drafter, DraftSession, Request
+from decode.drafters.base import Drafter, DraftSession, Request, WrappingSession
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling
 
@@ -17,7 +16,7 @@ class First(NamedTuple):
 
     Args:
         place: of the token in the output.
-        tokens: the drafted ones, of point drafts; `q_V`: what they are said to be drawn from, of others.
+        tokens: of point drafts, the drafted ones. q_V: of others, the distribution that they are said to be drawn from.
     """
 
     place: int
@@ -26,7 +25,7 @@ class First(NamedTuple):
 
 
 class RecordedDrafter:
-    """`inner`, whose sessions write down the first position of every round; `sessions` in the order in which they were begun."""
+    """`inner`, whose `sessions`, in the order of their beginning, record the first position of every round."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
@@ -41,16 +40,13 @@ class RecordedDrafter:
         return self.sessions[-1]
 
 
-class RecordedSession(DraftSession):
+class RecordedSession(WrappingSession):
     """One request's drafts."""
 
     def __init__(self, inner: DraftSession, request: Request) -> None:
-        self.inner, self.request, self.prompt = inner, request, len(request.tokens)
-        self.taps, self.rewinds = inner.taps, inner.rewinds
+        super().__init__(inner)
+        self.request, self.prompt, self.rewinds = request, len(request.tokens), inner.rewinds
         self.rounds: list[First] = []
-
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        self.inner.observe(output, kept)
 
     def propose(self, k: int) -> Proposal | None:
         proposal = self.inner.propose(k)
@@ -63,6 +59,3 @@ class RecordedSession(DraftSession):
                 q_KV = proposal.q.take(slice(1)).dense(self.request.target.vocab_size)
                 self.rounds.append(First(place, [], q_KV[0].clone()))
         return proposal
-
-    def close(self) -> None:
-        self.inner.close()

@@ -8,14 +8,23 @@ from pathlib import Path
 from align.common.errors import UserError, nearest
 from align.common.hub import is_hub_id, local_path, nearby
 from align.common.provenance import CHECKOUT
+from decode.method_names import LOOKUP
 from decode.methods.registry import ROLES
 
 DEFAULT_DRAFTER = CHECKOUT / "pretrained" / "smollm2-135m-block"
 """The drafter that the repository ships, made for the default target."""
-NO_FOLDERS = ("lookup", "none")
-"""What may stand where one drafter is named, and is none that was trained."""
+NO_FOLDERS = (LOOKUP, "none")
+"""Words that may stand where a drafter is named, and name no trained one."""
 BLOCKS = ("block", "variable_prefix")
-"""Both are block drafters, told apart by their training alone: either may stand for the other."""
+"""Both are block drafters, which differ in their training alone: either may be used as the other."""
+
+
+def shipped_for(target: str) -> str | None:
+    """The shipped drafter's folder, if it is there and was made for this target."""
+    from align.target.loading import DEFAULT_TARGET
+
+    there = target == DEFAULT_TARGET and (DEFAULT_DRAFTER / "config.json").is_file()
+    return str(DEFAULT_DRAFTER) if there else None
 
 
 def read_drafters(text: str | None, default: str | None = None) -> list[tuple[str | None, str]]:

@@ -1,5 +1,5 @@
-"""How the drafter given is to draft, where that is not written behind a method's name: the options of `decode.load` and of the
-commands. No torch, so that a command refuses what is mistyped at once."""
+"""How the given drafter drafts, where a method's name does not say it: options of `decode.load` and of the commands. No torch,
+so that a command refuses a typing mistake at once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from decode.method_names import ORDERS, VERIFIERS
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """`verifier`, `tree_nodes`, `steps`, `order` and `copying` are read by the systems `drafter` and `combined`, `draft_tokens` by
-    every system that has a gamma. What they mean: `decode.methods.load.load`.
+    """What each means: `decode.methods.load.load`. Every system that has a gamma reads `draft_tokens`; the systems `drafter` and
+    `combined` read the others.
 
     Raises:
         UserError: a number out of its range, an unknown order or verifier.
@@ -46,22 +46,17 @@ class DraftOptions:
 
     @classmethod
     def out_of(cls, typed: dict[str, Any]) -> DraftOptions:
-        """Those of a parsed command line, which is left with the others."""
+        """The options among those of a parsed command line, which they are taken out of."""
         return cls(**{f.name: typed.pop(f.name) for f in fields(cls) if f.name in typed})
 
     @property
     def given(self) -> dict[str, Any]:
-        """Those that are not at their defaults, in the order in which they stand here."""
+        """Those that are not at their defaults, in the order of the fields."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
 
     @property
     def of_a_method(self) -> dict[str, Any]:
-        """Those given, as options of a method."""
-        names = {
-            "tree_nodes": "nodes",
-            "steps": "steps",
-            "order": "order",
-            "verifier": "verifier",
-            "copying": "copying",
-        }
-        return {names[key]: value for key, value in self.given.items() if key in names}
+        """Those given that are written as options of a method."""
+        others = ("draft_tokens", "drafter_tokenizer")
+        given = {key: value for key, value in self.given.items() if key not in others}
+        return {"nodes" if key == "tree_nodes" else key: value for key, value in given.items()}

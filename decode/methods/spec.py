@@ -83,6 +83,21 @@ def read_method(text: str) -> Method:
     return Method(text, system, read, tuple(variants))
 
 
+def read_names(text: str) -> list[str]:
+    """The methods of a comma list as they are written, `all` among them.
+
+    Raises:
+        UserError: an unknown one, or an option that it does not have.
+    """
+    names, known = [name.strip() for name in text.split(",") if name.strip()], [*SYSTEMS, "all"]
+    for name in names:
+        if name.partition(":")[0] not in known:
+            raise UserError(f"--methods: unknown method {name!r}{nearest(name, known)}")
+        if name != "all":
+            read_method(name)
+    return names
+
+
 def listing() -> str:
     """Every system with what it is made of and its options, for the help."""
     lines = ["methods, each with its options behind colons (specdiff:gamma=16:steps=4):"]

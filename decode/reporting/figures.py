@@ -1,4 +1,4 @@
-"""The report's plots: matplotlib onto given axes, PNG bytes out. No display, no torch."""
+"""The report's plots, drawn by matplotlib, as one PNG. Needs no display and no torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 
 from decode.method_names import PLAIN
 from decode.reporting.records import Record
-from decode.reporting.statistics import times
+from decode.reporting.statistics import counts, times
 from decode.reporting.summary import named, titles
 from decode.reporting.sweeps import coloured, grids, heat
 
 _COLOURS = ("#1f6f8b", "#c8553d", "#6a8d3a", "#8a5a9e", "#b58900", "#555555")
 
 MANY = 6
-"""Methods beyond which bars side by side and legends are no longer read."""
+"""With more methods than this, bars side by side and legends can't be read."""
 
 
 def _colour(index: int) -> str:
@@ -42,9 +42,8 @@ def _error(figures: dict[str, Any], of: str) -> list[list[float]] | None:
 
 
 def _bars(axes: Axes, summary: dict[str, Any], of: str) -> list[tuple[float, dict[str, Any]]]:
-    """A bar per suite and method as high as the figure `of`, with its interval where it has one: where each bar stands, and
-    the figures that it belongs to.
-    """
+    """A bar per suite and method, as high as the figure `of`, with its interval. Returns where each bar stands, and its
+    figures."""
     methods, suites = _methods(summary), list(summary["suites"])
     width = min(0.8 / max(len(methods), 1), 0.3)
     drawn = []
@@ -87,22 +86,12 @@ def taus(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None
 
 
 def acceptance_by_position(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -> None:
-    """Acceptance of the k-th drafted token: solid unconditional, dashed given that all before it were
-    kept.
-    """
+    """Acceptance of the k-th drafted token: solid unconditional, dashed given that all before it were accepted."""
     for m, method in enumerate(_methods(summary)):
-        rows = summary["overall"][method]["acceptance"]
-        at = [row["position"] for row in rows]
-        axes.plot(
-            at,
-            [row["unconditional"] for row in rows],
-            "-o",
-            color=_colour(m),
-            markersize=4,
-            label=_label(summary, method),
-        )
-        kept = [(row["position"], row["conditional"]) for row in rows if row["conditional"] is not None]
-        axes.plot([k for k, _ in kept], [value for _, value in kept], "--", color=_colour(m), linewidth=1)
+        rows, label = summary["overall"][method]["acceptance"], _label(summary, method)
+        at, share = [row["position"] for row in rows], [row["unconditional"] for row in rows]
+        axes.plot(at, share, "-o", color=_colour(m), markersize=4, label=label)
+        axes.plot(at, [row["conditional"] for row in rows], "--", color=_colour(m), linewidth=1)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("drafted position k")
     axes.set_ylabel("share accepted")
@@ -114,16 +103,10 @@ def per_prompt(axes: Axes, summary: dict[str, Any], records: Sequence[Record]) -
     """One dot a prompt: its τ against its speed-up."""
     plain = times(records, PLAIN)
     for m, method in enumerate(_methods(summary)):
-        mine = times(records, method)
-        committed: dict[tuple[str, str], int] = {}
-        calls: dict[tuple[str, str], int] = {}
-        for record in records:
-            if record.method == method:
-                key = record.suite, record.prompt
-                committed[key] = committed.get(key, 0) + record.committed
-                calls[key] = calls.get(key, 0) + record.calls
-        keys = sorted(key for key in plain.keys() & mine.keys() if calls.get(key))
-        x, y = [committed[key] / calls[key] for key in keys], [plain[key] / mine[key] for key in keys]
+        mine, counted = times(records, method), counts(records, method)
+        keys = sorted(plain.keys() & mine.keys() & counted.keys())
+        x = [counted[key][0] / counted[key][1] for key in keys]
+        y = [plain[key] / mine[key] for key in keys]
         axes.scatter(x, y, s=14, alpha=0.7, color=_colour(m), label=_label(summary, method))
     axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
     axes.set_xlabel("τ of the prompt")
@@ -143,7 +126,7 @@ PLOTS = (speedups, taus, acceptance_by_position, per_prompt)
 
 
 def ranked(axes: Axes, summary: dict[str, Any], of: str, title: str) -> None:
-    """One figure of many methods, over all suites: a line each, with its interval where it has one."""
+    """One figure of many methods, over all suites: a bar each, with its interval."""
     methods = _methods(summary)[::-1]
     for y, method in enumerate(methods):
         figures = summary["overall"][method]
@@ -172,11 +155,10 @@ def by_suite(axes: Axes, summary: dict[str, Any], of: str, title: str) -> None:
 
 
 def picture(summary: dict[str, Any], records: Sequence[Record], title: str) -> bytes:
-    """The four plots as one PNG, of many methods two long ones and what they are on every suite; below them, for every sweep,
-    speed-up and τ over its grid.
-    """
-    with rc_context({"text.parse_math": False}), warnings.catch_warnings():  # a name is no formula
-        warnings.simplefilter("ignore")  # over characters that the font lacks
+    """The plots of a report as one PNG: the four of `PLOTS`; of more than `MANY` methods, `ranked` and `by_suite` for speed-up and τ.
+    Below them, speed-up and τ over the grid of each sweep."""
+    with rc_context({"text.parse_math": False}), warnings.catch_warnings():  # `$` in a name begins no formula
+        warnings.simplefilter("ignore")  # for characters that the font lacks
         return _drawn(summary, records, title)
 
 

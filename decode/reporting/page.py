@@ -1,4 +1,4 @@
-"""The report as one HTML page that stands alone: pictures inside, no script, nothing fetched."""
+"""The report as one HTML file: it holds its pictures, runs no script and fetches nothing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from decode.reporting.records import Record
+from decode.reporting.summary import number
 from decode.reporting.tables import (
     AGAINST,
     COLUMNS,
     against_first,
     baseline_line,
     headline,
-    number,
     overview,
     rows,
     source_lines,
@@ -69,15 +69,12 @@ def _list(lines: Sequence[str]) -> str:
 
 def _losslessness(summary: dict[str, Any], records: Sequence[Record]) -> str:
     lossy = [f"{m} ({f['verifier']})" for m, f in summary["overall"].items() if f["lossy"]]
+    warning = ""
     if lossy:
-        warning = f"Not lossless, by the verifier that was asked for: {html.escape(', '.join(lossy))}."
-        return f'<p class="bug">{warning}</p>' + _differences(summary, records)
-    return _differences(summary, records)
-
-
-def _differences(summary: dict[str, Any], records: Sequence[Record]) -> str:
+        which = html.escape(", ".join(lossy))
+        warning = f'<p class="bug">Not lossless, by the verifier that was asked for: {which}.</p>'
     if summary["settings"]["temperature"] != 0:
-        return "<p>Sampled outputs are random and not compared. Exact verifiers keep the target's distribution.</p>"
+        return f"{warning}<p>Sampled outputs are random and not compared. Exact verifiers keep the target's distribution.</p>"
     body = []
     for r in records:
         if (d := r.divergence) is not None:
@@ -86,12 +83,11 @@ def _differences(summary: dict[str, Any], records: Sequence[Record]) -> str:
                 (r.suite, r.prompt, r.method, str(r.repeat), str(d.index), tokens, gap, bound, d.kind)
             )
     if not body:
-        return "<p>Every greedy output of an exact verifier equals plain decoding's, token for token.</p>"
+        return f"{warning}<p>Every greedy output of an exact verifier equals plain decoding's, token for token.</p>"
     style = ' class="bug"' if summary["bugs"] else ""
-    note = "A gap within the bound is a tie that rounding decides; any other is a bug."
-    return (
-        f"<p{style}>{len(body)} outputs differ from plain decoding's. {note}</p>{_table(_DIVERGENCE, body)}"
-    )
+    note = "Where the gap is within the bound, rounding explains the difference; any other is a bug."
+    found = f"<p{style}>{len(body)} outputs differ from plain decoding's. {note}</p>"
+    return warning + found + _table(_DIVERGENCE, body)
 
 
 def _method_notes(summary: dict[str, Any]) -> list[str]:
@@ -99,15 +95,15 @@ def _method_notes(summary: dict[str, Any]) -> list[str]:
     repeats, warmup = settings.get("repeats", 1), settings.get("warmup", 0)
     tuned = settings.get("tuned")
     return [
-        *([f"Chosen before, on other prompts: {'; '.join(tuned)}."] if tuned else []),
+        *([f"Settings chosen before, on other prompts: {'; '.join(tuned)}."] if tuned else []),
         "Every method runs on a prompt before the next prompt begins, in changing order; "
         f"{repeats} repeat(s) of each prompt, after {warmup} untimed round(s).",
-        "Speed-up: mean over prompts of plain decoding's time per token over the mean of the method's; the "
+        "Speed-up: plain decoding's time per token, averaged over prompts, divided by the method's; the "
         "prefill and its token are left out of both. The interval is a paired bootstrap over prompts (95%).",
-        "τ: tokens committed per verifying target call, the accepted drafts and the target's own token. The "
+        "τ: tokens committed per verifying target call, that is the accepted drafts and the target's own token. The "
         "prefill's token is not counted, nor is anything after an end of sequence or a limit. Its interval is over the same resamples.",
-        "Acceptance at position k: share of calls that drafted at least k tokens and kept the k-th; dashed, "
-        "among those that kept all before it.",
+        "Acceptance at position k: of the calls that drafted at least k tokens, the share that accepted the k-th; dashed, "
+        "of those that accepted all before it.",
     ]
 
 

@@ -1,8 +1,7 @@
 """The files of a measurement: `run.json` says what was run and on what, `records.jsonl` holds one line per
 generation.
 
-Records come first and the report reads nothing else, so that a figure can always be traced and remade. No
-torch here.
+The report reads nothing else, so every figure can be traced to its records and computed again. No torch here.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from align.common.text import short
 from decode.method_names import LOSSY
 
 _MOST = 2**53
-"""No count and no time of a record is larger, or negative."""
+"""Counts and times of a record lie between 0 and this."""
 
 RECORDS, RUN, SUMMARY = "records.jsonl", "run.json", "summary.json"
 
@@ -39,15 +38,13 @@ class Divergence:
     kind: str
     """`rounding tie`, else `BUG`."""
     gap: float | None = None
-    """Plain decoding's logit of its own token minus that of the other token (its top-2 gap when `top2` says
-    so)."""
+    """Plain decoding's logit of its own token minus that of the other token (with `top2`, its top-2 gap)."""
     bound: float | None = None
-    """The largest gap that the measured rounding can close: 2·max|Δ logit| between the two widths of the
-    forward."""
+    """The largest gap that the measured rounding can close: 2·max|Δ logit| between forwards of the two widths."""
     top2: bool = False
-    """Whether the two tokens are plain decoding's first and second choice there."""
+    """Whether the two tokens are plain decoding's two most probable ones there."""
     reproduced: bool = False
-    """Whether replaying both paths in their own widths gives both tokens again."""
+    """Whether replaying both outputs, each in its own widths, gives both tokens again."""
 
 
 @dataclass
@@ -63,7 +60,7 @@ class Record:
     new_tokens: int
     """Tokens in the output, an end-of-sequence token included, nothing after it."""
     committed: int
-    """Of these, the ones that verifying calls committed: all but the first, which the prefill gives."""
+    """Those committed by verifying calls: all but the first, which the prefill gives."""
     seconds: float
     """Decoding, prefill excluded."""
     prefill_seconds: float
@@ -74,31 +71,30 @@ class Record:
     accepted: list[int]
     """Drafted tokens committed by each call."""
     drafted: list[int]
-    """Tokens drafted ahead in each call; of a tree, its levels."""
+    """Drafted tokens of each call; of a tree, its levels."""
     tau: float | None
     """committed / calls; None without a call."""
     finish: str
     tokens: list[int]
     nodes: list[int] = field(default_factory=list)
-    """Drafted tokens verified by each call: `drafted`, unless drafts branch."""
+    """Drafted tokens that each call verified: `drafted`, unless drafts branch."""
     draft_seconds: float = 0.0
     """Part of `seconds` spent drafting."""
     verify_seconds: float = 0.0
     """Part of `seconds` spent in target calls and verification."""
     load: float | None = None
-    """The machine's one-minute load average afterwards."""
+    """The machine's one-minute load average when the generation ended."""
     position: int = 0
-    """Place of the method in its group's order."""
+    """The method's place in the order in which the methods ran on this prompt."""
     identical: bool | None = None
-    """Whether the output equals plain decoding's, token for token; None where that is not defined
-    (temperature > 0)."""
+    """Whether the output equals plain decoding's, token for token; None at a temperature above 0."""
     divergence: Divergence | None = None
     verifier: str = ""
-    """Its name; "" for plain decoding."""
+    """The verifier's name; "" for plain decoding."""
 
     @property
     def lossy(self) -> bool:
-        """Whether the method was allowed to change the output's law."""
+        """Whether the verifier may change the output's distribution."""
         return self.verifier.startswith(LOSSY)
 
     @property
@@ -115,7 +111,7 @@ class _Always(TypedDict):
 
 
 class Settings(_Always, total=False):
-    """Those that a report reads; the others are recorded all the same."""
+    """The settings that a report reads. A run records more."""
 
     threads: int
     seed: int
@@ -136,7 +132,7 @@ class Source(TypedDict):
 
 
 class Machine(TypedDict, total=False):
-    """What it ran on, as far as a report reads it."""
+    """What a report reads of the machine."""
 
     processor: str
     cores: int | None
@@ -144,10 +140,10 @@ class Machine(TypedDict, total=False):
 
 @dataclass
 class Run:
-    """What was measured on what: written before the first record."""
+    """What was measured, and on which machine. Written before the first record."""
 
     settings: dict[str, Any]
-    """Everything that a figure depends on; a run is continued only under the same settings."""
+    """Everything that a figure depends on. A run is continued only under the same settings."""
     suites: list[dict[str, Any]]
     command: str = ""
     machine: dict[str, Any] = field(default_factory=dict)
@@ -161,7 +157,7 @@ class Run:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Atomically."""
+    """Write the file atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
 
@@ -184,7 +180,7 @@ def read_run(folder: Path) -> Run:
 
 
 def append(folder: Path, records: Iterable[Record]) -> None:
-    """One JSON line each, flushed to the disk before this returns."""
+    """Append one JSON line per record; they are on the disk when this returns."""
     with open(folder / RECORDS, "a", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(asdict(record), ensure_ascii=False, allow_nan=False) + "\n")
@@ -201,8 +197,8 @@ def write_records(folder: Path, records: Iterable[Record]) -> None:
 def read_records(folder: Path, mend: bool = False) -> list[Record]:
     """All records of the folder, none when there is no file yet; of those that tell of the same generation the last.
 
-    A last line without its end, left by a kill, is ignored; `mend` also cuts it off the file, so that
-    appending goes on.
+    A last line without its end, which a killed run leaves, is ignored; `mend` also removes it from the file, so that
+    records can be appended.
 
     Raises:
         UserError: a broken line in the middle, or one that is not a record.
@@ -220,10 +216,8 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
         where = f"{path}, line {number}"
         record = convert(parse_json(line, where), Record, "", where)
         for name, value in vars(record).items():
-            amounts = [
-                v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int | float)
-            ]
-            if any(not 0 <= v <= _MOST for v in amounts):
+            amounts = value if isinstance(value, list) else [value]
+            if any(isinstance(v, int | float) and not 0 <= v <= _MOST for v in amounts):
                 raise UserError(f"{where}: {name}={short(value)} must lie between 0 and {_MOST}")
         if why := _contradiction(record):
             raise UserError(f"{where}: {why}")
@@ -232,7 +226,7 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
 
 
 def _contradiction(r: Record) -> str | None:
-    """Why no generation has this record, or None. Every quotient of a report is of amounts that are checked here."""
+    """Why no generation can have this record, or None. The report divides only by amounts that are checked here."""
     if len(r.accepted) != len(r.drafted) or len(r.nodes) not in (0, len(r.drafted)):
         return "accepted, drafted and nodes do not tell of as many calls"
     if len(r.tokens) != r.new_tokens:

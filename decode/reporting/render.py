@@ -17,7 +17,7 @@ from decode.reporting.tables import against_tables, baseline_line, headline, sou
 
 
 def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
-    """Write summary.json, report.png and report.html into the folder; give back the summary and the records.
+    """Write summary.json, report.png and report.html into the folder; return the summary and the records.
 
     Raises:
         UserError: no run.json, no records, or broken ones.
@@ -41,7 +41,7 @@ def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
 
 
 def print_report(summary: dict[str, Any], folder: Path, console: PlainConsole) -> None:
-    """Table, sources, baseline and verdict to the terminal."""
+    """Print table, sources, baseline and verdict."""
     console.print(table(summary))
     for points in against_tables(summary):
         console.print(points)

@@ -1,22 +1,18 @@
 """Figures from records: paired speed-ups with bootstrap intervals, τ, acceptance per position. numpy only.
 
-Definitions (c = committed tokens, those after the prefill's own first token; nothing after an end of sequence
-counts):
+Definitions (c = committed tokens: those after the first one, which the prefill gives, up to an end of sequence):
 
     time per token of a prompt   mean over repeats of seconds / c; decoding alone, prefill excluded
-    speed-up                     mean over prompts of plain's time per token / mean over the same prompts of
-    the method's interval                     percentiles 2.5 and 97.5 of that ratio over bootstrap resamples
-                                 of the prompts, each prompt drawn with both its times (Efron & Tibshirani
-                                 1993, sections 6 and 13.3)
-    τ, micro                     Σ c / Σ calls, its interval over the same resamples; macro: mean over prompts of the prompt's
-                                 own Σ c / Σ calls
+    speed-up                     mean over prompts of plain decoding's time per token / mean over the same prompts of the method's
+    its interval                 percentiles 2.5 and 97.5 of that ratio over bootstrap resamples of the prompts, each prompt
+                                 drawn with both its times (Efron & Tibshirani 1993, sections 6 and 13.3)
+    τ, micro                     Σ c / Σ calls, its interval over the same resamples
+    τ, macro                     mean over prompts of the prompt's own Σ c / Σ calls
     τ against another method's   their difference over the prompts that both have, each drawn with both its counts
-    acceptance at position k     of the calls that drafted at least k tokens: the share that kept the k-th
-                                 (unconditional), and that share among calls that kept the first k−1
-                                 (conditional)
+    acceptance at position k     of the calls that drafted at least k tokens: the share that accepted the k-th (unconditional),
+                                 and that share among the calls that accepted the first k−1 (conditional)
 
-A prompt whose output ended with the prefill's token has no decoding to compare and is left out of times and
-τ.
+A prompt whose output ended with the prefill's token has no decoding to compare and is left out of times and τ.
 """
 
 from __future__ import annotations
@@ -72,26 +68,25 @@ def paired_ratio(
     baseline: Mapping[PromptKey, float],
     method: Mapping[PromptKey, float],
     seed: int = 0,
-    resamples: int = RESAMPLES,
     level: float = 0.95,
 ) -> Estimate | None:
-    """mean(baseline) / mean(method) over the prompts that both have, with its interval of that level: resampled within each
-    suite; over all of them together where a suite has fewer than `FEWEST`.
+    """mean(baseline) / mean(method) over the prompts that both have, with its interval at this level. Prompts are resampled
+    within each suite; all together where a suite has fewer than `FEWEST`.
 
     Returns None when they share no prompt. An interval needs two prompts.
     """
     pairs = {key: (baseline[key], method[key]) for key in baseline.keys() & method.keys()}
-    return _estimate(pairs, lambda sums: sums[..., 0] / sums[..., 1], seed, resamples, level)
+    return _estimate(pairs, lambda sums: sums[..., 0] / sums[..., 1], seed, level)
 
 
 def _estimate(
     rows: Mapping[PromptKey, Sequence[float]],
     of: Callable[[np.ndarray], np.ndarray],
     seed: int,
-    resamples: int = RESAMPLES,
     level: float = 0.95,
 ) -> Estimate | None:
-    """`of` the sums over prompts of their K numbers, (..., K) to (...), with its interval over resampled prompts."""
+    """A figure with its interval over resampled prompts. `of` computes it from the sums of the prompts' K numbers, (..., K) to
+    (...)."""
     if not rows:
         return None
     keys = sorted(rows)
@@ -100,13 +95,13 @@ def _estimate(
     if len(keys) < 2:
         return Estimate(value, None, None, len(keys))
     generator = np.random.default_rng(seed)
-    sums_RK = np.zeros((resamples, values_NK.shape[1]))
+    sums_RK = np.zeros((RESAMPLES, values_NK.shape[1]))
     names = np.array([suite for suite, _ in keys])
     if min(Counter(names.tolist()).values()) < FEWEST:
         names[:] = names[0]
     for name in sorted(set(names.tolist())):
         stratum = values_NK[names == name]
-        drawn = generator.integers(len(stratum), size=(resamples, len(stratum)))
+        drawn = generator.integers(len(stratum), size=(RESAMPLES, len(stratum)))
         sums_RK += stratum[drawn].sum(axis=1)
     lo, hi = np.quantile(of(sums_RK), [(1 - level) / 2, (1 + level) / 2])
     return Estimate(value, float(lo), float(hi), len(keys))
@@ -136,19 +131,9 @@ def tau_difference(
     return _estimate(both, lambda sums: sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1], seed)
 
 
-def tau_micro(records: Sequence[Record]) -> float | None:
-    """Σ committed / Σ calls; None without a call."""
-    calls = sum(record.calls for record in records)
-    return sum(record.committed for record in records) / calls if calls else None
-
-
-def tau_macro(records: Sequence[Record]) -> float | None:
-    """Mean over prompts of the prompt's own micro τ."""
-    groups: defaultdict[PromptKey, list[Record]] = defaultdict(list)
-    for record in records:
-        groups[record.suite, record.prompt].append(record)
-    values = [tau for group in groups.values() if (tau := tau_micro(group)) is not None]
-    return float(np.mean(values)) if values else None
+def tau_macro(counted: Mapping[PromptKey, tuple[int, int]]) -> float | None:
+    """Macro τ, from `counts`; None without a call."""
+    return float(np.mean([committed / calls for committed, calls in counted.values()])) if counted else None
 
 
 @dataclass(frozen=True)
@@ -157,42 +142,37 @@ class Acceptance:
 
     position: int
     calls: int
-    """Calls whose draft reached this far and whose verdict on it is known."""
+    """Calls that drafted at least so many tokens and whose verdict on this one is known."""
     unconditional: float
     conditional: float | None
-    """None where no call kept everything before."""
+    """None where no call accepted everything before."""
 
 
 def acceptance(records: Iterable[Record]) -> list[Acceptance]:
     """Acceptance per position, in order.
 
     An output cut at an end of sequence or a limit ends inside a call: the drafted tokens after the cut were
-    neither kept nor refused, and are not counted.
+    neither accepted nor rejected, and are not counted.
     """
-    drafted_by: defaultdict[int, int] = defaultdict(int)
-    reached_by: defaultdict[int, int] = defaultdict(int)
-    kept_by: defaultdict[int, int] = defaultdict(int)
+    drafted_by, reached_by, accepted_by = Counter[int](), Counter[int](), Counter[int]()
     for record in records:
-        for drafted, accepted, cut in _calls(record):
-            for position in range(1, (accepted if cut else drafted) + 1):
-                drafted_by[position] += 1
-                reached_by[position] += accepted >= position - 1
-                kept_by[position] += accepted >= position
+        for judged, accepted in _calls(record):
+            drafted_by.update(range(1, judged + 1))
+            reached_by.update(range(1, min(judged, accepted + 1) + 1))
+            accepted_by.update(range(1, accepted + 1))
     return [
         Acceptance(
-            position, count, kept_by[position] / count,
-            kept_by[position] / reached_by[position] if reached_by[position] else None,
+            k, count, accepted_by[k] / count, accepted_by[k] / reached_by[k] if reached_by[k] else None
         )
-        for position, count in sorted(drafted_by.items())
-    ]  # fmt: skip
+        for k, count in sorted(drafted_by.items())
+    ]
 
 
-def _calls(record: Record) -> list[tuple[int, int, bool]]:
-    """(drafted, accepted, cut) of each call. The last was cut when it committed no token of the target's
-    own."""
-    rows = [(d, a, False) for d, a in zip(record.drafted, record.accepted, strict=True)]
-    if rows:
-        before = sum(accepted + 1 for _, accepted, _ in rows[:-1])
-        drafted, accepted, _ = rows[-1]
-        rows[-1] = (drafted, accepted, record.committed - before <= accepted)
+def _calls(record: Record) -> list[tuple[int, int]]:
+    """(drafted tokens with a verdict, accepted) of each call. A cut call has no verdict on what follows its accepted ones:
+    it is the last one, and committed no token of the target's own."""
+    rows = list(zip(record.drafted, record.accepted, strict=True))
+    committed_in_full = sum(accepted + 1 for accepted in record.accepted)
+    if rows and record.committed < committed_in_full:
+        rows[-1] = (record.accepted[-1], record.accepted[-1])
     return rows

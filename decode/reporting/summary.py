@@ -1,15 +1,15 @@
-"""summary.json out of run.json and the records, and the verdict in plain words. No torch."""
+"""The summary of a measurement, made from run.json and the records, and its verdict in plain words. No torch."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from decode.method_names import PLAIN
+from decode.method_names import MAIN, PLAIN, TITLES
 from decode.reporting.records import Record, Run
 from decode.reporting.statistics import (
     FEWEST,
@@ -25,11 +25,11 @@ from decode.reporting.statistics import (
 )
 
 BUG = "BUG"
-_NAMED = 5
-"""So many methods have a sentence each; of more the table tells."""
+_MOST_SENTENCES = 5
+"""Up to so many methods have a sentence each in the verdict; the table has all of them."""
 STEADY = 2.0
-"""Plain decoding's seconds per token, longest over shortest prompt, stay below this on an idle machine: 1.4 and 1.5 over
-MT-Bench, 4 to 10 beside another process."""
+"""Plain decoding's slowest prompt takes less than this times the seconds per token of its fastest one on an idle machine: 1.4 and
+1.5 over MT-Bench, 4 to 10 beside another process."""
 
 
 def summarise(run: Run, records: Sequence[Record]) -> dict[str, Any]:
@@ -41,14 +41,14 @@ def summarise(run: Run, records: Sequence[Record]) -> dict[str, Any]:
     methods = [m for m in run.settings["methods"] if any(r.method == m for r in records)]
     greedy = run.settings["temperature"] == 0
     seed = int(run.settings.get("seed", 0))
-    by_suite: defaultdict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        by_suite[record.suite].append(record)
+
+    def figures(rows: Sequence[Record]) -> dict[str, Any]:
+        return {m: method_figures(rows, m, greedy, seed) for m in methods}
+
+    suites = dict.fromkeys(record.suite for record in records)
     return {
-        "overall": {m: method_figures(records, m, greedy, seed) for m in methods},
-        "suites": {
-            s: {m: method_figures(rows, m, greedy, seed) for m in methods} for s, rows in by_suite.items()
-        },
+        "overall": figures(records),
+        "suites": {suite: figures([r for r in records if r.suite == suite]) for suite in suites},
         "bugs": sum(r.divergence is not None and r.divergence.kind == BUG for r in records),
         "sources": run.suites,
         "skipped": run.skipped,
@@ -67,45 +67,45 @@ def summarise(run: Run, records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def method_figures(records: Iterable[Record], method: str, greedy: bool, seed: int = 0) -> dict[str, Any]:
+def method_figures(records: Sequence[Record], method: str, greedy: bool, seed: int = 0) -> dict[str, Any]:
     """The figures of one method over some records, compared with plain decoding over the same prompts.
 
-    `identical` counts prompts whose every repeat gave plain decoding's very tokens; None when sampling.
+    `identical` counts prompts of which every repeat gave plain decoding's tokens; None when sampling.
     """
-    records = list(records)
     rows = [record for record in records if record.method == method]
-    seconds, committed = sum(r.seconds for r in rows), sum(r.committed for r in rows)
-    speedup = paired_ratio(times(records, PLAIN), times(records, method), seed)
+    seconds, calls = sum(r.seconds for r in rows), sum(r.calls for r in rows)
+    draft_seconds = sum(r.draft_seconds for r in rows)
+    plain, mine, counted = times(records, PLAIN), times(records, method), counts(records, method)
+    ratios = [plain[key] / mine[key] for key in plain.keys() & mine.keys()]
     whole = paired_ratio(times(records, PLAIN, whole_time), times(records, method, whole_time), seed)
-    verdicts: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)
-    for row in rows:
-        verdicts[row.suite, row.prompt].append(bool(row.identical))
-    kinds = Counter(row.divergence.kind for row in rows if row.divergence is not None)
-    calls = sum(row.calls for row in rows)
-    verifiers = sorted({row.verifier for row in rows if row.verifier})
+    prompts = {(r.suite, r.prompt) for r in rows}
+    different = {(r.suite, r.prompt) for r in rows if not r.identical}
+    kinds = Counter(r.divergence.kind for r in rows if r.divergence is not None)
+
+    def per_call(total: float) -> float | None:
+        return total / calls if calls else None
+
     return {
-        "verifier": ", ".join(verifiers) or None,
-        "lossy": any(row.lossy for row in rows),
-        **spread("speedup", speedup),
+        "verifier": ", ".join(sorted({r.verifier for r in rows if r.verifier})) or None,
+        "lossy": any(r.lossy for r in rows),
+        **spread("speedup", paired_ratio(plain, mine, seed)),
         **spread("speedup_with_prefill", whole),
-        "speedup_median": _median_ratio(
-            times(records, PLAIN, decode_time), times(records, method, decode_time)
-        ),
-        **spread("tau", tau(counts(records, method), seed)),
-        "tau_macro": tau_macro(rows),
-        "mean_accepted": sum(sum(row.accepted) for row in rows) / calls if calls else None,
-        "mean_drafted": sum(sum(row.nodes or row.drafted) for row in rows) / calls if calls else None,
-        "tokens_per_s": committed / seconds if seconds > 0 else None,
-        "prompts": len(verdicts),
-        "identical": sum(all(v) for v in verdicts.values()) if greedy else None,
-        "rounding_ties": len(rows) and kinds.total() - kinds[BUG] if greedy else None,
+        "speedup_median": float(np.median(ratios)) if ratios else None,
+        **spread("tau", tau(counted, seed)),
+        "tau_macro": tau_macro(counted),
+        "mean_accepted": per_call(sum(sum(r.accepted) for r in rows)),
+        "mean_drafted": per_call(sum(sum(r.nodes or r.drafted) for r in rows)),
+        "tokens_per_s": sum(r.committed for r in rows) / seconds if seconds > 0 else None,
+        "prompts": len(prompts),
+        "identical": len(prompts - different) if greedy else None,
+        "rounding_ties": kinds.total() - kinds[BUG] if greedy else None,
         "bugs": kinds[BUG] if greedy else None,
-        "new_tokens": sum(row.new_tokens for row in rows),
+        "new_tokens": sum(r.new_tokens for r in rows),
         "calls": calls,
-        "draft_ms": 1000 * sum(row.draft_seconds for row in rows) / calls if calls else None,
-        "verify_ms": 1000 * sum(row.verify_seconds for row in rows) / calls if calls else None,
-        "draft_share": sum(row.draft_seconds for row in rows) / seconds if seconds > 0 else None,
-        "finish": dict(Counter(row.finish for row in rows)),
+        "draft_ms": per_call(1000 * draft_seconds),
+        "verify_ms": per_call(1000 * sum(r.verify_seconds for r in rows)),
+        "draft_share": draft_seconds / seconds if seconds > 0 else None,
+        "finish": dict(Counter(r.finish for r in rows)),
         "acceptance": [asdict(a) for a in acceptance(rows)],
     }
 
@@ -117,15 +117,8 @@ def spread(name: str, estimate: Estimate | None) -> dict[str, float | None]:
     return {name: estimate.value, f"{name}_lo": estimate.lo, f"{name}_hi": estimate.hi}
 
 
-def _median_ratio(
-    baseline: dict[tuple[str, str], float], method: dict[tuple[str, str], float]
-) -> float | None:
-    ratios = [baseline[key] / method[key] for key in baseline.keys() & method.keys()]
-    return float(np.median(ratios)) if ratios else None
-
-
 def plain_spread(records: Sequence[Record]) -> float | None:
-    """The longest over the shortest of plain decoding's seconds per token; None below five prompts."""
+    """The longest over the shortest of plain decoding's seconds per token; None below five outputs."""
     seconds = [decode_time(r) for r in records if r.method == PLAIN and r.committed > 0]
     if len(seconds) < 5:
         return None
@@ -133,19 +126,19 @@ def plain_spread(records: Sequence[Record]) -> float | None:
 
 
 def load_range(values: Sequence[float]) -> dict[str, float] | None:
-    """The least, middle and greatest one-minute load seen during the run."""
+    """The least, the median and the greatest one-minute load average during the run; None where the machine has none."""
     if not values:
         return None
     return {"min": min(values), "median": float(np.median(values)), "max": max(values)}
 
 
 def titles(summary: dict[str, Any]) -> dict[str, str]:
-    """Suite name → how people call it."""
+    """Suite name → its title."""
     return {source["name"]: source["title"] for source in summary["sources"]}
 
 
 def interval(figures: dict[str, Any], name: str = "speedup", unit: str = "×", form: str = ".2f") -> str:
-    """`1.62× [1.55, 1.70]`."""
+    """A figure with its 95% interval, `1.62× [1.55, 1.70]`."""
     value, lo, hi = figures[name], figures[f"{name}_lo"], figures[f"{name}_hi"]
     if value is None:
         return "n/a"
@@ -155,6 +148,11 @@ def interval(figures: dict[str, Any], name: str = "speedup", unit: str = "×", f
 def named(method: str, figures: dict[str, Any]) -> str:
     """The method, with its verifier where that is lossy."""
     return f"{method}, {figures['verifier']}" if figures["lossy"] else method
+
+
+def number(value: float | None, digits: int = 2, unit: str = "") -> str:
+    """A figure with so many decimals, or n/a."""
+    return "n/a" if value is None else f"{value:.{digits}f}{unit}"
 
 
 def plural(count: int, word: str) -> str:
@@ -169,32 +167,30 @@ def verdict(summary: dict[str, Any]) -> str:
         return "Only plain decoding was measured: nothing to compare it with."
     if settings.get("race"):
         return (
-            "A race between settings, not a measurement: the slower ones left early, so their figures stand on fewer prompts, "
-            "and the winners were chosen by these very figures."
+            "A race between settings, not a measurement: the slower ones left early, so their figures rest on fewer prompts, "
+            "and the winners were chosen by these same figures."
         )
-    best = max(others, key=lambda m: (m == "drafter", overall[m]["speedup"] or 0.0))
+    best = max(others, key=lambda m: (m == MAIN, overall[m]["speedup"] or 0.0))
     count = overall[best]["prompts"]
     sources = summary["sources"]
     where = f"{plural(count, 'prompt')} ({', '.join(s['title'] for s in sources if s['prompts'])})"
     how = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
     sentences = [
         f"{_subject(best, overall)} {_faster(overall[best])} on {where}, {how}, up to {settings['max_new_tokens']} "
-        f"new tokens, {settings['dtype']}, with τ = {_number(overall[best]['tau'])} tokens per target call."
+        f"new tokens, {settings['dtype']}, with τ = {number(overall[best]['tau'])} tokens per target call."
     ]
-    if len(others) <= _NAMED:
+    if len(others) <= _MOST_SENTENCES:
         sentences += [f"{_subject(m, overall)} {_faster(overall[m])}." for m in others if m != best]
     exact = [m for m in others if not overall[m]["lossy"]]
     if exact:
         sentences.append(_lossless(summary, exact))
     sentences += [_lossy(m, overall[m]) for m in others if overall[m]["lossy"]]
     expected = sum(s["prompts"] for s in sources)
-    if 0 < overall[best]["prompts"] < expected:
-        sentences.append(
-            f"UNFINISHED: {overall[best]['prompts']} of {plural(expected, 'prompt')}; the same command goes on."
-        )
-    if 1 < overall[best]["prompts"] < FEWEST:
+    if 0 < count < expected:
+        sentences.append(f"UNFINISHED: {count} of {plural(expected, 'prompt')}; the same command continues.")
+    if 1 < count < FEWEST:
         sentences.append("So few prompts show little of what others would.")
-    unsteady = summary.get("plain_spread")
+    unsteady = summary["plain_spread"]
     if unsteady is not None and unsteady > STEADY:
         sentences.append(
             f"The machine was disturbed (plain decoding's own speed varied {unsteady:.1f}-fold between prompts): the "
@@ -211,8 +207,7 @@ def verdict(summary: dict[str, Any]) -> str:
 
 
 def _subject(method: str, overall: dict[str, Any]) -> str:
-    names = {"drafter": "The drafter", "lookup": "Prompt lookup", "combined": "The drafter with lookup"}
-    return names.get(method, method) + (" (LOSSY)" if overall[method]["lossy"] else "")
+    return TITLES.get(method, method) + (" (LOSSY)" if overall[method]["lossy"] else "")
 
 
 def _lossy(method: str, figures: dict[str, Any]) -> str:
@@ -254,15 +249,10 @@ def _lossless(summary: dict[str, Any], methods: list[str]) -> str:
             for pair, method in zip(pairs, methods, strict=True)
         )
     ties = sum(f["rounding_ties"] for f in figures)
-    accuracy = "so accuracy is unchanged"
     if not ties:
-        return f"{same}, {accuracy}."
+        return f"{same}, so accuracy is unchanged."
     over = " (over all methods)" if len(methods) > 1 else ""
     return (
         f"{same}; {plural(ties, 'difference')}{over} start at a rounding tie between two equally good tokens"
         f"{'' if summary['settings']['dtype'] == 'float32' else ' (none or next to none with --dtype float32)'}."
     )
-
-
-def _number(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.2f}"

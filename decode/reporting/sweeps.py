@@ -1,4 +1,5 @@
-"""Methods that differ in one or two options, as a grid: SpecDiff's figure 2 (arXiv 2408.05636) for the user's own pair. No torch."""
+"""Sweeps: methods that differ in one or more options, as grids (after figure 2 of SpecDiff, arXiv 2408.05636), the best point of
+each, and what each point gains over the first. No torch."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from decode.reporting.summary import interval, named, spread
 
 @dataclass(frozen=True)
 class Grid:
-    """The swept methods of one system: `cells[y][x]` is a method's name, None where it was not measured.
+    """The swept methods of one system: `cells[y][x]` is a method's name, None where none was measured.
 
-    keys: of the two axes, x first; the second one "" where only one option was swept.
+    keys: the options of the two axes, x first; the second one "" where only one option was swept.
     """
 
     title: str
@@ -26,20 +27,6 @@ class Grid:
     x: list[str]
     y: list[str]
     cells: list[list[str | None]]
-
-
-def swept_points(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """System with the options that were not swept → its points, in their order: the swept options of each, as they are
-    written → the method's name."""
-    keys = list(_swept(summary))
-    found: dict[str, dict[str, str]] = {}
-    for method in summary["overall"]:
-        name, options = _options(method)
-        at = " ".join(f"{key}={options.pop(key)}" for key in keys if key in options)
-        if at:
-            title = written(name, options)
-            found.setdefault(title, {})[at] = method
-    return found
 
 
 def _swept(summary: dict[str, Any]) -> dict[str, list[str]]:
@@ -51,39 +38,48 @@ def _swept(summary: dict[str, Any]) -> dict[str, list[str]]:
     return {key: found for key, found in values.items() if len(found) > 1}
 
 
-def _options(method: str) -> tuple[str, dict[str, str]]:
-    name, *words = method.split(":")
-    return name, dict(word.partition("=")[::2] for word in words)
+def _points(summary: dict[str, Any], keys: Sequence[str]) -> dict[str, dict[tuple[str, ...], str]]:
+    """System with its other options → its points, in their order: the values of `keys` ("" where it has no such option) → the
+    method's name. Methods with none of these options are left out."""
+    found: dict[str, dict[tuple[str, ...], str]] = {}
+    for method in summary["overall"]:
+        name, *words = method.split(":")
+        options = dict(word.partition("=")[::2] for word in words)
+        at = tuple(options.pop(key, "") for key in keys)
+        if any(at):
+            found.setdefault(written(name, options), {})[at] = method
+    return found
 
 
 def grids(summary: dict[str, Any]) -> list[Grid]:
-    """One for each system and each value of further options, of the first two options that were swept: what a picture can
-    show."""
-    values = _swept(summary)
-    keys = list(values)[:2]
-    by_title: dict[str, dict[tuple[str, str], str]] = {}
-    for method in summary["overall"]:
-        name, options = _options(method)
-        at = [options.pop(key, "") for key in keys]
-        if any(at):
-            title = written(name, options)
-            by_title.setdefault(title, {})[at[0], at[1] if len(at) > 1 else ""] = method
+    """A grid over the first two swept options, as many as a picture can show, for each system and each setting of its other
+    options."""
+    values = {**_swept(summary), "": [""]}  # where one option was swept, this is the other axis
+    x_key, y_key = list(values)[:2] if len(values) > 1 else ("", "")
     found = []
-    for title, cells in by_title.items():
-        x = [v for v in values[keys[0]] if any(a == v for a, _ in cells)] or [""]
-        y = [v for v in values[keys[1]] if any(b == v for _, b in cells)] if len(keys) > 1 else []
-        rows = [[cells.get((a, b)) for a in x] for b in y or [""]]
-        found.append(Grid(title, (keys[0], keys[1] if len(keys) > 1 else ""), x, y or [""], rows))
+    for title, cells in _points(summary, (x_key, y_key)).items():
+        x = [v for v in values[x_key] if any(at[0] == v for at in cells)] or [""]
+        y = [v for v in values[y_key] if any(at[1] == v for at in cells)] or [""]
+        found.append(Grid(title, (x_key, y_key), x, y, [[cells.get((a, b)) for a in x] for b in y]))
     return found
 
 
 def _ablated(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """The swept points, of which a race between settings has none that is a result."""
-    return {} if summary["settings"].get("race") else swept_points(summary)
+    """System with the options that were not swept → the swept options of each point, as they are written → the method's name.
+    A race between settings has no points that are results."""
+    if summary["settings"].get("race"):
+        return {}
+    keys, found = list(_swept(summary)), {}
+    for title, points in _points(summary, keys).items():
+        found[title] = {
+            " ".join(f"{key}={value}" for key, value in zip(keys, at, strict=True) if value): method
+            for at, method in points.items()
+        }
+    return found
 
 
 def best(summary: dict[str, Any]) -> str:
-    """One sentence: the fastest point of each system; "" without one."""
+    """A sentence for each swept system: its fastest point; "" without one."""
     sentences = []
     for points in _ablated(summary).values():
         names = [m for m in points.values() if summary["overall"][m]["speedup"] is not None]
@@ -97,7 +93,7 @@ def best(summary: dict[str, Any]) -> str:
 
 
 def against_first(summary: dict[str, Any], records: Sequence[Record]) -> list[dict[str, Any]]:
-    """What each point of each system gains over its first, prompt by prompt: an ablation's figures.
+    """What each point of each system gains over the first one, prompt by prompt: the figures of an ablation.
 
     Each has `system`, `first` and `point` (the swept options of both), `method`, `prompts`, and with intervals `tau` (difference) and
     `speed` (ratio, above 1 where it is faster than the first).
@@ -123,7 +119,7 @@ def against_first(summary: dict[str, Any], records: Sequence[Record]) -> list[di
 
 
 def heat(axes: Axes, summary: dict[str, Any], grid: Grid, figure: str, title: str) -> None:
-    """A figure of the summary over the grid, its value in every cell."""
+    """Draw a figure of the summary over the grid, with its value in every cell."""
     values = [
         [float("nan") if m is None else summary["overall"][m][figure] or float("nan") for m in row]
         for row in grid.cells
@@ -138,7 +134,7 @@ def heat(axes: Axes, summary: dict[str, Any], grid: Grid, figure: str, title: st
 def coloured(
     axes: Axes, values: Sequence[Sequence[float]], x: Sequence[str], y: Sequence[str], fontsize: int
 ) -> None:
-    """Values in rows as a coloured table, the first row on top; a cell that is not a number stays empty."""
+    """Draw values in rows as a coloured table, the first row on top; a cell that is not a number stays empty."""
     axes.imshow(values, aspect="auto", cmap="viridis")
     numbers = [value for row in values for value in row if value == value]
     bright = min(numbers, default=0) + 0.6 * (max(numbers, default=0) - min(numbers, default=0))

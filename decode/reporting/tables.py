@@ -1,4 +1,4 @@
-"""A summary as lines of text: the table's cells for terminal and page, the sources, the baseline."""
+"""A summary as text: tables for the terminal, the page and Markdown, the sources of the prompts, the baseline."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from rich.table import Table
 
 from align.common.text import markdown_text
-from decode.method_names import PLAIN
-from decode.reporting.summary import interval, named, plural, titles
+from decode.method_names import MAIN, PLAIN
+from decode.reporting.summary import interval, named, number, plural, titles
 
 SUITE, METHOD, SPEED, SPEEDUP, WHOLE, TAU, TAU_MACRO, PLACES, TIMES, SAME, PROMPTS = COLUMNS = (
     "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ [95%]", "τ macro", "accepted at 1, 2, 4, 8",
     "draft + verify, ms a call", "identical", "prompts",
 )  # fmt: skip
 ON_TERMINAL = (SUITE, METHOD, SPEED, SPEEDUP, TAU, SAME)
-"""What fits 80 characters, τ without its interval."""
+"""The columns that fit into 80 characters, τ without its interval."""
 
 
 def headline(summary: dict[str, Any]) -> str:
@@ -54,14 +54,9 @@ def _row(title: str, method: str, figures: dict[str, Any]) -> dict[str, str]:
 
 
 def _places(acceptance: list[dict[str, Any]]) -> str:
-    """The share of calls that kept a token at the 1st, 2nd, 4th, 8th place of those that drafted one there."""
+    """At the 1st, 2nd, 4th and 8th position: of the calls that drafted a token there, the share that accepted it."""
     shown = [a for a in acceptance if a["position"] in (1, 2, 4, 8)]
     return " ".join(f"{a['unconditional']:.2f}" for a in shown)
-
-
-def number(value: float | None, digits: int, unit: str = "") -> str:
-    """A figure with so many decimals, or n/a."""
-    return "n/a" if value is None else f"{value:.{digits}f}{unit}"
 
 
 def _identity(figures: dict[str, Any]) -> str:
@@ -73,14 +68,14 @@ def _identity(figures: dict[str, Any]) -> str:
 
 
 def table(summary: dict[str, Any]) -> Table:
-    """The rows for the terminal."""
+    """The table for the terminal."""
     result = Table(title=headline(summary), title_justify="left")
     lossy = any(figures["lossy"] for figures in summary["overall"].values())
-    # the headline names a single suite; a lossy verifier's name takes the room of the speed
-    needless = {*([SUITE] if len(summary["suites"]) == 1 else []), *([SPEED] if lossy else [])}
+    # the headline names a single suite; the name of a lossy verifier needs the room of the speed
+    needless = (SUITE if len(summary["suites"]) == 1 else None, SPEED if lossy else None)
     shown = [name for name in ON_TERMINAL if name not in needless]
     for name in shown:
-        breaks = name in (SUITE, METHOD, SAME)  # where room is short; no figure does
+        breaks = name in (SUITE, METHOD, SAME)  # may be broken where room is short; figures are not
         result.add_column(
             "τ" if name == TAU else name,
             justify="left" if name in (SUITE, METHOD) else "right",
@@ -94,7 +89,7 @@ def table(summary: dict[str, Any]) -> Table:
             result.add_section()
         cells = ["" if name == SUITE and row[name] == before else row[name] for name in shown]
         cells = [c.partition(" [")[0] if name == TAU else c for name, c in zip(shown, cells, strict=True)]
-        result.add_row(*cells, style="bold" if row[METHOD].startswith("drafter") else "")
+        result.add_row(*cells, style="bold" if row[METHOD].startswith(MAIN) else "")
         before = row[SUITE]
     return result
 
@@ -103,7 +98,7 @@ AGAINST = ("point", "τ, difference [95%]", "speed, ratio [95%]", "prompts")
 
 
 def against_first(summary: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
-    """A title and lines of `AGAINST` for each swept system: what its points gain over its first, prompt by prompt."""
+    """A title and rows of `AGAINST` for each swept system: what each point gains over the first, prompt by prompt."""
     blocks: dict[str, list[list[str]]] = {}
     for point in summary["against_first"]:
         title = f"{point['system']} against {point['first']}, prompt by prompt"
@@ -113,7 +108,7 @@ def against_first(summary: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
 
 
 def against_tables(summary: dict[str, Any]) -> list[Table]:
-    """The same for the terminal."""
+    """`against_first` for the terminal."""
     found = []
     for title, body in against_first(summary):
         result = Table(title=title, title_justify="left")
@@ -126,7 +121,7 @@ def against_tables(summary: dict[str, Any]) -> list[Table]:
 
 
 def overview(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Several suites at a glance: a line for every method over all of them, its speed-up on each at the end."""
+    """Several suites in one table, header and rows: each method over all of them, and its speed-up on each in the last columns."""
     shown = (METHOD, SPEED, SPEEDUP, TAU, PLACES, TIMES, SAME, PROMPTS)
     title = titles(summary)
     header = [*shown, *(title.get(name, name) for name in summary["suites"])]
@@ -139,7 +134,7 @@ def overview(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """Headline, table (of several suites the overview) and machine as Markdown: what a README or a model card quotes."""
+    """Headline, machine and table as Markdown, for a README or a model card; of several suites the overview."""
     settings, machine = summary["settings"], summary["machine"]
     if len(summary["suites"]) > 1:
         header, body = overview(summary)
@@ -165,7 +160,7 @@ def _markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]
 
 
 def source_lines(summary: dict[str, Any]) -> list[str]:
-    """Where the prompts came from, and what was left out."""
+    """A line for each source of prompts, and for each thing that was left out."""
     lines = [f"{s['name']}: {plural(s['prompts'], 'prompt')} from {s['source']}" for s in summary["sources"]]
     return lines + [f"left out: {line}" for line in summary["skipped"]]
 
@@ -178,9 +173,11 @@ def baseline_line(summary: dict[str, Any]) -> str | None:
     if "error" in check:
         return f"transformers' own generate could not be timed: {check['error']}"
     fair = (
-        "an honest baseline" if check["ratio"] >= 0.97 else "SLOWER than transformers: the speed-ups flatter"
+        "an honest baseline"
+        if check["ratio"] >= 0.97
+        else "SLOWER than transformers, so the speed-ups are too high"
     )
-    same = "the same tokens" if check["identical"] else "other tokens, the two round differently"
+    same = "the same tokens" if check["identical"] else "other tokens: the two round differently"
     return (
         f"Plain decoding: {check['plain_tokens_per_s']:.1f} tokens/s; transformers' own generate: "
         f"{check['transformers_tokens_per_s']:.1f} ({check['ratio']:.2f}×; one prompt, best of three, prefill included, {same}): {fair}."

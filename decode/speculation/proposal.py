@@ -46,15 +46,6 @@ FAULTS = (
 )
 
 
-def _check_probs(probs: Tensor, shape: str) -> None:
-    if probs.dim() != 2:
-        raise ValueError(f"q must be {shape}, not {tuple(probs.shape)}")
-    if probs.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"q must be float32 or float64, not {probs.dtype}: draw and test in full precision")
-    if probs.device.type in SEEN_AT_ONCE and bool(_improper(probs)):
-        raise ValueError(FAULTS[1])
-
-
 def _improper(probs: Tensor) -> Tensor:
     """Bool, a scalar: whether a row whose sum is finite is not a distribution."""
     if not probs.numel():
@@ -64,67 +55,47 @@ def _improper(probs: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class DenseQ:
-    """q over the target's vocabulary: `probs_KV`, fp32 or fp64, each row a distribution."""
+class DraftProbs:
+    """q, over the whole vocabulary of the target or over some of it.
 
-    probs_KV: Tensor
+    Args:
+        probs: fp32 or fp64, each row a distribution: (K, V), or (K, S) over the token ids `ids`.
+        ids: int64 (S,), distinct, of a pruned draft vocabulary; q is zero elsewhere. None = the whole vocabulary.
 
-    def __post_init__(self) -> None:
-        _check_probs(self.probs_KV, "(K, V)")
-
-    def __len__(self) -> int:
-        return self.probs_KV.shape[0]
-
-    @property
-    def probs(self) -> Tensor:
-        """The rows as they are stored."""
-        return self.probs_KV
-
-    def take(self, rows: Tensor | slice) -> DenseQ:
-        return DenseQ(self.probs_KV[rows])
-
-    def dense(self, vocab_size: int) -> Tensor:
-        """(K, V)."""
-        return self.probs_KV
-
-
-@dataclass(frozen=True)
-class SparseQ:
-    """q over some of the target's vocabulary: `probs_KS` over the token ids `ids_S`, zero elsewhere.
-
-    The ids are distinct; S is the size of a pruned draft vocabulary.
+    Raises:
+        ValueError: another shape or type, or, on a CPU, a row that is no distribution.
     """
 
-    ids_S: Tensor
-    probs_KS: Tensor
+    probs: Tensor
+    ids: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check_probs(self.probs_KS, "(K, S)")
-        if self.ids_S.shape != self.probs_KS.shape[1:]:
+        if self.probs.dim() != 2:
+            shape = "(K, V)" if self.ids is None else "(K, S)"
+            raise ValueError(f"q must be {shape}, not {tuple(self.probs.shape)}")
+        if self.probs.dtype not in (torch.float32, torch.float64):
             raise ValueError(
-                f"{self.probs_KS.shape[1]} columns of q need as many ids, not {tuple(self.ids_S.shape)}"
+                f"q must be float32 or float64, not {self.probs.dtype}: draw and test in full precision"
             )
+        if self.probs.device.type in SEEN_AT_ONCE and bool(_improper(self.probs)):
+            raise ValueError(FAULTS[1])
+        if self.ids is not None and self.ids.shape != self.probs.shape[1:]:
+            columns = self.probs.shape[1]
+            raise ValueError(f"{columns} columns of q need as many ids, not {tuple(self.ids.shape)}")
 
     def __len__(self) -> int:
-        return self.probs_KS.shape[0]
+        return self.probs.shape[0]
 
-    @property
-    def probs(self) -> Tensor:
-        """The rows as they are stored."""
-        return self.probs_KS
-
-    def take(self, rows: Tensor | slice) -> SparseQ:
-        return SparseQ(self.ids_S, self.probs_KS[rows])
+    def take(self, rows: Tensor | slice) -> DraftProbs:
+        """Some of the rows."""
+        return replace(self, probs=self.probs[rows])
 
     def dense(self, vocab_size: int) -> Tensor:
-        """(K, V)."""
-        dense_KV = self.probs_KS.new_zeros(len(self), vocab_size)
-        return dense_KV.index_add_(1, self.ids_S, self.probs_KS)
-
-
-def q_over(ids: Tensor | None, probs: Tensor) -> DenseQ | SparseQ:
-    """q over these ids, (S,) and (K, S), or over all, None and (K, V)."""
-    return DenseQ(probs) if ids is None else SparseQ(ids, probs)
+        """Over the whole vocabulary, (K, V)."""
+        if self.ids is None:
+            return self.probs
+        dense_KV = self.probs.new_zeros(len(self), vocab_size)
+        return dense_KV.index_add_(1, self.ids, self.probs)
 
 
 @dataclass(frozen=True)
@@ -150,7 +121,7 @@ class Proposal:
 
     tokens_K: Tensor
     law: Law
-    q: DenseQ | SparseQ | None = None
+    q: DraftProbs | None = None
     steps_K: Tensor | None = None
     parents: tuple[int, ...] | None = None
     siblings: Siblings | None = None

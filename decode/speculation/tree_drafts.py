@@ -8,13 +8,12 @@ siblings i.i.d. or without replacement (`independent` or `causal`); or combine s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from decode.speculation.proposal import DenseQ, Proposal, Siblings, SparseQ
+from decode.speculation.proposal import DraftProbs, Proposal, Siblings
 from decode.speculation.sampling import draw
 from decode.speculation.tree import chain, depths
 
@@ -127,15 +126,13 @@ def merge_chains(drafts: Sequence[Proposal]) -> Proposal:
     return Proposal(tokens_N, law, q, parents=tuple(parents), siblings=siblings)
 
 
-def concatenate_q(qs: Sequence[DenseQ | SparseQ]) -> DenseQ | SparseQ | None:
+def concatenate_q(qs: Sequence[DraftProbs]) -> DraftProbs | None:
     """The rows of all, concatenated; None where they are not over the same ids."""
-    dense = [q for q in qs if isinstance(q, DenseQ)]
-    if len(dense) == len(qs):
-        return DenseQ(torch.cat([q.probs_KV for q in dense]))
-    sparse = [q for q in qs if isinstance(q, SparseQ)]
-    if dense or any(not torch.equal(q.ids_S, sparse[0].ids_S) for q in sparse):
-        return None
-    return replace(sparse[0], probs_KS=torch.cat([q.probs_KS for q in sparse]))
+    ids = qs[0].ids
+    for q in qs:
+        if q.ids is not ids and (q.ids is None or ids is None or not torch.equal(q.ids, ids)):
+            return None
+    return DraftProbs(torch.cat([q.probs for q in qs]), ids)
 
 
 def prefix_tree(drafts: Sequence[Sequence[int]], device: torch.device) -> Proposal:

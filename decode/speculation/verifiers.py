@@ -141,30 +141,28 @@ def find(name: str) -> Verifier:
 
 
 def check_pair(law: str, name: str, temperature: float) -> Verifier:
-    """The verifier, if for chains of this law at this temperature its output has exactly the target's distribution, or if it
-    is a lossy one.
+    """The verifier, if it is exact for chains of this law at this temperature, or lossy.
 
     Raises:
-        UserError: it is not exact: why, and which verifiers fit.
+        UserError: it is neither; the line says why, and which verifiers are exact.
     """
     verifier = find(name)
     if not verifier.fits(law, temperature):
-        fitting = [v.name for v in VERIFIERS.values() if v.fits(law, temperature)]
-        raise UserError(_refusal(law, verifier, temperature, _why_law(law, verifier, temperature), fitting))
+        fitting = [v for v in VERIFIERS.values() if v.fits(law, temperature)]
+        raise _refusal(law, verifier, _why_law(law, verifier, temperature), fitting)
     return verifier
 
 
 def check_proposal(proposal: Proposal, name: str, temperature: float) -> Verifier:
-    """The verifier, if for this proposal its output has exactly the target's distribution, or if it is a lossy one.
+    """The verifier, if it is exact for this proposal, or lossy.
 
     Raises:
-        UserError: it is not exact: why, and which verifiers fit.
+        UserError: it is neither; the line says why, and which verifiers are exact.
     """
     verifier = find(name)
     if not verifier.accepts(proposal, temperature):
-        fitting = [v.name for v in VERIFIERS.values() if v.accepts(proposal, temperature)]
-        why = _why(proposal, verifier, temperature)
-        raise UserError(_refusal(proposal.law, verifier, temperature, why, fitting))
+        fitting = [v for v in VERIFIERS.values() if v.accepts(proposal, temperature)]
+        raise _refusal(proposal.law, verifier, _why(proposal, verifier, temperature), fitting)
     return verifier
 
 
@@ -202,7 +200,7 @@ def _why(proposal: Proposal, verifier: Verifier, temperature: float) -> str:
     return f"their siblings were drawn {proposal.siblings}, and it is exact only for {', '.join(sorted(verifier.siblings))}"
 
 
-def _refusal(law: str, verifier: Verifier, temperature: float, why: str, fitting: list[str]) -> str:
-    exact = [name for name in fitting if not VERIFIERS[name].lossy]
+def _refusal(law: str, verifier: Verifier, why: str, fitting: Sequence[Verifier]) -> UserError:
+    exact = ", ".join(v.name for v in fitting if not v.lossy)
     what = f"verifier {verifier.name!r} would change the output's distribution with {law!r} drafts"
-    return f"{what}: {why}; these fit: {', '.join(exact)}"
+    return UserError(f"{what}: {why}; these fit: {exact}")

@@ -1,6 +1,4 @@
-"""Forty prompts written for this project, ten each over chat, reasoning, coding and maths: no network, no
-licence.
-"""
+"""Forty prompts written for this project, ten each of chat, reasoning, coding and maths. They need no network and no licence."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from decode.suites.prompt import Prompt, Row, Suite, text
 
 
 def read(row: Row, number: int) -> Prompt:
-    """The function's head and docstring, asked for as a chat model is asked."""
+    """The function's head and docstring, in a request to a chat model."""
     head = row["prompt"]
     if not isinstance(head, str):
         raise KeyError("prompt")

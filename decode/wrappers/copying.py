@@ -1,8 +1,8 @@
-"""A drafter with prompt lookup in front: if a long enough suffix of the text occurred before, its continuation is copied; otherwise
-the drafter proposes. A copy costs no drafting, and a text that has begun to repeat itself tends to go on.
+"""A drafter with prompt lookup in front: where a long enough ending of the text occurred before, its continuation is copied;
+elsewhere the drafter proposes. A copy costs no drafting, and a text that has begun to repeat itself often continues to.
 
 The text so far decides which of the two proposes, before anything is drawn, so every proposal keeps its own law. A copied token
-is a draw from the distribution with all its mass there: under sampling a copy has the drafter's law with that q, and token
+is a draw from the distribution that has all its mass on it. Under sampling a copy has the drafter's law with that q, and token
 verification accepts it with probability p.
 """
 
@@ -11,10 +11,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from align.target.model import TargetOutput
-from decode.drafters.base import Drafter, DraftSession, Request
+from decode.drafters.base import Drafter, DraftSession, Request, WrappingSession
 from decode.drafters.lookup import LookupSession
-from decode.speculation.proposal import Law, Proposal, SparseQ
+from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling
 
 
@@ -23,8 +22,8 @@ class CopyingDrafter:
 
     Args:
         inner: a drafter of any law.
-        copy_tokens: length of a first copy; after one that was accepted whole the next has twice as many tokens and one more
-            (which doubles the rows of a call).
+        copy_tokens: length of the first copy. After one that was accepted whole the next has twice as many tokens and one more,
+            which doubles the rows of a call.
         most_tokens: the longest copy.
         shortest, shortest_sampled: the shortest match, in tokens, that a copy needs at temperature 0 and above. On SmolLM2's
             own greedy answers the text after a repeated pair continued as before for 1.6 tokens of 8; on answers at
@@ -57,17 +56,14 @@ class CopyingDrafter:
         return CopyingSession(self, self.inner.start(request), lookup, self.law(request.sampling))
 
 
-class CopyingSession(DraftSession):
+class CopyingSession(WrappingSession):
     """One request's drafts."""
 
     def __init__(self, drafter: CopyingDrafter, inner: DraftSession, lookup: LookupSession, law: Law) -> None:
-        self.drafter, self.inner, self.lookup, self.law = drafter, inner, lookup, law
-        self.taps = inner.taps
+        super().__init__(inner)
+        self.drafter, self.lookup, self.law = drafter, lookup, law
         self.length = drafter.copy_tokens
         self.whole = -1  # the text's length if the last copy is accepted whole
-
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        self.inner.observe(output, kept)
 
     def propose(self, k: int) -> Proposal | None:
         drafter, here = self.drafter, len(self.lookup.request.tokens)
@@ -81,10 +77,7 @@ class CopyingSession(DraftSession):
         if self.law == "point":
             return copy
         ids_S, column_K = copy.tokens_K.unique(return_inverse=True)
-        q = SparseQ(ids_S, F.one_hot(column_K, len(ids_S)).to(torch.float32))
+        q = DraftProbs(F.one_hot(column_K, len(ids_S)).to(torch.float32), ids_S)
         if self.law == "unmasked":  # all in one step, and decided by the text
             return Proposal(copy.tokens_K, self.law, q, torch.zeros_like(copy.tokens_K), state_only=True)
         return Proposal(copy.tokens_K, self.law, q)
-
-    def close(self) -> None:
-        self.inner.close()

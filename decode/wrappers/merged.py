@@ -1,6 +1,6 @@
-"""The drafts of two drafters merged into one tree: the target follows whichever it agrees with.
+"""The drafts of two drafters merged into one tree, of which the target accepts the path that it agrees with.
 
-Which tokens the tree holds is a choice, whatever they were drawn from: law `point`.
+Which tokens the tree holds is a choice, however they were drawn: law `point`.
 """
 
 from __future__ import annotations

@@ -1,23 +1,22 @@
-"""Drafting while the target verifies (DuoDecoding, arXiv 2503.00784; Double, 2601.05524). As soon as a draft is handed over, the next
-one is started in a thread, on the guess that all of it will be accepted and followed by the drafter's own next token. If the
-guess is right the next draft costs no time; else it is made again.
+"""Drafting while the target verifies (DuoDecoding, arXiv 2503.00784; Double, 2601.05524). As soon as a draft is proposed, a thread
+begins the next one, on the guess that the draft will be accepted whole and followed by the drafter's own next token. If the guess
+is right the next draft costs no time; else it is made again.
 
-The law is the inner one. The next draft is drawn from q after the guessed text, with a generator of its own; whether the text
-becomes the guessed one depends on tokens drawn before and on the target. So given that it does, the tokens are draws from q.
+The law is that of the inner drafter. The next draft is drawn from q after the guessed text, with a generator of its own. Whether the
+guess is right depends on tokens drawn before and on the target, so given that it is, the tokens are draws from q.
 
-It needs a drafter on another device than the target, or spare cores: on shared ones each slows the other down.
+It needs a drafter on another device than the target, or idle cores: on shared ones each slows the other down.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from align.common.errors import UserError
-from decode.drafters.base import Drafter, DraftSession, Request
+from decode.drafters.base import Drafter, Request, WrappingSession
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling
 
@@ -51,7 +50,7 @@ class OverlappedDrafter:
         return OverlappedSession(self.inner, request)
 
 
-class OverlappedSession(DraftSession):
+class OverlappedSession(WrappingSession):
     """One request's drafts."""
 
     rewinds = True
@@ -65,7 +64,7 @@ class OverlappedSession(DraftSession):
             generator=torch.Generator(device).manual_seed((seed ^ _OWN_STREAM) % 2**63),
             history=request.history.fork(),
         )
-        self.inner: Any = drafter.start(self.guessed)
+        super().__init__(drafter.start(self.guessed))
         if self.inner.taps or not self.inner.rewinds:
             raise UserError(
                 f"drafter {drafter.name!r} can't run ahead: it reads the target's states, or its text can't go back"
@@ -104,11 +103,10 @@ class OverlappedSession(DraftSession):
 
     @torch.no_grad()
     def _run(self, k: int) -> Proposal | None:
-        proposal: Proposal | None = self.inner.propose(k)
-        return proposal
+        return self.inner.propose(k)
 
     def close(self) -> None:
         """Wait for a draft that was started and will not be used."""
         if self.worker is not None:
             self.worker.shutdown()
-        self.inner.close()
+        super().close()

@@ -1,8 +1,8 @@
 """A drafter with its own vocabulary for any target: its context is the committed text in its tokens, and what it drafts is
 translated into the target's tokens (decode/wrappers/vocabularies.py).
 
-The law is `point` whatever the inner drafter does. The translation loses its q: many drafts in its tokens become one in the
-target's, and how a draft is tokenized depends on the tokens after it, so no q of a position given its prefix can be stated.
+The law is `point`, however the inner drafter draws. Its q is lost in translation: several drafts in its tokens become one in the
+target's, and how a draft is tokenized depends on the tokens after it, so a position has no known q given its prefix.
 """
 
 from __future__ import annotations

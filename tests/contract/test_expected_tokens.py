@@ -10,7 +10,7 @@ from torch import Tensor
 
 from decode import Decoder, Sampling
 from decode.drafters.base import Request
-from decode.speculation.proposal import DenseQ, Proposal, Siblings
+from decode.speculation.proposal import DraftProbs, Proposal, Siblings
 from decode.speculation.rules import Outcomes
 from decode.speculation.tree import chain, depths
 from decode.speculation.tree_drafts import draw_tree
@@ -71,7 +71,7 @@ def drafts_of(toy: Toy, parents: Parents, causal: bool, siblings: Siblings) -> A
         tokens, q_NV = draw_tree(parents, q_of, siblings, request.generator, request.target.device)
         kind = siblings if len(set(parents)) < len(parents) else None
         law = "causal" if causal else "independent"
-        return Proposal(tokens, law, DenseQ(q_NV.float()), parents=parents, siblings=kind)  # type: ignore[arg-type]
+        return Proposal(tokens, law, DraftProbs(q_NV.float()), parents=parents, siblings=kind)  # type: ignore[arg-type]
 
     return propose
 
@@ -87,7 +87,7 @@ def proposals_of(case_: Case, drafter: str) -> list[Proposal]:
             Proposal(
                 drafts.tokens_BN[b, :n],
                 law,  # type: ignore[arg-type]
-                None if drafts.q_BNV is None else DenseQ(drafts.q_BNV[b, :n].float()),
+                None if drafts.q_BNV is None else DraftProbs(drafts.q_BNV[b, :n].float()),
                 None if drafts.steps_BN is None else drafts.steps_BN[b, :n],
                 None if parents == chain(n) else parents,
                 KINDS.get(how, "iid") if branches else None,  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from decode.speculation import rules
-from decode.speculation.proposal import DenseQ, Proposal, SparseQ
+from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rules import Drafts, Rule
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import chain, depths, follow
@@ -119,7 +119,7 @@ def test_a_pruned_draft_vocabulary() -> None:
             toy = Toy(4, 2, seed)
             ids = torch.tensor([3, 1, 2])
             q_KS = toy.q_KV[:, ids] + 0.01
-            q = SparseQ(ids, q_KS / q_KS.sum(1, keepdim=True))
+            q = DraftProbs(q_KS / q_KS.sum(1, keepdim=True), ids)
             tokens = every(4, 2)
             dense = q.dense(4)
             weight = dense[0][tokens[:, 0]] * dense[1][tokens[:, 1]]
@@ -139,7 +139,7 @@ def test_cutting_a_draft_keeps_its_law() -> None:
             if len(set(parents)) < len(parents):
                 kind = "without_replacement" if whole.drafts.without_replacement else "iid"
             cut = [
-                Proposal(t, law, DenseQ(q), parents=parents, siblings=kind).cut(2)  # type: ignore[arg-type]
+                Proposal(t, law, DraftProbs(q), parents=parents, siblings=kind).cut(2)  # type: ignore[arg-type]
                 for t, q in zip(whole.drafts.tokens_BN, whole.drafts.q_BNV, strict=True)
             ]
             drafts = Drafts.of(cut, 2)
@@ -151,7 +151,7 @@ def test_cutting_a_draft_keeps_its_law() -> None:
 
 def test_a_zero_uniform_never_accepts_a_token_of_probability_zero() -> None:
     p_BMV = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])
-    proposal = Proposal(torch.tensor([1]), "independent", DenseQ(torch.tensor([[0.5, 0.5]])))
+    proposal = Proposal(torch.tensor([1]), "independent", DraftProbs(torch.tensor([[0.5, 0.5]])))
     drafts = Drafts.of([proposal], 2)
     for v in VERIFIERS.values():
         if v.rule is not None:
@@ -248,12 +248,12 @@ def test_a_batch_of_different_trees_is_each_alone(name: str) -> None:
     for i, parents in enumerate(trees):
         toy = Toy(4, 3, i)
         tokens = torch.randint(4, (len(parents),), generator=generator)
-        q = DenseQ(toy.q_KV[torch.tensor(depths(parents)) - 1] * 0.9 + 0.025)
+        q = DraftProbs(toy.q_KV[torch.tensor(depths(parents)) - 1] * 0.9 + 0.025)
         kind = "iid" if len(set(parents)) < len(parents) else None
         proposals.append(Proposal(tokens, "causal", q, parents=parents, siblings=kind))
         tables.append(toy.p_BMV(tokens[None], parents)[0])
     proposals.append(
-        Proposal(torch.zeros(0, dtype=torch.int64), "causal", DenseQ(torch.zeros(0, 4).double()))
+        Proposal(torch.zeros(0, dtype=torch.int64), "causal", DraftProbs(torch.zeros(0, 4).double()))
     )
     tables.append(Toy(4, 3, 99).p[0][None])
     most = max(len(p) for p in tables)
@@ -285,7 +285,7 @@ def test_draws_follow_the_outcomes(name: str) -> None:
     toy = Toy(3, 2, 3)
     parents = (-1, 0) if name == "token" else (-1, -1, 0)
     tokens = torch.tensor([1, 2, 0][: len(parents)])
-    q = DenseQ(toy.q_KV[torch.tensor(depths(parents)) - 1] * 0.7 + 0.1)
+    q = DraftProbs(toy.q_KV[torch.tensor(depths(parents)) - 1] * 0.7 + 0.1)
     kind = None if name == "token" else "iid"
     proposal = Proposal(tokens, "independent", q, parents=parents, siblings=kind)
     p_BMV = toy.p_BMV(tokens[None], parents) * 0.9 + 0.1 / 3
@@ -318,6 +318,6 @@ def test_half_precision_logits_are_verified_in_fp32() -> None:
     for dtype in (torch.float16, torch.bfloat16):
         p = probs(torch.randn(3, 4).to(dtype), Sampling(1.0))
         assert p.dtype == torch.float32
-        proposal = Proposal(torch.tensor([3, 1]), "independent", DenseQ(p[:2].clone()))
+        proposal = Proposal(torch.tensor([3, 1]), "independent", DraftProbs(p[:2].clone()))
         for name in ("token", "block", "traversal", "recursive"):
             assert int(run_verifier(name, [proposal], p[None], [torch.Generator()]).end_B) == 2  # p = q

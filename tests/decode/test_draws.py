@@ -24,7 +24,7 @@ from decode.methods.build import build
 from decode.methods.registry import SYSTEMS, Parts
 from decode.methods.spec import read_method
 from decode.speculation import sampling as drawing
-from decode.speculation.proposal import Proposal, SparseQ
+from decode.speculation.proposal import Proposal
 from tests.builders import BLOCK_VARIANTS, PROMPT, block_network, diffusion_drafter
 
 VARIANTS = [
@@ -133,7 +133,7 @@ class Watched:
     def hold(self, proposal: Proposal) -> None:
         """Each drafted token against a draw of its own."""
         assert proposal.q is not None
-        ids = proposal.q.ids_S.tolist() if isinstance(proposal.q, SparseQ) else None
+        ids = None if proposal.q is None or proposal.q.ids is None else proposal.q.ids.tolist()
         for i, token in enumerate(proposal.tokens_K.tolist()):
             index = token if ids is None else ids.index(token)
             q_V = proposal.q.probs[i].detach().double()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from decode import generate
+from decode.methods import drafter_spec
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -38,7 +39,8 @@ def test_default_drafter_of_another_target_is_said(capsys: pytest.CaptureFixture
 
 
 def test_a_missing_shipped_drafter_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(generate, "DEFAULT_DRAFTER", Path("/nowhere/block"))
+    for module in (generate, drafter_spec):
+        monkeypatch.setattr(module, "DEFAULT_DRAFTER", Path("/nowhere/block"))
     monkeypatch.setattr("align.target.loading.DEFAULT_TARGET", "debug")
     code, _, err = run(capsys, *DEBUG, "hello")
     assert (
@@ -76,7 +78,7 @@ def test_standard_input_system_message_and_sampling(
         ((), "no prompt"),
         (("--temprature", "1", "hi"), "did you mean '--temperature'"),
         (("hi", "there"), "unrecognized argument 'there' (quote the prompt)"),
-        (("--temperature", "hot", "hi"), "invalid float value: 'hot'"),
+        (("--temperature", "hot", "hi"), "'hot' is not a number"),
         (("--temperature", "-1", "hi"), "temperature=-1.0: must be 0"),
         (("--top-p", "2", "hi"), "top_p=2.0"),
         (("--max-new-tokens", "0", "hi"), "at least 1"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decode.speculation.proposal import DenseQ, Proposal, Siblings, SparseQ
+from decode.speculation.proposal import DraftProbs, Proposal, Siblings
 from decode.speculation.sampling import NOTHING, Sampling
 from decode.speculation.verification import verify_proposal
 from decode.speculation.verifiers import run_verifier
@@ -13,7 +13,7 @@ from decode.speculation.verifiers import run_verifier
 TOKENS = torch.tensor([3, 1])
 
 
-Q = DenseQ(torch.full((2, 4), 0.25))
+Q = DraftProbs(torch.full((2, 4), 0.25))
 
 
 def test_a_law_and_its_q_belong_together() -> None:
@@ -25,7 +25,7 @@ def test_a_law_and_its_q_belong_together() -> None:
     with pytest.raises(ValueError, match="unknown law"):
         Proposal(TOKENS, "beam")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rows of q"):
-        Proposal(TOKENS, "independent", DenseQ(torch.full((3, 4), 0.25)))
+        Proposal(TOKENS, "independent", DraftProbs(torch.full((3, 4), 0.25)))
     with pytest.raises(ValueError, match="needs unmask steps"):
         Proposal(TOKENS, "unmasked", Q)
     with pytest.raises(ValueError, match="has no unmask steps"):
@@ -33,30 +33,30 @@ def test_a_law_and_its_q_belong_together() -> None:
     with pytest.raises(ValueError, match="int64"):
         Proposal(TOKENS.int(), "point")
     with pytest.raises(ValueError, match="as many ids"):
-        SparseQ(torch.tensor([1, 2, 3]), torch.full((2, 2), 0.5))
+        DraftProbs(torch.full((2, 2), 0.5), torch.tensor([1, 2, 3]))
 
 
 @pytest.mark.parametrize("row", [[0.1] * 4, [5, -4, 0, 0], [3, 1, -3, 0], [0, 0, 0, 0]])
 def test_a_q_that_is_no_distribution_is_refused(row: list[float]) -> None:
     with pytest.raises(ValueError, match="must be a distribution"):
-        DenseQ(torch.tensor([[0.25] * 4, row]))
+        DraftProbs(torch.tensor([[0.25] * 4, row]))
     with pytest.raises(ValueError, match="must be a distribution"):
-        SparseQ(torch.arange(4), torch.tensor([row], dtype=torch.float64))
+        DraftProbs(torch.tensor([row], dtype=torch.float64), torch.arange(4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_probabilities_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match="float32 or float64"):
-        DenseQ(torch.full((2, 4), 0.25, dtype=dtype))
+        DraftProbs(torch.full((2, 4), 0.25, dtype=dtype))
     with pytest.raises(ValueError, match="fp32 or fp64"):
         p_BMV = torch.full((1, 3, 4), 0.25, dtype=dtype)
         run_verifier("token", [Proposal(TOKENS, "independent", Q)], p_BMV, [torch.Generator()])
 
 
 def test_sparse_q_is_the_dense_one_with_zeros() -> None:
-    sparse = SparseQ(torch.tensor([3, 0]), torch.tensor([[0.25, 0.75], [1.0, 0.0]]))
-    dense = DenseQ(sparse.dense(5))
-    assert dense.probs_KV.tolist() == [[0.75, 0, 0, 0.25, 0], [0, 0, 0, 1, 0]]
+    sparse = DraftProbs(torch.tensor([[0.25, 0.75], [1.0, 0.0]]), torch.tensor([3, 0]))
+    dense = DraftProbs(sparse.dense(5))
+    assert dense.probs.tolist() == [[0.75, 0, 0, 0.25, 0], [0, 0, 0, 1, 0]]
     for rows in (slice(1), torch.tensor([1, 0])):
         assert torch.equal(sparse.take(rows).dense(5), dense.take(rows).dense(5))
     assert len(sparse.take(slice(1))) == 1
@@ -82,7 +82,7 @@ def test_proposals_that_branch() -> None:
     assert cut.tokens_K.tolist() == [7, 9, 11, 7, 30] and cut.parents == (-1, -1, 0, 0, 1)
     with pytest.raises(ValueError, match="8 drafted tokens, but 2 parents"):
         Proposal(torch.tensor(NODE_TOKENS), "point", parents=(-1, 0))
-    q = DenseQ(torch.ones(2, 1))
+    q = DraftProbs(torch.ones(2, 1))
     with pytest.raises(ValueError, match="need to say how siblings were drawn"):
         Proposal(torch.tensor([0, 0]), "independent", q, parents=(-1, -1))
     with pytest.raises(ValueError, match="have no siblings"):
@@ -110,13 +110,13 @@ OFF = {
 def test_q_is_a_distribution(off: str, double: bool) -> None:
     q = OFF[off].double() if double else OFF[off]
     with pytest.raises(ValueError, match="each row of q must be a distribution"):
-        DenseQ(q)
+        DraftProbs(q)
     with pytest.raises(ValueError, match="each row of q must be a distribution"):
-        SparseQ(torch.arange(4), q)
+        DraftProbs(q, torch.arange(4))
 
 
 def test_a_softmax_over_many_ids_is_a_distribution() -> None:
-    DenseQ(torch.randn(4, 256_000, generator=torch.Generator().manual_seed(0)).mul_(4).softmax(1))
+    DraftProbs(torch.randn(4, 256_000, generator=torch.Generator().manual_seed(0)).mul_(4).softmax(1))
 
 
 @pytest.mark.parametrize("siblings", ["iid", "without_replacement"])
@@ -126,10 +126,10 @@ def test_siblings_of_one_q(siblings: Siblings) -> None:
     broken[1] = torch.nan
     two = torch.tensor([0, 1])
     with pytest.raises(ValueError, match=f"siblings drawn {siblings} share one q"):
-        Proposal(two, "causal", DenseQ(apart), parents=(-1, -1), siblings=siblings)
-    Proposal(two, "causal", DenseQ(apart), parents=(-1, -1), siblings="independent")
-    Proposal(two, "causal", DenseQ(apart), parents=(-1, 0))
-    Proposal(two, "causal", DenseQ(broken), parents=(-1, -1), siblings=siblings)
+        Proposal(two, "causal", DraftProbs(apart), parents=(-1, -1), siblings=siblings)
+    Proposal(two, "causal", DraftProbs(apart), parents=(-1, -1), siblings="independent")
+    Proposal(two, "causal", DraftProbs(apart), parents=(-1, 0))
+    Proposal(two, "causal", DraftProbs(broken), parents=(-1, -1), siblings=siblings)
 
 
 @pytest.mark.parametrize("verifier", ["recursive", "traversal", "k_seq"])
@@ -144,7 +144,7 @@ def test_what_is_not_seen_at_once_is_seen_with_the_outcome(
         q *= 0.999
     elif fault == "siblings":
         q[1] = torch.tensor([0.4, 0.3, 0.2, 0.1])
-    proposal = Proposal(torch.tensor([0, 1]), "independent", DenseQ(q), parents=(-1, -1), siblings="iid")
+    proposal = Proposal(torch.tensor([0, 1]), "independent", DraftProbs(q), parents=(-1, -1), siblings="iid")
 
     def verify() -> None:
         verify_proposal(torch.zeros(3, 4), proposal, verifier, Sampling(1.0), NOTHING, torch.Generator())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decode.speculation.proposal import DenseQ, Proposal
+from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rules import Drafts, accept_probability
 from decode.speculation.verifiers import VERIFIERS, run_verifier
 
@@ -18,7 +18,7 @@ def test_acceptance_at_the_edges() -> None:
 def test_p_equal_to_q_accepts_everything_and_rounding_leaves_no_nan() -> None:
     row = torch.rand(4) ** 2
     p_BMV = (row / row.sum()).expand(1, 3, 4)
-    proposal = Proposal(torch.tensor([0, 3]), "independent", DenseQ(p_BMV[0, :2]))
+    proposal = Proposal(torch.tensor([0, 3]), "independent", DraftProbs(p_BMV[0, :2]))
     generator = torch.Generator().manual_seed(0)
     for name in ("token", "block", "recursive", "traversal", "k_seq", "hybrid"):
         assert all(int(run_verifier(name, [proposal], p_BMV, [generator]).end_B) == 2 for _ in range(20))

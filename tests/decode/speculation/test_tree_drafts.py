@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 
-from decode.speculation.proposal import DenseQ, Proposal, SparseQ
+from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.tree import path_to
 from decode.speculation.tree_drafts import (
     draw_tree,
@@ -102,18 +102,18 @@ def test_nothing_left_to_draw() -> None:
 def test_chains_merged() -> None:
     q = rows(5, 6, 3)
     q[3] = q[0]
-    one = Proposal(torch.tensor([1, 2, 3]), "causal", DenseQ(q[:3]))
-    two = Proposal(torch.tensor([1, 5]), "causal", DenseQ(q[3:]))
+    one = Proposal(torch.tensor([1, 2, 3]), "causal", DraftProbs(q[:3]))
+    two = Proposal(torch.tensor([1, 5]), "causal", DraftProbs(q[3:]))
     tree = merge_chains([one, two])
     assert tree.parents == (-1, 0, 1, -1, 3) and tree.siblings == "iid" and tree.law == "causal"
     assert tree.tokens_K.tolist() == [1, 2, 3, 1, 5] and torch.equal(tree.q.dense(6), q)  # type: ignore[union-attr]
     assert merge_chains([one]).siblings is None
-    unlike = Proposal(torch.tensor([1, 5]), "causal", DenseQ(q[1:3]))
+    unlike = Proposal(torch.tensor([1, 5]), "causal", DraftProbs(q[1:3]))
     assert merge_chains([one, unlike]).siblings == "independent"
     ids = torch.tensor([4, 2])
-    sparse = [Proposal(torch.tensor([4]), "independent", SparseQ(ids, rows(1, 2, i))) for i in (1, 2)]
-    assert isinstance(merge_chains(sparse).q, SparseQ) and len(merge_chains(sparse)) == 2
-    other = Proposal(torch.tensor([4]), "independent", SparseQ(ids + 1, rows(1, 2, 0)))
+    sparse = [Proposal(torch.tensor([4]), "independent", DraftProbs(rows(1, 2, i), ids)) for i in (1, 2)]
+    assert merge_chains(sparse).q.ids is not None and len(merge_chains(sparse)) == 2
+    other = Proposal(torch.tensor([4]), "independent", DraftProbs(rows(1, 2, 0), ids + 1))
     for wrong in ([one, other], [sparse[0], other], [tree]):
         with pytest.raises(ValueError, match="merge_chains"):
             merge_chains(wrong)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from decode.speculation.proposal import DenseQ, Proposal
+from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.verifiers import check_pair, check_proposal, choose, run_verifier
 
 TOKENS = torch.tensor([3, 1])
@@ -12,11 +12,11 @@ TOKENS = torch.tensor([3, 1])
 
 def test_trees_and_chains_of_one_law_share_a_batch() -> None:
     """Whatever the kind of siblings: each as it is alone."""
-    q = DenseQ(torch.tensor([[0.2, 0.3, 0.5, 0.0]] * 3))
+    q = DraftProbs(torch.tensor([[0.2, 0.3, 0.5, 0.0]] * 3))
     tree = Proposal(
         torch.tensor([2, 1, 0]), "independent", q, parents=(-1, -1, 0), siblings="without_replacement"
     )
-    chain = Proposal(torch.tensor([1, 2]), "independent", DenseQ(q.probs_KV[:2]))
+    chain = Proposal(torch.tensor([1, 2]), "independent", DraftProbs(q.probs[:2]))
     p_BMV = torch.tensor([0.4, 0.3, 0.2, 0.1]).expand(2, 4, 4)
     for name in ("recursive", "traversal", "point_mass"):
         for seed in range(20):
@@ -66,7 +66,7 @@ def test_auto_always_fits() -> None:
 
 
 def test_proposals_that_a_verifier_cannot_have_are_refused_with_the_reason() -> None:
-    q = DenseQ(torch.full((2, 4), 0.25))
+    q = DraftProbs(torch.full((2, 4), 0.25))
     siblings = Proposal(TOKENS, "independent", q, parents=(-1, -1), siblings="without_replacement")
     with pytest.raises(
         UserError,
