@@ -63,7 +63,7 @@ def test_sparse_q_is_the_dense_one_with_zeros() -> None:
 
 
 def test_a_chain_that_is_cut_keeps_its_q_and_steps() -> None:
-    q, steps = DenseQ(torch.eye(3)), torch.tensor([2, 0, 1])
+    q, steps = DraftProbs(torch.eye(3)), torch.tensor([2, 0, 1])
     cut = Proposal(torch.arange(3), "unmasked", q, steps).cut(2)
     assert cut.q is not None and torch.equal(cut.q.probs, torch.eye(3)[:2])
     assert cut.tokens_K.tolist() == [0, 1] and cut.steps_K is not None and cut.steps_K.tolist() == [2, 0]
