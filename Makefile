@@ -1,7 +1,7 @@
 # make quickstart   set up, write a little data, calibrate the shipped drafter, measure, report
 # make test         set up, run the tests              (WORKERS=2 processes)
 # make test-fast    those without the slow ones: under two minutes
-# make mutants      change a line at a time and see which tests notice: hours, goes on where it was
+# make mutants      change a line at a time and see which of the tests that run it notice; goes on where it was
 # make systems      a drafter of every kind, then every system at its best setting, in one table (hours)
 # make lint         style, types
 # make setup        the virtual environment alone      (PYTHON=, VENV=, SYSTEM_PACKAGES=1)

@@ -83,4 +83,4 @@ class Chosen:
 
 def _limit(usual: float) -> int:
     """Seconds after which a test hangs: busy machines are slow, and its module's fixtures may count, too."""
-    return int(30 + 10 * usual)
+    return int(60 + 10 * usual)

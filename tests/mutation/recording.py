@@ -80,7 +80,8 @@ def key_of_the_tree(root: Path) -> str:
 
 
 def recorded_to(folder: Path, tree: Path, path: str) -> Path:
-    return folder / f"{_digest(path.encode() + (tree / path).read_bytes())}.json"
+    contents = path.encode() + (tree / path).read_bytes() + Path(__file__).read_bytes()
+    return folder / f"{_digest(contents)}.json"
 
 
 def record(folder: Path, tree: Path, path: str, rooms: tuple[str, ...]) -> None:
@@ -113,7 +114,9 @@ class Recorder:
         self.tests: list[dict[str, Any]] = []
         self.shared = self.now = Hits(set)
 
-    def pytest_sessionstart(self) -> None:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self) -> None:
+        """Conftests import the rooms."""
         threading.settrace(self.call)
         sys.settrace(self.call)
 

@@ -320,6 +320,15 @@ def test_a_pair_that_would_change_the_output_is_refused(target: Target) -> None:
         decoder.generate(PROMPT, sampling=Sampling(1.0))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_without_a_drafter_any_verifier_will_do(target: Target, temperature: float) -> None:
+    sampling = Sampling(temperature)
+    plain = Decoder(target).generate(PROMPT, max_new_tokens=4, sampling=sampling).tokens
+    for verifier in ("token", "recursive", "point_mass"):
+        out = Decoder(target, None, verifier).generate(PROMPT, max_new_tokens=4, sampling=sampling)
+        assert out.tokens == plain
+
+
 def test_prompts_of_every_kind(target: Target) -> None:
     decoder = Decoder(target)
     text = decoder.generate("hello", max_new_tokens=5)
@@ -327,6 +336,7 @@ def test_prompts_of_every_kind(target: Target) -> None:
     tokens = decoder.generate(target.chat_tokens("hello"), max_new_tokens=5)
     raw = decoder.generate("hello", max_new_tokens=5, raw=True)
     assert text.tokens == messages.tokens == tokens.tokens
+    assert decoder.generate_batch(["hello"], max_new_tokens=5)[0].tokens == text.tokens
     assert raw.prompt_tokens == len(target.text_tokens("hello")) < text.prompt_tokens
 
 
