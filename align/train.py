@@ -1,4 +1,7 @@
-"""`python -m align.train recipe=NAME …`: train a drafter towards its target on target-written data."""
+"""`python -m align.train recipe=NAME …`: train a drafter towards its target on text that the target writes.
+
+Where that text is missing it is written first (data.write=never refuses).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from align.common.text import say
 from align.config.hardware import main_process
 from align.config.parser import parse_command
 from align.config.preflight import check_training
+from align.data.prompts import check_source
+from align.data.text_sources import check_text_source
 from align.training.checkpoints import check_named
 
 
@@ -20,6 +25,9 @@ def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     recipe = parse_command(words, "align.train", __doc__ or "")
     check_training(recipe)
+    check_source(recipe.data.prompts)
+    for source in recipe.data.text:
+        check_text_source(source)
     check_named(recipe.trainer.resume)
     # only now: torch, Lightning and transformers take seconds to import
     from align.training.base_module import NonFiniteLoss

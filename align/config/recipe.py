@@ -90,7 +90,7 @@ class TargetConfig(Group):
 
 @dataclass
 class DataConfig(Group):
-    """The text that the target writes."""
+    """The text that the target writes, and other text that it reads."""
 
     path: str | None = option(None, "data folder; default: data in the output folder")
     samples: int = option(2000, "samples to write in all", low=2)
@@ -115,6 +115,36 @@ class DataConfig(Group):
     validation_fraction: float = option(0.02, "share of samples held out", above=0, high=0.5)
     near_duplicate_threshold: float = option(
         0.8, "share of 3-grams from which a prompt counts as seen; above 1 = off", above=0
+    )
+    text: list[str] = option(
+        [],
+        "other text, learnt as it stands before the target's own words: files and folders of text, source code, .jsonl, "
+        ".parquet, or hub ids",
+    )
+    mixture: list[float] = option([], "share of each source of data.text; empty = equal ones", above=0)
+    text_tokens: int = option(1_000_000, "tokens of data.text to read in all", low=1)
+    text_share: float = option(
+        0.5, "share of the training steps, the first ones, that read data.text", above=0, high=1
+    )
+    text_column: str = option("text", "column that holds the text")
+    text_split: str = option("train", "split of a hub data set of data.text")
+    text_config: str | None = option(None, "configuration of a hub data set of data.text that has several")
+    text_revision: str | None = option(None, "branch, tag or commit of a hub data set of data.text")
+    exclude: list[str] = option(
+        ["suites"],
+        "documents of data.text that share 13 words in a row with these are left out: suites = every benchmark of "
+        "decode.eval, or files of rows",
+    )
+    write: Literal["missing", "never"] = option(
+        "missing", "align.train first writes the data that are missing; never = it refuses"
+    )
+    follow: bool = option(
+        False,
+        "align.train reads shards in the order in which align.synthesize writes them, while it does; where nobody writes, "
+        "it writes the next one itself",
+    )
+    follow_after: int = option(
+        4, "shards that must be there first: held-out rows and the draft vocabulary are theirs", low=1
     )
 
 

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from align.common.batch import Step
 from align.common.files import write_atomically
 from align.common.rng import random_state, set_random_state
 from align.config.recipe import Recipe, TrainerConfig
@@ -27,7 +28,6 @@ from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.causal import CausalDrafter
 from align.models.standalone import DiffusionDrafter
-from align.training.datamodule import Step
 from align.training.ema import EMA
 from align.training.metrics import TrainingProgress, ValidationSums
 from align.training.target_cache import TargetOutputCache, TargetOutputs, compute_target_outputs
@@ -113,6 +113,8 @@ class DrafterModule(lightning.LightningModule, ABC):
         and the data do not cut its block: K valid drafts, or fewer that end in end-of-sequence."""
         valid, tokens = step.anchors.valid_BAK, step.batch.tokens_BL
         written = step.batch.answer_BL.gather(1, step.anchors.index_BA)
+        if not all(step.written):
+            written = written & torch.tensor(step.written, device=written.device)[:, None]
         count = valid.sum(-1)
         last = tokens.gather(1, (step.anchors.index_BA + count).clamp_max(tokens.shape[1] - 1))
         ends = torch.isin(last, torch.tensor(self.drafter.target.eos_ids, device=tokens.device))

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from align.common.batch import Step
 from align.losses.objective import TargetPlaces, target_places
 from align.models.block import TargetFeatures, target_features
 from align.models.block_config import BlockConfig
 from align.target.model import Target
-from align.training.datamodule import Step
 
 
 @dataclass

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from align.common.batch import Step
 from align.config.recipe import DrafterConfig
 from align.data import packing
 from align.data import shards as data
 from align.models.block_config import BlockConfig
 from align.target.loading import load_target
 from align.training import target_cache
-from align.training.datamodule import Step, make_batch
+from align.training.datamodule import make_batch
 from align.training.makers import from_target
 
 
