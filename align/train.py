@@ -6,7 +6,7 @@ Where that text is missing it is written first (data.write=never refuses).
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 from align.common.claims import Claim
@@ -35,7 +35,11 @@ def main(argv: list[str] | None = None) -> None:
     from align.training.run import train
 
     try:
-        with Claim(Path(recipe.output), "output") if main_process() else nullcontext():
+        with ExitStack() as claims:
+            if main_process():
+                claims.enter_context(Claim(Path(recipe.output), "output"))
+                if recipe.trainer.features_gb:
+                    claims.enter_context(Claim(recipe.features_folder, "trainer.features_path"))
             train(recipe, argv=words)
     except (NonFiniteLoss, Interrupted) as stop:
         if (

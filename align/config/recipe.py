@@ -291,6 +291,17 @@ class TrainerConfig(Group):
         "memory, in GB a process, for caching the target's outputs from epoch to epoch; 0 = computed every time",
         low=0,
     )
+    features_gb: float = option(
+        0.0,
+        "disk, in GB, for the target's outputs: align.features or the first epoch stores them; 0 = none",
+        low=0,
+    )
+    features_path: str | None = option(
+        None, "folder of those outputs; default: features in the output folder"
+    )
+    features_dtype: Literal["fp16", "bf16", "fp32"] = option(
+        "fp16", "type of outputs that are cached or stored; what overflows fp16 stays fp32"
+    )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb")
     log_every: int = option(10, "steps between progress lines", low=1)
     max_minutes: float | None = option(None, "stop in time, the learning rate brought down by then", above=0)
@@ -339,6 +350,11 @@ class Recipe(Group):
     def data_folder(self) -> Path:
         """Where the data lie: `data.path`, or `data` in the output folder."""
         return Path(self.data.path) if self.data.path else Path(self.output) / "data"
+
+    @property
+    def features_folder(self) -> Path:
+        """Where the target's outputs lie: `trainer.features_path`, or `features` in the output folder."""
+        return Path(self.trainer.features_path or Path(self.output) / "features")
 
 
 LOGGERS = ("csv", "tensorboard", "wandb")

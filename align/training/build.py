@@ -16,7 +16,8 @@ from align.config.recipe import Recipe
 from align.data.draft_vocab import coverage, frequent_tokens
 from align.data.supply import Supply
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import save_drafter
+from align.models.block_checkpoint import load_drafter, save_drafter
+from align.models.block_config import BlockConfig
 from align.models.causal import CausalDrafter, save_causal
 from align.models.standalone import DiffusionDrafter
 from align.models.standalone_checkpoint import save_standalone
@@ -26,7 +27,7 @@ from align.training.base_module import Drafter, DrafterModule
 from align.training.block_module import BlockDrafterModule
 from align.training.causal_module import CausalDrafterModule
 from align.training.diffusion_module import DiffusionDrafterModule
-from align.training.makers import make_block, make_causal, make_standalone
+from align.training.makers import block_config, make_block, make_causal, make_standalone
 from align.training.model_card import About, about_block, about_causal, about_standalone, write_card
 
 
@@ -57,6 +58,16 @@ def draft_vocab(recipe: Recipe, target: Target, supply: Supply, resume: Path | N
             raise UserError(f"{resume}: its draft_vocab is no list of the target's tokens in ascending order")
         return torch.tensor(before)
     return frequent_tokens(supply.training, target, recipe.drafter.draft_vocab, supply.text)
+
+
+def conditioning(recipe: Recipe, target: Target) -> BlockConfig | None:
+    """What the recipe's drafter is shown of the target besides p; None = nothing."""
+    options = recipe.drafter
+    if options.kind != "block":
+        return None
+    if options.init is not None:
+        return load_drafter(options.init, target).config
+    return block_config(target, options, None)
 
 
 def save_trained(module: DrafterModule, supply: Supply, steps: int) -> Path:

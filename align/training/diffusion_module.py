@@ -27,8 +27,8 @@ from align.losses.divergences import logit_statistics
 from align.losses.objective import RowStatistics
 from align.models.masked_lm import annealed_see
 from align.models.standalone import Annealed, DiffusionContext, DiffusionDrafter
+from align.outputs.cache import TargetOutputs
 from align.training.base_module import DrafterModule
-from align.training.target_cache import TargetOutputs
 
 _VALIDATION_SEED = 0x0B0E
 

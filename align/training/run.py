@@ -175,12 +175,16 @@ def fit(
     elif main_process():
         checkpoints.set_aside(Path(recipe.output) / "checkpoints")
     trainer = build_trainer(recipe, module.drafter.target, steps, quiet)
-    trainer.fit(
-        module,
-        rows,
-        ckpt_path=None if resume is None else str(resume),
-        weights_only=checkpoint_kind(recipe) == "one file",
-    )
+    try:
+        trainer.fit(
+            module,
+            rows,
+            ckpt_path=None if resume is None else str(resume),
+            weights_only=checkpoint_kind(recipe) == "one file",
+        )
+    finally:
+        if module.target_cache is not None:
+            module.target_cache.close()
     if not module.final_weights:  # the checkpoint was the end of the run: nothing was left to train
         module.copy_final_weights()
     return trainer
