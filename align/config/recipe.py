@@ -19,6 +19,8 @@ LOSS_NAMES = (
     "reverse_kl",
     "jensen_shannon",
     "total_variation",
+    "lk",
+    "first_error",
     "streak",
     "confidence",
 )
@@ -222,8 +224,10 @@ class ObjectiveConfig(Group):
     terms: dict[str, float] = option(
         {"forward_kl": 1.0}, f"loss name: weight; names: {', '.join(LOSS_NAMES)}", above=0
     )
-    weighting: Literal["d_pace", "exponential", "uniform"] = option("d_pace", "weights of the K positions")
-    decay: float = option(4.0, "decay of the exponential weights, in positions", above=0)
+    weighting: Literal["d_pace", "exponential", "normalised", "uniform"] = option(
+        "d_pace", "weights of the K positions; normalised = exponential ones over their sum in the block"
+    )
+    decay: float = option(4.0, "decay of the exponential and normalised weights, in positions", above=0)
     d_pace_alpha: float = option(0.5, "alpha of the D-PACE weights", low=0, high=1)
     temperature: float = option(1.0, "temperature of p in the divergences", above=0)
     prefix_decay: float = option(
