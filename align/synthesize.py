@@ -1,7 +1,7 @@
 """`python -m align.synthesize recipe=NAME …`: the target writes its own training data.
 
 With no data set at all the target writes prompts and then answers them; or it answers prompts from `datasets` (a hub
-id, JSONL or Parquet). Samples are written in batches, one shard a batch. A batch's text depends on (seed, batch
+id, JSONL or Parquet). Where the recipe names other text (data.text), it is read first. Samples are written in batches, one shard a batch. A batch's text depends on (seed, batch
 number) alone, so a run that was killed loses the batch in flight and ends in the same state as an undisturbed one.
 """
 
@@ -16,6 +16,7 @@ from align.common.text import say
 from align.config.parser import parse_command
 from align.config.preflight import check_writing
 from align.data.prompts import check_source
+from align.data.text_sources import check_text_source
 
 
 @cli
@@ -24,15 +25,20 @@ def main(argv: list[str] | None = None) -> None:
     recipe = parse_command(words, "align.synthesize", __doc__ or "")
     check_writing(recipe)
     check_source(recipe.data.prompts)
+    for source in recipe.data.text:
+        check_text_source(source)
     with Claim(recipe.data_folder, "data.path" if recipe.data.path else "output"):
         # only now: torch and transformers take seconds to import
         from align.data.synthesis import synthesize
+        from align.data.texts import read_texts
         from align.target.loading import load_target
 
         t = recipe.target
         target = load_target(
             t.name, t.dtype, t.device, revision=t.revision, trust_remote_code=t.trust_remote_code
         )
+        if recipe.data.text:
+            read_texts(recipe, target)
         synthesize(recipe, target, recipe.data_folder)
     say(f"next:\n  python -m align.train {shlex.join(words)}")
 

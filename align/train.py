@@ -1,9 +1,12 @@
-"""`python -m align.train recipe=NAME …`: train a drafter towards its target on target-written data."""
+"""`python -m align.train recipe=NAME …`: train a drafter towards its target on text that the target writes.
+
+Where that text is missing it is written first (data.write=never refuses).
+"""
 
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 from align.common.claims import Claim
@@ -12,6 +15,8 @@ from align.common.text import say
 from align.config.hardware import main_process
 from align.config.parser import parse_command
 from align.config.preflight import check_training
+from align.data.prompts import check_source
+from align.data.text_sources import check_text_source
 from align.training.checkpoints import check_named
 
 
@@ -20,6 +25,9 @@ def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     recipe = parse_command(words, "align.train", __doc__ or "")
     check_training(recipe)
+    check_source(recipe.data.prompts)
+    for source in recipe.data.text:
+        check_text_source(source)
     check_named(recipe.trainer.resume)
     # only now: torch, Lightning and transformers take seconds to import
     from align.training.base_module import NonFiniteLoss
@@ -27,7 +35,11 @@ def main(argv: list[str] | None = None) -> None:
     from align.training.run import train
 
     try:
-        with Claim(Path(recipe.output), "output") if main_process() else nullcontext():
+        with ExitStack() as claims:
+            if main_process():
+                claims.enter_context(Claim(Path(recipe.output), "output"))
+                if recipe.trainer.features_gb:
+                    claims.enter_context(Claim(recipe.features_folder, "trainer.features_path"))
             train(recipe, argv=words)
     except (NonFiniteLoss, Interrupted) as stop:
         if (

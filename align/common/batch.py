@@ -1,8 +1,8 @@
-"""What passes between data, noise and networks: packed rows, anchors, corrupted text."""
+"""What passes between data, noise, networks and training: packed rows, anchors, steps, corrupted text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,6 +71,29 @@ class Anchors:
         steps = torch.arange(1, self.block_size + 1, device=self.index_BA.device)
         places = (self.index_BA[..., None] + steps).clamp_max(tokens_BL.shape[1] - 1)
         return torch.gather(tokens_BL, 1, places.flatten(1)).view_as(places)
+
+
+@dataclass
+class Step:
+    """What one process sees in one micro-batch of training.
+
+    scale: the sum of its losses times this, averaged over processes and micro-batches, is the step's mean loss per
+    anchor. kind: the text's temperature, for validation (`greedy`, `sampling`, `other`). keys: which rows these are,
+    training rows from 0 up, held-out ones from -1 down. places: where in the stream each row stands, from which its noise
+    is drawn. written: whether the target wrote each row's text, without which it tells no τ; empty = all of them.
+    """
+
+    batch: Batch
+    anchors: Anchors
+    scale: float = 1.0
+    kind: str = "other"
+    keys: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
+    written: tuple[bool, ...] = ()
+
+    def to(self, device: torch.device) -> Step:
+        anchors = Anchors(self.anchors.index_BA.to(device), self.anchors.valid_BAK.to(device))
+        return replace(self, batch=self.batch.to(device), anchors=anchors)
 
 
 @dataclass

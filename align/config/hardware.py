@@ -16,6 +16,13 @@ def main_process() -> bool:
     return rank == "0" and (os.environ.get("NODE_RANK") or "0") == "0"
 
 
+def process_number() -> int:
+    """The number of this process among those of a run, known before they know each other."""
+    if rank := os.environ.get("RANK"):
+        return int(rank)
+    return 64 * int(os.environ.get("NODE_RANK") or 0) + int(os.environ.get("LOCAL_RANK") or 0)
+
+
 def gpu_count() -> int:
     """GPUs that torch sees; the CPU build sees none, which its version says without seconds of importing it."""
     try:

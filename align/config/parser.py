@@ -209,6 +209,8 @@ def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
         check(recipe)
         recipe.output = str(expanded(recipe.output or f"runs/{recipe.name}", "output"))
         recipe.data.path = recipe.data.path and str(expanded(recipe.data.path, "data.path"))
+        t = recipe.trainer
+        t.features_path = t.features_path and str(expanded(t.features_path, "trainer.features_path"))
     except UserError as error:
         # Of the keys that the line names, the first that was given somewhere: the others are defaults.
         words = re.findall(r"[\w.]+", str(error))

@@ -13,7 +13,6 @@ from align.common.provenance import memory_bytes
 from align.config.hardware import accelerator, gpu_count
 from align.config.parser import shipped
 from align.config.recipe import Recipe
-from align.target.debug import DEBUG
 from align.target.names import check_name
 
 
@@ -21,7 +20,6 @@ def check_training(recipe: Recipe) -> None:
     """Raises UserError for what `align.train` will lack."""
     check_name(recipe.target.name)
     _check_init(recipe)
-    _check_data(recipe)
     _check_folder(Path(recipe.output), "output")
     if accelerator(recipe) == "cpu":
         most = 4 * (os.cpu_count() or 1)
@@ -30,6 +28,7 @@ def check_training(recipe: Recipe) -> None:
                 f"launch.devices={recipe.launch.devices}: at most {most} processes on this machine's CPU"
             )
     check_memory(recipe)
+    _check_data(recipe)
 
 
 def check_writing(recipe: Recipe) -> None:
@@ -71,13 +70,15 @@ def _check_init(recipe: Recipe) -> None:
 
 
 def _check_data(recipe: Recipe) -> None:
-    """The data of `debug` targets write themselves when training starts."""
+    """Missing data are written when training starts, unless `data.write` forbids it."""
     folder = recipe.data_folder
-    if recipe.target.name in DEBUG or (folder / "manifest.json").exists():
+    if recipe.data.write == "missing":
+        check_writing(recipe)
+    if recipe.data.write == "missing" or (folder / "manifest.json").exists():
         return
     words = [f"recipe={recipe.name}", f"output={recipe.output}", f"target.name={recipe.target.name}"]
     raise UserError(
-        f"{folder}: no data yet; write them with python -m align.synthesize {shlex.join(words)} "
+        f"{folder}: no data yet, and data.write=never; write them with python -m align.synthesize {shlex.join(words)} "
         "(or name others that this target wrote: data.path=FOLDER)"
     )
 

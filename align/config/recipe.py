@@ -19,6 +19,8 @@ LOSS_NAMES = (
     "reverse_kl",
     "jensen_shannon",
     "total_variation",
+    "lk",
+    "first_error",
     "streak",
     "confidence",
 )
@@ -90,7 +92,7 @@ class TargetConfig(Group):
 
 @dataclass
 class DataConfig(Group):
-    """The text that the target writes."""
+    """The text that the target writes, and other text that it reads."""
 
     path: str | None = option(None, "data folder; default: data in the output folder")
     samples: int = option(2000, "samples to write in all", low=2)
@@ -116,6 +118,36 @@ class DataConfig(Group):
     validation_fraction: float = option(0.02, "share of samples held out", above=0, high=0.5)
     near_duplicate_threshold: float = option(
         0.8, "share of 3-grams from which a prompt counts as seen; above 1 = off", above=0
+    )
+    text: list[str] = option(
+        [],
+        "other text, learnt as it stands before the target's own words: files and folders of text, source code, .jsonl, "
+        ".parquet, or hub ids",
+    )
+    mixture: list[float] = option([], "share of each source of data.text; empty = equal ones", above=0)
+    text_tokens: int = option(1_000_000, "tokens of data.text to read in all", low=1)
+    text_share: float = option(
+        0.5, "share of the training steps, the first ones, that read data.text", above=0, high=1
+    )
+    text_column: str = option("text", "column that holds the text")
+    text_split: str = option("train", "split of a hub data set of data.text")
+    text_config: str | None = option(None, "configuration of a hub data set of data.text that has several")
+    text_revision: str | None = option(None, "branch, tag or commit of a hub data set of data.text")
+    exclude: list[str] = option(
+        ["suites"],
+        "documents of data.text that share 13 words in a row with these are left out: suites = every benchmark of "
+        "decode.eval, or files of rows",
+    )
+    write: Literal["missing", "never"] = option(
+        "missing", "align.train first writes the data that are missing; never = it refuses"
+    )
+    follow: bool = option(
+        False,
+        "align.train reads shards in the order in which align.synthesize writes them, while it does; where nobody writes, "
+        "it writes the next one itself",
+    )
+    follow_after: int = option(
+        4, "shards that must be there first: held-out rows and the draft vocabulary are theirs", low=1
     )
 
 
@@ -193,8 +225,10 @@ class ObjectiveConfig(Group):
     terms: dict[str, float] = option(
         {"forward_kl": 1.0}, f"loss name: weight; names: {', '.join(LOSS_NAMES)}", above=0
     )
-    weighting: Literal["d_pace", "exponential", "uniform"] = option("d_pace", "weights of the K positions")
-    decay: float = option(4.0, "decay of the exponential weights, in positions", above=0)
+    weighting: Literal["d_pace", "exponential", "normalised", "uniform"] = option(
+        "d_pace", "weights of the K positions; normalised = exponential ones over their sum in the block"
+    )
+    decay: float = option(4.0, "decay of the exponential and normalised weights, in positions", above=0)
     d_pace_alpha: float = option(0.5, "alpha of the D-PACE weights", low=0, high=1)
     temperature: float = option(1.0, "temperature of p in the divergences", above=0)
     prefix_decay: float = option(
@@ -262,6 +296,17 @@ class TrainerConfig(Group):
         "memory, in GB a process, for caching the target's outputs from epoch to epoch; 0 = computed every time",
         low=0,
     )
+    features_gb: float = option(
+        0.0,
+        "disk, in GB, for the target's outputs: align.features or the first epoch stores them; 0 = none",
+        low=0,
+    )
+    features_path: str | None = option(
+        None, "folder of those outputs; default: features in the output folder"
+    )
+    features_dtype: Literal["fp16", "bf16", "fp32"] = option(
+        "fp16", "type of outputs that are cached or stored; what overflows fp16 stays fp32"
+    )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb")
     log_every: int = option(10, "steps between progress lines", low=1)
     max_minutes: float | None = option(None, "stop in time, the learning rate brought down by then", above=0)
@@ -310,6 +355,11 @@ class Recipe(Group):
     def data_folder(self) -> Path:
         """Where the data lie: `data.path`, or `data` in the output folder."""
         return Path(self.data.path) if self.data.path else Path(self.output) / "data"
+
+    @property
+    def features_folder(self) -> Path:
+        """Where the target's outputs lie: `trainer.features_path`, or `features` in the output folder."""
+        return Path(self.trainer.features_path or Path(self.output) / "features")
 
 
 LOGGERS = ("csv", "tensorboard", "wandb")

@@ -37,7 +37,7 @@ def _together(recipe: Recipe) -> list[str]:
 
 def _run_rules(recipe: Recipe) -> list[tuple[bool, str]]:
     """(broken, what to say) of the run as a whole, target and data."""
-    d = recipe.drafter
+    d, text = recipe.drafter, recipe.data.text
     place = re.fullmatch(r"auto|cpu|cuda(:\d+)?", recipe.target.device)
     return [
         (recipe.name in ("", ".", "..") or "/" in recipe.name, f"name={recipe.name!r} must be a file name"),
@@ -51,6 +51,11 @@ def _run_rules(recipe: Recipe) -> list[tuple[bool, str]]:
             d.block_size >= recipe.data.length,
             f"drafter.block_size={d.block_size} must be less than data.length={recipe.data.length}",
         ),
+        (
+            bool(recipe.data.mixture) and len(recipe.data.mixture) != len(text),
+            f"data.mixture has {len(recipe.data.mixture)} entries for {len(text)} sources of data.text",
+        ),
+        (len(set(text)) < len(text), f"data.text={text} names a source twice"),
     ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -25,7 +26,8 @@ from align.common.schema import convert, read_json
 
 @dataclass
 class Samples:
-    """M samples end to end: tokens (N,) int64, offsets (M+1,), answer_start (M,), temperature (M,)."""
+    """M samples end to end: tokens (N,), offsets (M+1,), answer_start (M,), temperature (M,), `NOT_WRITTEN` of text that is
+    not the target's."""
 
     tokens: Tensor
     offsets: Tensor
@@ -36,7 +38,17 @@ class Samples:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> Tensor:
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+        """The tokens of one sample, int64."""
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]].long()
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each sample, (M,)."""
+        return self.offsets.diff()
+
+    @property
+    def token_count(self) -> int:
+        return len(self.tokens)
 
     def select(self, indices: Sequence[int]) -> Samples:
         """The samples at `indices`, in that order."""
@@ -45,6 +57,67 @@ class Samples:
             [int(self.answer_start[i]) for i in indices],
             [float(self.temperature[i]) for i in indices],
         )
+
+
+NOT_WRITTEN = -1.0
+"""The temperature of text that the target did not write."""
+
+
+class ShardSamples:
+    """Samples of several shards, whose tokens stay on disk: memory-mapped, read where they are asked for.
+
+    In memory: 32 bytes a sample, whatever its length.
+    """
+
+    def __init__(self, shards: Sequence[Samples], chosen_M: Tensor | None = None) -> None:
+        self.shards = list(shards)
+        sizes = torch.tensor([len(s) for s in shards], dtype=torch.int64)
+        self._first = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+        self.chosen_M = torch.arange(int(self._first[-1])) if chosen_M is None else chosen_M
+
+    def __len__(self) -> int:
+        return len(self.chosen_M)
+
+    def __getitem__(self, index: int) -> Tensor:
+        """The tokens of one sample, int64."""
+        number = int(self.chosen_M[index])
+        shard = int(torch.searchsorted(self._first, number, right=True)) - 1
+        return self.shards[shard][number - int(self._first[shard])]
+
+    def _field(self, name: str) -> Tensor:
+        parts = [getattr(s, name) for s in self.shards]
+        return torch.cat(parts)[self.chosen_M] if parts else torch.zeros(0, dtype=torch.int64)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Tokens of each sample, (M,)."""
+        return self._field("lengths")
+
+    @cached_property
+    def answer_start(self) -> Tensor:
+        """Where the answer of each sample begins, (M,)."""
+        return self._field("answer_start")
+
+    @cached_property
+    def temperature(self) -> Tensor:
+        """Of each sample, (M,)."""
+        return self._field("temperature")
+
+    @property
+    def token_count(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
+    def tokens(self) -> Tensor:
+        """All tokens, copied into memory, (N,) int64."""
+        return torch.cat([self[i] for i in range(len(self))])
+
+    def select(self, indices: Sequence[int]) -> ShardSamples:
+        """The samples at `indices`, in that order; nothing is read."""
+        return ShardSamples(self.shards, self.chosen_M[torch.tensor(list(indices), dtype=torch.int64)])
+
+
+Texts = Samples | ShardSamples
 
 
 def from_lists(
@@ -76,6 +149,8 @@ class Manifest(_Always, total=False):
     answer_tokens: int
     dropped: dict[str, int]
     finished: bool
+    ended: bool
+    """The prompts have ended, whatever was asked for."""
     sha256: list[str]
     """Of each shard; a manifest of old has none."""
     target: str
@@ -120,9 +195,9 @@ def read_shard(path: Path, sha256: str | None = None, vocabulary: int | None = N
     try:
         if sha256 is not None and path.exists() and sha256_file(path) != sha256:
             raise ValueError("it has changed since it was written")
-        tensors = load_file(str(path))
+        tensors = load_file(str(path))  # memory-mapped
         found = Samples(
-            tensors["tokens"].long(),
+            tensors["tokens"],
             tensors["offsets"].long(),
             tensors["answer_start"].long(),
             tensors["temperature"].float(),
@@ -165,25 +240,21 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     write_atomically(folder / "manifest.json", lambda part: part.write_text(text))
 
 
-def read_samples(folder: Path, vocabulary: int | None = None) -> Samples:
-    """All samples of a data folder, in writing order; `vocabulary`: every token is less.
+def read_samples(
+    folder: Path, vocabulary: int | None = None, manifest: dict[str, Any] | None = None
+) -> ShardSamples:
+    """All samples of a data folder, in writing order; `vocabulary`: every token is less. `manifest`: the folder's, where it is of
+    another kind.
 
     Raises:
         UserError: no folder, no manifest, a missing or torn shard, or no sample at all.
     """
-    manifest = read_manifest(folder)
+    manifest = manifest or read_manifest(folder)
     shards = [
         read_shard(shard_path(folder, i), sha256_of(manifest, i), vocabulary)
         for i in range(manifest["shards"])
     ]
-    count = sum(len(s) for s in shards)
-    if count == 0:
+    found = ShardSamples(shards)
+    if len(found) == 0:
         raise UserError(f"{folder}: holds no sample; write some with python -m align.synthesize")
-    lengths = torch.cat([s.offsets.diff() for s in shards])
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    return Samples(
-        torch.cat([s.tokens for s in shards]),
-        offsets,
-        torch.cat([s.answer_start for s in shards]),
-        torch.cat([s.temperature for s in shards]),
-    )
+    return found

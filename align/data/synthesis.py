@@ -23,7 +23,6 @@ from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.generation import Row, Writer, WriterSettings
 from align.data.prompts import NearDuplicates, read_prompts
-from align.target.debug import DEBUG
 from align.target.model import Target
 
 _MARK = "\u2402PROMPT\u2402"
@@ -63,9 +62,7 @@ _OLDER: dict[str, Any] = {"prompt_openings": []}
 """What a manifest means that was written before the key came."""
 
 
-def _identity(
-    recipe: Recipe, target: Target, template: Template, prompts: list[str] | None
-) -> dict[str, Any]:
+def identity(recipe: Recipe, target: Target, template: Template, prompts: list[str] | None) -> dict[str, Any]:
     """What a restart must find unchanged, or the shards would not belong together."""
     d = recipe.data
     return {
@@ -90,14 +87,24 @@ def _identity(
     }
 
 
-def _resume(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
+def same_settings(manifest: dict[str, Any], recipe: Recipe, target: Target) -> bool:
+    """Whether `synthesize` would go on from there; the prompts themselves are not looked at."""
+    wanted = identity(recipe, target, chat_template(target), None)
+    return all(
+        manifest.get(k, _OLDER.get(k)) == v
+        for k, v in wanted.items()
+        if k not in ("prompts_sha256", "target")
+    )
+
+
+def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """The manifest to go on from: the folder's own, when it was written with the same settings, else a fresh one."""
     nothing = {"shards": 0, "samples": 0, "tokens": 0, "answer_tokens": 0, "dropped": {}, "finished": False}
     nothing |= {"sha256": []}
     if not (folder / "manifest.json").exists():
-        return identity | nothing
+        return wanted | nothing
     manifest = data.read_manifest(folder)
-    for key, value in identity.items():
+    for key, value in wanted.items():
         if manifest.get(key, _OLDER.get(key)) != value:
             raise UserError(
                 f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says {value!r}; "
@@ -110,6 +117,59 @@ FRUITLESS = 20
 """Batches in a row of which nothing is kept, after which the writing stops."""
 
 
+class Synthesis:
+    """The writing of one folder, a shard at a time.
+
+    Raises:
+        UserError: a folder written with other settings, prompts that can't be read.
+    """
+
+    def __init__(self, recipe: Recipe, target: Target, folder: Path, quiet: bool = False) -> None:
+        d = recipe.data
+        self.recipe, self.folder, self.quiet, self.fruitless = recipe, folder, quiet, 0
+        template = chat_template(target)
+        self.prompts = None
+        if d.prompts:
+            self.prompts = read_prompts(
+                d.prompts, d.prompts_split, d.prompts_column, d.prompts_config, d.prompts_revision
+            )
+        self.manifest = _resume(folder, identity(recipe, target, template, self.prompts))
+        self.batches = _Batches(recipe, target, template, self.prompts)
+        _mend(folder, self.manifest, self.batches, quiet)
+
+    @property
+    def done(self) -> bool:
+        """Whether all samples are there."""
+        return bool(self.manifest["samples"] >= self.recipe.data.samples)
+
+    def write_shard(self, progress: Callable[[int], None] = lambda tokens: None) -> bool:
+        """Write the next shard; False where the prompts have ended. `progress` hears of new tokens.
+
+        Raises:
+            UserError: settings under which nothing is kept.
+        """
+        manifest, folder, wanted = self.manifest, self.folder, self.recipe.data.samples
+        dropped = Counter(manifest["dropped"])
+        samples = self.batches.write(manifest["shards"], wanted - manifest["samples"], dropped, progress)
+        if samples is None:
+            manifest["ended"] = True
+            data.write_manifest(folder, manifest)
+            return False
+        manifest["sha256"].append(data.write_shard(folder, manifest["shards"], samples))
+        manifest["shards"] += 1
+        manifest["dropped"] = dict(sorted(dropped.items()))
+        _count(manifest, samples)
+        manifest["finished"] = self.done
+        data.write_manifest(folder, manifest)
+        self.fruitless = 0 if len(samples) or self.prompts else self.fruitless + 1
+        if self.fruitless == FRUITLESS:
+            raise UserError(
+                f"{folder}: nothing of {FRUITLESS} batches in a row was kept (dropped so far: {_counts(dropped)}); "
+                "data.near_duplicate_threshold, data.prompt_temperature and data.max_prompt_tokens decide"
+            )
+        return True
+
+
 def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False) -> dict[str, Any]:
     """Write `recipe.data.samples` samples into `folder`, going on from what is there; returns the manifest.
 
@@ -118,43 +178,18 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
     Raises:
         UserError: a folder written with other settings, prompts that can't be read, or settings under which nothing is kept.
     """
-    d = recipe.data
-    template = chat_template(target)
-    prompts = None
-    if d.prompts:
-        prompts = read_prompts(
-            d.prompts, d.prompts_split, d.prompts_column, d.prompts_config, d.prompts_revision
-        )
-    manifest = _resume(folder, _identity(recipe, target, template, prompts))
-    batches = _Batches(recipe, target, template, prompts)
-    _mend(folder, manifest, batches, quiet)
-    if manifest["samples"] >= d.samples:
+    d, writing = recipe.data, Synthesis(recipe, target, folder, quiet)
+    manifest = writing.manifest
+    if writing.done:
         if not quiet:
             say(f"{folder} is finished: {manifest['samples']} samples, {manifest['tokens']} tokens")
         return manifest
-    start, tokens_before, fruitless = time.monotonic(), manifest["tokens"], 0
+    start, tokens_before = time.monotonic(), manifest["tokens"]
     if manifest["samples"] and not quiet:
         say(f"going on in {folder}: {manifest['samples']} of {d.samples} samples are there")
     with _WritingProgress(d.samples, manifest["samples"], quiet) as progress:
-        while manifest["samples"] < d.samples:
-            dropped = Counter(manifest["dropped"])
-            room = d.samples - manifest["samples"]
-            samples = batches.write(manifest["shards"], room, dropped, progress.count)
-            if samples is None:
-                break
-            manifest["sha256"].append(data.write_shard(folder, manifest["shards"], samples))
-            manifest["shards"] += 1
-            manifest["dropped"] = dict(sorted(dropped.items()))
-            _count(manifest, samples)
-            manifest["finished"] = manifest["samples"] >= d.samples
-            data.write_manifest(folder, manifest)
+        while not writing.done and writing.write_shard(progress.count):
             progress.samples_done(manifest["samples"])
-            fruitless = 0 if len(samples) or prompts else fruitless + 1
-            if fruitless == FRUITLESS:
-                raise UserError(
-                    f"{folder}: nothing of {FRUITLESS} batches in a row was kept (dropped so far: {_counts(dropped)}); "
-                    "data.near_duplicate_threshold, data.prompt_temperature and data.max_prompt_tokens decide"
-                )
     seconds = time.monotonic() - start
     if not quiet:
         written = manifest["tokens"] - tokens_before
@@ -162,7 +197,7 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
             f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
             f"({written / max(seconds, 1e-9):.0f} kept tokens/s, dropped: {_counts(manifest['dropped'])})"
         )
-    if manifest["samples"] < d.samples and prompts is not None and not quiet:
+    if manifest["samples"] < d.samples and writing.prompts is not None and not quiet:
         say(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
     return manifest
 
@@ -314,7 +349,7 @@ class _WritingProgress:
     """How far the writing is, as a context: a bar on a terminal, a line every `LINE_EVERY` seconds elsewhere."""
 
     def __init__(self, total: int, done: int, quiet: bool) -> None:
-        self.total, self.before, self.samples, self.tokens = total, done, done, 0
+        self.total, self.before, self.samples, self.tokens, self.quiet = total, done, done, 0, quiet
         self.prints_lines = not quiet and not sys.stdout.isatty()
         self.started = self.printed = time.monotonic()
         self.bar = Progress(
@@ -347,13 +382,11 @@ class _WritingProgress:
 
     def samples_done(self, samples: int) -> None:
         """So many samples are in the folder."""
+        first = self.samples == self.before < samples < self.total
         self.samples = samples
+        if first and not self.quiet:
+            minutes = (
+                (time.monotonic() - self.started) / (samples - self.before) * (self.total - samples) / 60
+            )
+            say(f"about {max(minutes, 1):.0f} min for the other {self.total - samples} samples")
         self.bar.update(self.task, completed=samples)
-
-
-def ensure_data(recipe: Recipe, target: Target) -> Path:
-    """The recipe's data folder; the data of a `debug` target are written first where they are missing (it takes a second)."""
-    folder = recipe.data_folder
-    if target.spec in DEBUG:
-        synthesize(recipe, target, folder, quiet=True)
-    return folder

@@ -39,6 +39,9 @@ __all__ = [
     "cross_entropy",
     "d_pace_weights",
     "exponential_weights",
+    "first_error",
+    "likelihood_of_acceptance",
+    "normalised_weights",
     "row_statistics",
     "streak",
     "target_places",
@@ -58,6 +61,12 @@ def exponential_weights(log_q_label: Tensor, decay: float) -> Tensor:
     """w_k = exp(−(k−1)/decay), DFlash's decayed cross-entropy (arXiv 2602.06036)."""
     steps = torch.arange(log_q_label.shape[-1], device=log_q_label.device, dtype=torch.float32)
     return torch.exp(-steps / decay).expand_as(log_q_label)
+
+
+def normalised_weights(log_q_label: Tensor, decay: float, valid: Tensor) -> Tensor:
+    """`exponential_weights` divided by their sum over the block's valid positions (DSpark, arXiv 2607.05147)."""
+    weights = exponential_weights(log_q_label, decay) * valid
+    return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
 
 def d_pace_weights(log_q_label: Tensor, alpha: float, valid: Tensor | None = None) -> Tensor:
@@ -98,13 +107,32 @@ def streak(log_q_label: Tensor, valid: Tensor) -> Tensor:
     return -masked.cumsum(-1).exp() * valid
 
 
+def likelihood_of_acceptance(acceptance: Tensor, total_variation: Tensor, valid: Tensor) -> Tensor:
+    """−log Σ min(p_k, q_k), the LK loss (arXiv 2602.23881): total variation's gradient over the acceptance, so that a
+    position where nothing is accepted yet still learns."""
+    beta = acceptance.detach().clamp_min(_LEAST)
+    # 1 − total variation loses the digits of a small β: the value is β's own, the gradient the other's
+    return torch.where(valid, -beta.log() + (total_variation - total_variation.detach()) / beta, 0.0)
+
+
+def first_error(log_q_label: Tensor, match: Tensor, valid: Tensor) -> Tensor:
+    """−log q_k(x_k) at each block's first position where argmax q is not argmax p, 0 elsewhere (Left-to-Right's focal term,
+    arXiv 2606.11552). Which position that is carries no gradient. A sum over blocks, like every term here: those without an
+    error count as 0, where the paper divides by those with one.
+    """
+    wrong = (match < 0.5) & valid
+    return cross_entropy(log_q_label, wrong & (wrong.long().cumsum(-1) == 1))
+
+
 def confidence(logit: Tensor, acceptance: Tensor, valid: Tensor) -> Tensor:
     """Binary cross-entropy of σ(logit) to the acceptance β_k = 1 − TV, a constant (DSpark's confidence loss)."""
     loss = F.binary_cross_entropy_with_logits(logit, acceptance.clamp(0, 1), reduction="none")
     return torch.where(valid, loss, 0.0)
 
 
-LOSSES = ("cross_entropy", *DIVERGENCES, "streak", "confidence")
+LOSSES = ("cross_entropy", *DIVERGENCES, "lk", "first_error", "streak", "confidence")
+_LEAST = 1e-12
+"""The smallest acceptance that is divided by."""
 
 
 class Objective:
@@ -112,7 +140,8 @@ class Objective:
 
     Args:
         terms: weight by name, names of `LOSSES`.
-        weighting: a name of `WEIGHTINGS`; `alpha` (0 to 1) belongs to d_pace, `decay` (positions) to exponential.
+        weighting: a name of `WEIGHTINGS`; `alpha` (0 to 1) belongs to d_pace, `decay` (positions) to exponential and
+            normalised.
 
     Raises:
         UserError: an unknown name, no term, a weight or decay that is not positive, an alpha out of range.
@@ -140,7 +169,8 @@ class Objective:
     @property
     def wanted(self) -> frozenset[str]:
         """The divergences that `row_statistics` has to compute."""
-        return frozenset(self.terms) & frozenset(DIVERGENCES)
+        needed = {"total_variation" if name == "lk" else name for name in self.terms}
+        return frozenset(needed) & frozenset(DIVERGENCES)
 
     def weights(self, statistics: RowStatistics, valid: Tensor) -> Tensor:
         """Position weights, (…, K), zero where not valid, no gradient."""
@@ -158,7 +188,11 @@ class Objective:
             return cross_entropy(statistics.log_q_label, valid)
         if name == "confidence" and statistics.confidence is not None:
             return confidence(statistics.confidence, statistics.acceptance, valid)
-        value: Tensor | None = getattr(statistics, name)
+        if name == "first_error":
+            return first_error(statistics.log_q_label, statistics.match, valid)
+        if name == "lk" and statistics.total_variation is not None:
+            return likelihood_of_acceptance(statistics.acceptance, statistics.total_variation, valid)
+        value: Tensor | None = getattr(statistics, "total_variation" if name == "lk" else name)
         if value is None:
             raise ValueError(
                 f"the statistics lack {name!r}: call row_statistics with wanted=objective.wanted"
@@ -193,5 +227,6 @@ class Objective:
 WEIGHTINGS: dict[str, Callable[[Objective, Tensor, Tensor], Tensor]] = {
     "d_pace": lambda objective, log_q, valid: d_pace_weights(log_q, objective.alpha, valid),
     "exponential": lambda objective, log_q, valid: exponential_weights(log_q, objective.decay) * valid,
+    "normalised": lambda objective, log_q, valid: normalised_weights(log_q, objective.decay, valid),
     "uniform": lambda objective, log_q, valid: uniform_weights(log_q) * valid,
 }

@@ -18,8 +18,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from align.common.batch import Step
 from align.common.files import write_atomically
 from align.common.rng import random_state, seed_global, set_random_state
+from align.config.hardware import process_number
 from align.config.recipe import Recipe, TrainerConfig
 from align.losses.acceptance import expected_accepted_token, kept_greedy, kept_token
 from align.losses.objective import Objective, RowStatistics
@@ -27,10 +29,9 @@ from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.causal import CausalDrafter
 from align.models.standalone import DiffusionDrafter
-from align.training.datamodule import Step
+from align.outputs.cache import TargetOutputCache, TargetOutputs, compute_target_outputs
 from align.training.ema import EMA
 from align.training.metrics import TrainingProgress, ValidationSums
-from align.training.target_cache import TargetOutputCache, TargetOutputs, compute_target_outputs
 
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 
@@ -69,8 +70,11 @@ class DrafterModule(lightning.LightningModule, ABC):
         self.drafter, self.recipe = drafter, recipe
         self.objective = Objective(o.terms, o.weighting, o.decay, o.d_pace_alpha)
         self.ema = EMA(drafter, recipe.trainer.ema)
-        memory = recipe.trainer.keep_features_gb
-        self.target_cache = TargetOutputCache(drafter.target, self.conditioning, memory) if memory else None
+        self.target_cache: TargetOutputCache | None = None
+        if recipe.trainer.keep_features_gb or recipe.trainer.features_gb:
+            self.target_cache = TargetOutputCache(
+                drafter.target, self.conditioning, recipe.trainer, recipe.features_folder, process_number()
+            )
         self.progress = TrainingProgress()
         self.validation_numbers: dict[str, float] = {}
         self.final_weights: dict[str, Tensor] = {}
@@ -113,6 +117,8 @@ class DrafterModule(lightning.LightningModule, ABC):
         and the data do not cut its block: K valid drafts, or fewer that end in end-of-sequence."""
         valid, tokens = step.anchors.valid_BAK, step.batch.tokens_BL
         written = step.batch.answer_BL.gather(1, step.anchors.index_BA)
+        if not all(step.written):
+            written = written & torch.tensor(step.written, device=written.device)[:, None]
         count = valid.sum(-1)
         last = tokens.gather(1, (step.anchors.index_BA + count).clamp_max(tokens.shape[1] - 1))
         ends = torch.isin(last, torch.tensor(self.drafter.target.eos_ids, device=tokens.device))

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from align.common.batch import Step
 from align.common.rng import keyed_generator
 from align.diffusion.noise import clean_prefixes
 from align.losses.objective import DraftRows, RowStatistics, after_prefix, row_statistics
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.training.base_module import DrafterModule
-from align.training.datamodule import Step
 
 
 class BlockDrafterModule(DrafterModule):

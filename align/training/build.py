@@ -15,9 +15,10 @@ from align.common.checksums import CHECKSUMS, write_checksums
 from align.common.errors import UserError
 from align.config.recipe import Recipe
 from align.data.draft_vocab import coverage, frequent_tokens
-from align.data.shards import Samples
+from align.data.supply import Supply
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import save_drafter
+from align.models.block_checkpoint import load_drafter, save_drafter
+from align.models.block_config import BlockConfig
 from align.models.causal import CausalDrafter, save_causal
 from align.models.standalone import DiffusionDrafter
 from align.models.standalone_checkpoint import save_standalone
@@ -27,7 +28,7 @@ from align.training.base_module import Drafter, DrafterModule
 from align.training.block_module import BlockDrafterModule
 from align.training.causal_module import CausalDrafterModule
 from align.training.diffusion_module import DiffusionDrafterModule
-from align.training.makers import make_block, make_causal, make_standalone
+from align.training.makers import block_config, make_block, make_causal, make_standalone
 from align.training.model_card import About, about_block, about_causal, about_standalone, write_card
 
 
@@ -47,7 +48,7 @@ class Kind:
     chosen_vocabulary: bool = False
 
 
-def draft_vocab(recipe: Recipe, target: Target, samples: Samples, resume: Path | None) -> Tensor | None:
+def draft_vocab(recipe: Recipe, target: Target, supply: Supply, resume: Path | None) -> Tensor | None:
     """The token ids that a drafter may propose, ascending; None = all.
 
     That of the checkpoint which a run goes on from: its data may have grown, and with it what is frequent.
@@ -57,11 +58,21 @@ def draft_vocab(recipe: Recipe, target: Target, samples: Samples, resume: Path |
         if not all(a < b for a, b in pairwise([-1, *before, target.vocab_size])):
             raise UserError(f"{resume}: its draft_vocab is no list of the target's tokens in ascending order")
         return torch.tensor(before)
-    return frequent_tokens(samples, target, recipe.drafter.draft_vocab)
+    return frequent_tokens(supply.training, target, recipe.drafter.draft_vocab, supply.text)
 
 
-def save_trained(module: DrafterModule, samples: Samples, manifest: dict[str, Any], steps: int) -> Path:
-    """Write <output>/drafter with a card made from the run; returns the folder. `samples`: those that it trained on."""
+def conditioning(recipe: Recipe, target: Target) -> BlockConfig | None:
+    """What the recipe's drafter is shown of the target besides p; None = nothing."""
+    options = recipe.drafter
+    if options.kind != "block":
+        return None
+    if options.init is not None:
+        return load_drafter(options.init, target).config
+    return block_config(target, options, None)
+
+
+def save_trained(module: DrafterModule, supply: Supply, steps: int) -> Path:
+    """Write <output>/drafter with a card made from the run; returns the folder. `supply`: what it trained on."""
     recipe, drafter, progress = module.recipe, module.drafter, module.progress
     kind, folder = KINDS[recipe.drafter.kind], Path(recipe.output) / "drafter"
     run = {
@@ -71,8 +82,10 @@ def save_trained(module: DrafterModule, samples: Samples, manifest: dict[str, An
         "minutes": progress.seconds / 60,
         "parameters": sum(w.numel() for w in module.final_weights.values()),
     }
-    about = kind.about(recipe, drafter.config, coverage(samples, drafter.draft_vocab, drafter.target))
-    card = write_card(recipe, about, drafter.config, manifest, run, module.validation_numbers)
+    about = kind.about(recipe, drafter.config, coverage(supply.training, drafter.draft_vocab, drafter.target))
+    card = write_card(
+        recipe, about, drafter.config, supply.manifest, run, module.validation_numbers, supply.text_manifest
+    )
     (folder / CHECKSUMS).unlink(missing_ok=True)  # those of other weights, till these are whole
     kind.save(drafter, recipe, module.final_weights, folder, card)
     write_checksums(folder)

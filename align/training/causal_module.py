@@ -11,11 +11,11 @@ from dataclasses import fields
 
 import torch
 
+from align.common.batch import Step
 from align.losses.divergences import logit_statistics
 from align.losses.objective import DraftRows, RowStatistics, row_statistics
 from align.models.causal import CausalDrafter
 from align.training.base_module import DrafterModule
-from align.training.datamodule import Step
 
 
 class CausalDrafterModule(DrafterModule):

@@ -43,6 +43,7 @@ class Seal(_Always, total=False):
     stage: str
     train: str
     strategy: str
+    follow: str
 
 
 def place(folder: Path, step: int) -> Path:
@@ -212,12 +213,17 @@ def _of_target(path: Path, target_sha256: str) -> Path:
     return path
 
 
-_SETTINGS = {"stage": "stage", "train": "drafter.train", "strategy": "launch.strategy"}
+_SETTINGS = {
+    "stage": "stage",
+    "train": "drafter.train",
+    "strategy": "launch.strategy",
+    "follow": "data.follow",
+}
 
 
 def check_same_run(path: Path, drafter: dict[str, Any], settings: dict[str, str]) -> None:
     """Raises UserError when a checkpoint's drafter has another architecture, or it was saved under other `settings`: stage,
-    train (the parts of the drafter that are trained), strategy (the kind that can read it)."""
+    train (the parts of the drafter that are trained), strategy (the kind that can read it), follow (the order of the data)."""
     record = read_seal(path)
     # what an older version did not write down was not there then: off, none of it
     added = {name: type(value)() for name, value in drafter.items() if name not in record["drafter"]}
@@ -228,7 +234,7 @@ def check_same_run(path: Path, drafter: dict[str, Any], settings: dict[str, str]
             raise UserError(
                 f"{path}: its drafter has {name}={value!r}, this recipe's {drafter.get(name)!r}; {_ANEW}"
             )
-    record = {"train": "all", **record}
+    record = {"train": "all", "follow": "false", **record}
     for key, name in _SETTINGS.items():
         if (before := record.get(key, settings[key])) != settings[key]:
             raise UserError(

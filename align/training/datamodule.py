@@ -7,87 +7,53 @@ two processes train on what one would.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 import lightning
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from align.common.batch import Anchors, Batch, PackedRow
+from align.common.batch import Anchors, Batch, PackedRow, Step
 from align.common.rng import keyed_generator
 from align.config.recipe import Recipe
 from align.data.packing import collate, pack
-from align.data.shards import Samples
+from align.data.shards import Texts
+from align.data.stream import TEXT, Stream
 from align.diffusion.noise import sample_anchors
 
 Place = tuple[int, int, int]  # (micro-batch, place in the stream = key of the anchors, row)
 _VALIDATION_SEED = 0x7A11D
 
 
-@dataclass
-class Step:
-    """What one process sees in one micro-batch.
-
-    scale: the sum of its losses times this, averaged over processes and micro-batches, is the step's mean loss per
-    anchor. kind: the text's temperature, for validation (`greedy`, `sampling`, `other`). keys: which rows these are,
-    training rows from 0 up, held-out ones from -1 down. places: where in the stream each row stands, from which its noise
-    is drawn.
-    """
-
-    batch: Batch
-    anchors: Anchors
-    scale: float = 1.0
-    kind: str = "other"
-    keys: tuple[int, ...] = ()
-    places: tuple[int, ...] = ()
-
-    def to(self, device: torch.device) -> Step:
-        anchors = Anchors(self.anchors.index_BA.to(device), self.anchors.valid_BAK.to(device))
-        return Step(self.batch.to(device), anchors, self.scale, self.kind, self.keys, self.places)
-
-
 class StepSampler(Sampler[list[Place]]):
     """The places of every micro-batch from `start` on; one list each.
 
-    The stream is one seeded permutation of the rows after another. Step s takes its places s·G … s·G+G−1; they are cut
-    into `accumulate` micro-batches, and each of these into `world` slices, one for each process.
+    Step s takes the places s·G … s·G+G−1 of the stream; they are cut into `accumulate` micro-batches, and each of these
+    into `world` slices, one for each process.
 
     Args:
-        rows: rows in all. steps: optimizer steps in all. batch_size: rows of one slice.
+        stream: which row stands at a place. steps: optimizer steps in all. batch_size: rows of one slice.
     """
 
     def __init__(
         self,
-        rows: int,
+        stream: Stream,
         steps: int,
         batch_size: int,
-        seed: int,
         *,
         accumulate: int = 1,
         rank: int = 0,
         world: int = 1,
         start: int = 0,
     ) -> None:
-        self.rows, self.batch_size, self.seed = rows, batch_size, seed
+        self.stream, self.batch_size = stream, batch_size
         self.accumulate, self.rank, self.world = accumulate, rank, world
         self.start, self.stop = start * accumulate, steps * accumulate
-        self._orders: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
         """All micro-batches of the run, those before `start` too: Lightning counts a resumed run's from 0."""
         return self.stop
-
-    def row(self, place: int) -> int:
-        """The row at a place of the stream."""
-        epoch, index = divmod(place, self.rows)
-        if epoch not in self._orders:
-            while len(self._orders) > 1:  # a step may span two epochs, seldom more
-                self._orders.pop(next(iter(self._orders)))
-            self._orders[epoch] = np.random.default_rng([self.seed, 1, epoch]).permutation(self.rows)
-        return int(self._orders[epoch][index])
 
     def places(self, micro: int) -> range:
         """This process's places of one micro-batch."""
@@ -101,7 +67,7 @@ class StepSampler(Sampler[list[Place]]):
 
     def __iter__(self) -> Iterator[list[Place]]:
         for micro in range(self.start, self.stop):
-            yield [(micro, place, self.row(place)) for place in self.places(micro)]
+            yield [(micro, place, self.stream.key(place)) for place in self.places(micro)]
 
 
 def anchor_count(row: PackedRow, anchors: int) -> int:
@@ -125,7 +91,7 @@ def make_batch(
     return collate(rows), Anchors(index, valid)
 
 
-def validation_rows(samples: Samples, length: int, count: int, exact: bool) -> list[tuple[str, PackedRow]]:
+def validation_rows(samples: Texts, length: int, count: int, exact: bool) -> list[tuple[str, PackedRow]]:
     """At most `count` held-out rows, each of one kind of text, the kinds in turn. The same ones whatever the run's seed.
 
     `greedy` text was written at temperature 0 and tells τ of greedy decoding, `sampling` text at temperature 1 and,
@@ -149,21 +115,21 @@ class RowsModule(lightning.LightningDataModule):
 
     Args:
         recipe: data, trainer and seed are read.
-        training, validation: samples of each side.
+        stream: the rows that are trained on.
+        validation: samples that are held out.
         block_size: K.
         exact: the data's text was drawn without top-p and top-k.
     """
 
     def __init__(
-        self, recipe: Recipe, training: Samples, validation: Samples, block_size: int, exact: bool = True
+        self, recipe: Recipe, stream: Stream, validation: Texts, block_size: int, exact: bool = True
     ) -> None:
         super().__init__()
-        self.recipe, self.block_size = recipe, block_size
+        self.recipe, self.stream, self.block_size = recipe, stream, block_size
         d, t = recipe.data, recipe.trainer
-        self.rows = pack(training, d.length, recipe.seed)
         self.held_out = validation_rows(validation, d.length, t.validation_rows, exact)
         self.start = 0  # optimizer steps behind us, set from a checkpoint
-        self._counts = np.full(len(self.rows), -1, dtype=np.int64)
+        self._counts: dict[int, int] = {}
 
     def state_dict(self) -> dict[str, int]:
         """The data position: the number of steps taken says it all."""
@@ -178,10 +144,9 @@ class RowsModule(lightning.LightningDataModule):
         t = self.recipe.trainer
         share = t.batch_size // (t.accumulate * world)
         return StepSampler(
-            len(self.rows),
+            self.stream,
             t.max_steps,
             share,
-            self.recipe.seed,
             accumulate=t.accumulate,
             rank=rank,
             world=world,
@@ -195,23 +160,25 @@ class RowsModule(lightning.LightningDataModule):
         def collate(places: Sequence[Place]) -> Step:
             return self.step(sampler, places)
 
-        return DataLoader(_Places(len(self.rows)), batch_sampler=sampler, collate_fn=collate)
+        return DataLoader(_Places(len(sampler)), batch_sampler=sampler, collate_fn=collate)
 
     def step(self, sampler: StepSampler, places: Sequence[Place]) -> Step:
         """One micro-batch of one process."""
-        rows = [self.rows[row] for _, _, row in places]
+        found = tuple(key for _, _, key in places)
+        rows = [self.stream.row(key) for key in found]
         keys = [place for _, place, _ in places]
         batch, anchors = make_batch(
             rows, keys, self.recipe.trainer.anchors, self.block_size, self.recipe.seed
         )
-        everywhere = sum(self._count(sampler.row(place)) for place in sampler.step_places(places[0][0]))
+        everywhere = sum(self._count(self.stream.key(place)) for place in sampler.step_places(places[0][0]))
         scale = sampler.world * sampler.accumulate / max(everywhere, 1)
-        return Step(batch, anchors, scale, keys=tuple(row for _, _, row in places), places=tuple(keys))
+        written = tuple(key < TEXT for key in found)
+        return Step(batch, anchors, scale, keys=found, places=tuple(keys), written=written)
 
-    def _count(self, row: int) -> int:
-        if self._counts[row] < 0:
-            self._counts[row] = anchor_count(self.rows[row], self.recipe.trainer.anchors)
-        return int(self._counts[row])
+    def _count(self, key: int) -> int:
+        if key not in self._counts:
+            self._counts[key] = anchor_count(self.stream.row(key), self.recipe.trainer.anchors)
+        return self._counts[key]
 
     def val_dataloader(self) -> DataLoader[Place]:
         """Held-out rows, one a batch, dealt out to the processes in turn: with an anchor at every place, or for standalone

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.common.batch import Anchors, Corrupted
+from align.common.batch import Anchors, Corrupted, Step
 from align.common.rng import keyed_generator
 from align.diffusion.noise import corrupt_blocks, corrupt_suffix, random_prefixes
 from align.diffusion.schedules import van_der_corput
@@ -27,9 +27,8 @@ from align.losses.divergences import logit_statistics
 from align.losses.objective import RowStatistics
 from align.models.masked_lm import annealed_see
 from align.models.standalone import Annealed, DiffusionContext, DiffusionDrafter
+from align.outputs.cache import TargetOutputs
 from align.training.base_module import DrafterModule
-from align.training.datamodule import Step
-from align.training.target_cache import TargetOutputs
 
 _VALIDATION_SEED = 0x0B0E
 

@@ -132,7 +132,7 @@ def from_target(
     Raises:
         UserError: an option that does not fit the target.
     """
-    config = _block_config(target, options, draft_vocab)
+    config = block_config(target, options, draft_vocab)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         drafter = BlockDrafter(config, target, draft_vocab)
@@ -140,7 +140,8 @@ def from_target(
     return drafter.to(target.device)
 
 
-def _block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) -> BlockConfig:
+def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) -> BlockConfig:
+    """The architecture of a fresh block drafter. Raises UserError for an option that does not fit the target."""
     hf, shared = target.model.config, options.context == "shared_kv"
     layers = options.layers
     if layers > target.num_layers:

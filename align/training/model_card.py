@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from align.common.hub import is_hub_id
 from align.common.provenance import training_versions
 from align.config.recipe import Recipe, resolve
 from align.models.block_config import BlockConfig
@@ -70,8 +71,10 @@ def write_card(
     manifest: dict[str, Any],
     run: dict[str, Any],
     validation: dict[str, float],
+    text: dict[str, Any] | None = None,
 ) -> str:
-    """Markdown with hub metadata. `run`: steps, tokens_seen, positions, minutes, parameters."""
+    """Markdown with hub metadata. `run`: steps, tokens_seen, positions, minutes, parameters; `text`: the manifest of other
+    text."""
     found = training_versions()
     acceptance = [v for k, v in validation.items() if k.startswith("acceptance_")]
     lines = [
@@ -95,6 +98,7 @@ def write_card(
         f"| target sha256 | `{config.target_sha256}` |",
         f"| data | {manifest['samples']:,} samples, {manifest['tokens']:,} tokens written by the target "
         f"(temperatures {manifest['prompt_temperature']} / {manifest['answer_temperatures']}, seed {manifest['seed']}) |",
+        *([] if text is None else [_text_row(recipe, text)]),
         f"| training | {run['steps']:,} steps, {run['tokens_seen']:,} text tokens seen, {run['positions']:,} drafted positions, "
         f"{run['minutes']:.1f} minutes |",
     ]
@@ -126,7 +130,21 @@ def write_card(
     return "\n".join(lines)
 
 
+def _text_row(recipe: Recipe, text: dict[str, Any]) -> str:
+    names = ", ".join(f"{_name(s['source'])} {s['tokens']:,}" for s in text["sources"])
+    return (
+        f"| other text | the first {recipe.data.text_share:.0%} of the steps: {text['tokens']:,} tokens ({names}), "
+        f"{sum(text['left_out'].values()):,} documents, pieces and files left out |"
+    )
+
+
+def _name(source: str) -> str:
+    """A hub id as it is, a path by its last part."""
+    return source if is_hub_id(source) and not Path(source).exists() else Path(source).name
+
+
 def _without_places(values: dict[str, Any]) -> dict[str, Any]:
     """The recipe without the folders of the machine that it ran on: they tell nothing, and cards are published."""
     kept = {key: value for key, value in values.items() if key != "output"}
-    return {**kept, "data": {**kept["data"], "path": None}}
+    data = {**kept["data"], "path": None, "text": [_name(source) for source in kept["data"]["text"]]}
+    return {**kept, "data": data}

@@ -18,9 +18,7 @@ from align.config.hardware import accelerator, devices, main_process, target_dev
 from align.config.preflight import check_memory, check_training
 from align.config.recipe import Recipe
 from align.config.run_record import save_run_record
-from align.data import shards as data
-from align.data.packing import split_validation
-from align.data.synthesis import ensure_data
+from align.data.supply import open_supply
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training import checkpoints
@@ -47,27 +45,20 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     check_memory(recipe, target.hidden_size)
     # what can't be opened is said before the target writes for hours
     drafter = None if kind.chosen_vocabulary else kind.make(target, recipe, None)
-    folder = ensure_data(recipe, target)
-    manifest = data.read_manifest(folder)
-    if manifest.get("target_sha256") != target.hash:
-        raise UserError(
-            f"{folder}: written by {manifest.get('target')!r} (another sha256), not by {t.name!r}; give another data.path"
-        )
-    training, validation = split_validation(
-        data.read_samples(folder, target.vocab_size), recipe.data.validation_fraction
-    )
+    supply = open_supply(recipe, target, quiet)
     resume = checkpoints.newest(output / "checkpoints", recipe.trainer.resume, target.hash)
     if drafter is None:
-        drafter = kind.make(target, recipe, draft_vocab(recipe, target, training, resume))
-    exact = manifest.get("top_p", 1.0) == 1.0 and not manifest.get("top_k", 0)
-    rows = RowsModule(recipe, training, validation, drafter.config.block_size, exact)
+        drafter = kind.make(target, recipe, draft_vocab(recipe, target, supply, resume))
+    rows = RowsModule(
+        recipe, supply.stream(recipe), supply.validation, drafter.config.block_size, supply.exact
+    )
     module = kind.module(drafter, recipe)
     if resume is not None:
         check_resume(recipe, drafter.config.to_dict(), resume)
     if main_process():
         save_run_record(recipe, output, argv)
     if not quiet:
-        say(_data_line(folder, training, validation, recipe.data.samples), error=True)
+        say(supply.line(recipe), error=True)
         if resume is not None:
             say(f"going on from {resume}", error=True)
         elif recipe.drafter.kind == "ddit" and recipe.drafter.init is None and recipe.stage != "pretrain":
@@ -78,18 +69,10 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         if not quiet and steps < recipe.trainer.max_steps:
             minutes, asked = recipe.trainer.max_minutes, recipe.trainer.max_steps
             say(f"trainer.max_minutes={minutes:g} ended it after {steps} of {asked} steps")
-        saved = save_trained(module, training, manifest, steps)
+        saved = save_trained(module, supply, steps)
         if not quiet:
             say(_next(recipe, saved, argv or ()))
     return module
-
-
-def _data_line(folder: Path, training: data.Samples, held_out: data.Samples, wanted: int) -> str:
-    found = len(training) + len(held_out)
-    line = f"training on {len(training)} samples ({len(training.tokens)} tokens) of {folder}, {len(held_out)} held out"
-    if 2 * found < wanted:
-        line += f"\nwarning: the recipe asks for {wanted} samples, {folder} has {found}"
-    return line
 
 
 # ---- the Trainer ----
@@ -153,7 +136,12 @@ def _precision(recipe: Recipe, target: Target) -> Literal["bf16-mixed", "32-true
 
 def _settings(recipe: Recipe) -> dict[str, str]:
     """What a run that goes on from a checkpoint must have in common with the one that saved it."""
-    return {"stage": recipe.stage, "train": recipe.drafter.train, "strategy": checkpoint_kind(recipe)}
+    return {
+        "stage": recipe.stage,
+        "train": recipe.drafter.train,
+        "strategy": checkpoint_kind(recipe),
+        "follow": str(recipe.data.follow).lower(),
+    }
 
 
 def check_resume(recipe: Recipe, drafter: dict[str, Any], resume: Path) -> None:
@@ -199,6 +187,9 @@ def fit(
         if isinstance(stop.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
+    finally:
+        if module.target_cache is not None:
+            module.target_cache.close()
     if not module.final_weights:  # the checkpoint was the end of the run: nothing was left to train
         module.copy_final_weights()
     return trainer

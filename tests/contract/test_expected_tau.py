@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from align.common.batch import Step
 from align.config.parser import load_recipe
 from align.data import packing
 from align.data import shards as data
@@ -27,7 +28,7 @@ from align.models.standalone_checkpoint import open_drafter
 from align.target.loading import load_target
 from align.training.base_module import DrafterModule
 from align.training.block_module import BlockDrafterModule
-from align.training.datamodule import Step, make_batch
+from align.training.datamodule import make_batch
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
 from decode.drafters.block import BlockProposer

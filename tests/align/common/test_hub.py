@@ -23,8 +23,10 @@ def test_a_machine_without_the_hub_says_what_to_do(
     words = ["recipe=gpt2xl_calib", f"output={tmp_path}"]
     hub_reachable.cache_clear()
     try:
-        with pytest.raises(UserError, match="no data yet; write them with python -m align.synthesize"):
-            train(load_recipe(words), quiet=True)
+        with pytest.raises(
+            UserError, match="no data yet, and data.write=never; write them with python -m align.synthesize"
+        ):
+            train(load_recipe([*words, "data.write=never"]), quiet=True)
         with pytest.raises(SystemExit):
             synthesize.main(words)
         said = capsys.readouterr().err

@@ -20,7 +20,16 @@ TRAIN, WRITE = "align.train", "align.synthesize"
 @pytest.mark.parametrize(
     ("module", "words", "says"),
     [
-        (TRAIN, ["recipe=gpt2xl_calib"], "no data yet; write them with python -m align.synthesize"),
+        (
+            TRAIN,
+            ["recipe=gpt2xl_calib", "data.write=never"],
+            "no data yet, and data.write=never; write them with python -m align.synthesize",
+        ),
+        (
+            WRITE,
+            ["recipe=debug_block", "data.text=no/such/folder"],
+            "data.text='no/such/folder': no such file",
+        ),
         (TRAIN, ["recipe=debug_blok"], "did you mean 'debug_block'"),
         (TRAIN, ["recipe=debug_block", "drafter.init=nowhere"], "drafter.init='nowhere': no such folder"),
         (TRAIN, ["recipe=debug_block", "target.name=no.gguf"], "target 'no.gguf': no such file"),

@@ -19,6 +19,7 @@ from align.losses.objective import (
     Objective,
     d_pace_weights,
     exponential_weights,
+    likelihood_of_acceptance,
     streak,
     target_places,
 )
@@ -135,6 +136,14 @@ def objective_reference(
         elif name == "cross_entropy":
             inside = want["log_q_label"] > LOG_ZERO
             total = total + weight * weights * torch.where(inside, -want["log_q_label"], 0.0)
+        elif name == "lk":
+            total = total - weight * weights * (1 - want["total_variation"]).log()
+        elif name == "first_error":
+            for row in range(case.shape[0]):
+                wrong = [k for k in range(case.shape[1]) if valid[row, k] and want["match"][row, k] == 0]
+                if wrong and want["log_q_label"][row, wrong[0]] > LOG_ZERO:
+                    k = wrong[0]
+                    total[row, k] = total[row, k] - weight * weights[row, k] * want["log_q_label"][row, k]
         elif name == "confidence":
             foretold = case.rows.hidden_RD.detach().double().sum(-1).view(case.shape).sigmoid()
             beta = want["acceptance"]
@@ -155,7 +164,11 @@ def test_objective_sums_its_terms(weighting: str) -> None:
     def weights(log_q: Tensor) -> Tensor:
         if weighting == "d_pace":
             return d_pace_weights(log_q, 0.3, valid)
-        return exponential_weights(log_q, 0.5) if weighting == "exponential" else torch.ones_like(log_q)
+        if weighting == "uniform":
+            return torch.ones_like(log_q)
+        decayed = exponential_weights(log_q, 0.5)
+        sums = (decayed * valid).sum(-1, keepdim=True) if weighting == "normalised" else torch.ones(1)
+        return decayed / sums.clamp_min(1e-9)
 
     objective = Objective(terms, weighting, decay=0.5, alpha=0.3)
     got = objective.per_position(case.statistics(objective.wanted), valid)
@@ -171,6 +184,42 @@ def test_objective_sums_its_terms(weighting: str) -> None:
     for name, value in metrics.items():
         alone = objective_reference(case, valid, {name: 1.0}, torch.ones_like).sum()
         assert value == pytest.approx(float(alone / (5 if name == "streak" else valid.sum())), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["lk", "first_error", "streak"])
+def test_gradients_of_whole_terms_match_float64(name: str) -> None:
+    """Down to the hidden states, of terms that are not one statistic alone."""
+    case = make(seed=21, kept=9, rank=3)
+    valid = torch.ones(case.shape, dtype=torch.bool)
+    valid[0, 2:] = False
+    objective = Objective({name: 1.0}, "normalised", decay=4.0)
+    got = torch.autograd.grad(
+        objective.per_position(case.statistics(objective.wanted), valid).sum(), case.leaves
+    )
+    want, leaves = case.reference()
+    log_q = want["log_q_label"]
+    if name == "lk":
+        value = -(1 - want["total_variation"]).log()
+    elif name == "streak":
+        value = -(log_q.exp() * valid).cumprod(-1)
+    else:
+        wrong = (want["match"] == 0) & valid
+        first = wrong & (wrong.long().cumsum(-1) == 1) & (log_q > LOG_ZERO)
+        value = torch.where(first, -log_q, 0.0)
+    decayed = torch.exp(-torch.arange(case.shape[1], dtype=torch.float64) / 4.0) * valid
+    weights = torch.ones(1) if name == "streak" else decayed / decayed.sum(-1, keepdim=True).clamp_min(1e-9)
+    expected = torch.autograd.grad((weights * value * valid).sum(), leaves)
+    for a, e in zip(got, expected, strict=True):
+        torch.testing.assert_close(a.double(), e, rtol=1e-4, atol=1e-5)
+
+
+def test_lk_learns_where_nothing_is_accepted() -> None:
+    acceptance = torch.tensor([1e-9, 0.0, 0.25])
+    variation = (1 - acceptance).requires_grad_()
+    loss = likelihood_of_acceptance(acceptance, variation, torch.ones(3, dtype=torch.bool))
+    (grad,) = torch.autograd.grad(loss.sum(), variation)
+    torch.testing.assert_close(grad, 1 / acceptance.clamp_min(1e-12))
+    torch.testing.assert_close(loss.detach(), -acceptance.clamp_min(1e-12).log())
 
 
 def test_nothing_valid_is_no_loss() -> None:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from align.common.batch import Anchors, Batch
+from align.common.batch import Anchors, Batch, Step
 from align.common.rng import keyed_generator
 from align.config.parser import load_recipe
 from align.data import packing
@@ -23,7 +23,6 @@ from align.losses.objective import LOSSES, Objective, RowStatistics, after_prefi
 from align.models.block import BlockDrafter, BlockSession, target_features
 from align.target.model import Target
 from align.training.block_module import BlockDrafterModule
-from align.training.datamodule import Step
 from align.training.run import train
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import trained_block as build

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from align.common.batch import Anchors
+from align.common.batch import Anchors, Step
 from align.config.parser import load_recipe
 from align.config.recipe import DrafterConfig
 from align.models.causal import CausalDrafter
@@ -18,7 +18,6 @@ from align.target.loading import load_target
 from align.target.model import Target
 from align.training.base_module import DrafterModule
 from align.training.causal_module import CausalDrafterModule
-from align.training.datamodule import Step
 from align.training.makers import make_causal
 from align.training.run import train
 from tests.builders import ANCHORS

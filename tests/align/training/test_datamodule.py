@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from align.config.parser import load_recipe
-from align.data.packing import split_validation
+from align.data.packing import pack, split_validation
 from align.data.shards import from_lists
+from align.data.stream import Shuffled
 from align.training.datamodule import RowsModule
 
 
@@ -18,6 +19,7 @@ def test_every_seed_is_validated_on_the_same_rows(tmp_path: Path) -> None:
     found = []
     for seed in (0, 7):
         recipe = load_recipe(["recipe=debug_sedd", f"output={tmp_path}", f"seed={seed}", "data.length=32"])
-        rows = RowsModule(recipe, *split_validation(samples, 0.3), 3, True)
+        training, held_out = split_validation(samples, 0.3)
+        rows = RowsModule(recipe, Shuffled(pack(training, 32, seed), seed), held_out, 3, True)
         found.append([row.tokens_L.tolist() for _, row in rows.held_out])
     assert found[0] == found[1] and len(found[0]) > 1

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from align.common.batch import Corrupted
+from align.common.batch import Corrupted, Step
 from align.config.parser import load_recipe
 from align.config.recipe import DrafterConfig
 from align.diffusion.noise import corrupt_blocks
@@ -24,7 +24,6 @@ from align.models.standalone import DiffusionDrafter
 from align.models.standalone_checkpoint import open_drafter, save_standalone
 from align.target.loading import load_target
 from align.target.model import Target
-from align.training.datamodule import Step
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.makers import make_standalone
 from align.training.run import train

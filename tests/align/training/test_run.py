@@ -33,6 +33,23 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
     return load_file(str(output / "drafter" / "model.safetensors"))
 
 
+class Stop(Exception):
+    """What stands for a kill."""
+
+
+def stop_at(step: int) -> pytest.MonkeyPatch:
+    """Training ends before this step; undo it with `undo`."""
+    patch, original = pytest.MonkeyPatch(), DrafterModule.on_train_batch_start
+
+    def stopping(self: DrafterModule, batch: object, index: int) -> None:
+        if self.global_step == step:
+            raise Stop
+        original(self, batch, index)
+
+    patch.setattr(DrafterModule, "on_train_batch_start", stopping)
+    return patch
+
+
 def test_golden_losses(tmp_path: Path, debug_data: Path) -> None:
     """A refactor keeps every loss. The tolerance is for other processors' rounding; here they are equal to the bit."""
     run(tmp_path, debug_data)
@@ -46,21 +63,11 @@ def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str) ->
     words = ("trainer.ema=0.9", "trainer.checkpoint_every=4", f"trainer.keep_features_gb={kept}")
     one = run(whole, debug_data, *words)
 
-    class Stop(Exception):
-        pass
-
     recipe = load_recipe(["recipe=debug_block", f"output={parts}", f"data.path={debug_data}", *words])
-    original = DrafterModule.on_train_batch_start
-
-    def stop_at_7(self: DrafterModule, batch: object, index: int) -> None:
-        if self.global_step == 7:  # three steps after the last checkpoint: they are lost and done again
-            raise Stop
-        original(self, batch, index)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DrafterModule, "on_train_batch_start", stop_at_7)
-        with pytest.raises(Stop):
-            train(recipe, quiet=True)
+    patch = stop_at(7)  # three steps after the last checkpoint: they are lost and done again
+    with pytest.raises(Stop):
+        train(recipe, quiet=True)
+    patch.undo()
     two = train(recipe, quiet=True)
     first, second = weights(whole), weights(parts)
     assert all(torch.equal(first[n], second[n]) for n in first)
@@ -71,6 +78,34 @@ def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str) ->
         two.progress.tokens_seen,
     )
     assert losses(parts)[-8:] == losses(whole)[-8:]
+
+
+@pytest.mark.parametrize("at", [3, 9])  # within the text, and within the own words, between two shards
+def test_text_then_own_words_while_they_are_written(tmp_path: Path, at: int) -> None:
+    """One command from nothing, stopped and gone on with: the weights of one that found all of its data."""
+    (tmp_path / "text.txt").write_text("".join(f"line {i} of the text\n" for i in range(90)))
+    (tmp_path / "prompts.txt").write_text("".join(f"{i} words\n" for i in range(20)))
+    words = ["recipe=debug_block", f"data.text=[{tmp_path}/text.txt]", "data.exclude=[]", "data.follow=true"]
+    words += [f"data.prompts={tmp_path}/prompts.txt", "data.near_duplicate_threshold=2", "data.samples=20"]
+    words += ["data.batch_size=5", "data.follow_after=1", "data.length=48", "trainer.checkpoint_every=2"]
+    words += ["data.max_answer_tokens=12", "trainer.validate_every=12"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    recipe = load_recipe([*words, f"output={whole}"])
+    synthesize(recipe, load_target("debug"), recipe.data_folder, quiet=True)
+    train(recipe, quiet=True)
+    patch = stop_at(at)
+    with pytest.raises(Stop):
+        train(load_recipe([*words, f"output={parts}"]), quiet=True)
+    patch.undo()
+    written = json.loads((parts / "data" / "manifest.json").read_text())["shards"]
+    assert written == (1 if at == 3 else 2)  # no more than was needed
+    train(load_recipe([*words, f"output={parts}"]), quiet=True)
+    first, second = weights(whole), weights(parts)
+    assert all(torch.equal(first[n], second[n]) for n in first)
+    assert losses(whole)[-4:] == losses(parts)[-4:]
+    assert "| other text | the first 50% of the steps: " in (whole / "drafter" / "README.md").read_text()
+    with pytest.raises(UserError, match="saved under data.follow=true, not false; give data.follow=true"):
+        train(load_recipe([*words[:3], *words[4:], f"output={whole}"]), quiet=True)
 
 
 @pytest.mark.slow
@@ -163,9 +198,8 @@ def test_the_data_are_said_and_compared_with_the_recipe(
     said = capsys.readouterr().err
     assert re.search(r"training on \d+ samples \(\d+ tokens\) of .*, \d+ held out", said)
     assert "warning" not in said
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("align.training.run.ensure_data", lambda recipe, target: debug_data)
-        train(load_recipe([*words, "data.samples=100000", f"output={tmp_path / 'two'}"]))
+    other = ["data.samples=100000", "data.max_answer_tokens=23"]  # not what the folder was written with
+    train(load_recipe([*words, *other, f"output={tmp_path / 'two'}"]))
     assert "warning: the recipe asks for 100000 samples" in capsys.readouterr().err
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from align.config.recipe import DrafterConfig
+from align.common.batch import Step
+from align.config.recipe import DrafterConfig, TrainerConfig
 from align.data import packing
 from align.data import shards as data
 from align.models.block_config import BlockConfig
+from align.outputs import cache as target_cache
+from align.outputs import row as rows_of
 from align.target.loading import load_target
-from align.training import target_cache
-from align.training.datamodule import Step, make_batch
+from align.target.model import Target
+from align.training.datamodule import make_batch
 from align.training.makers import from_target
 
 
@@ -25,15 +28,19 @@ def scene(context: str) -> tuple[BlockConfig, Step]:
     return config, Step(*make_batch(rows, [0, 1], 12, 3, 0), keys=(5, 7))
 
 
+def cache_of(target: Target, config: BlockConfig, memory: float) -> target_cache.TargetOutputCache:
+    return target_cache.TargetOutputCache(target, config, TrainerConfig(keep_features_gb=memory))
+
+
 @pytest.mark.parametrize("context", ["shared_kv", "taps"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_same_numbers(context: str, temperature: float) -> None:
     config, step = scene(context)
     target = load_target("debug")
     anew = target_cache.compute_target_outputs(target, step, config, temperature)
-    store = target_cache.TargetOutputCache(target, config, 1.0)
+    store = cache_of(target, config, 1.0)
     first, again = store.outputs(step, temperature), store.outputs(step, temperature)
-    none = target_cache.TargetOutputCache(target, config, 1e-9).outputs(step, temperature)
+    none = cache_of(target, config, 1e-9).outputs(step, temperature)
     for other in (again, none):
         assert all(torch.equal(a, b) for a, b in zip(vars_of(first), vars_of(other), strict=True))
     assert torch.equal(first.used_P, anew.used_P)
@@ -45,23 +52,24 @@ def test_a_row_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     config, step = scene("shared_kv")
     target, calls = load_target("debug"), []
     monkeypatch.setattr(
-        target_cache,
+        rows_of,
         "target_features",
-        lambda *a, f=target_cache.target_features: (calls.append(1), f(*a))[1],
+        lambda *a, f=rows_of.target_features: (calls.append(1), f(*a))[1],
     )
-    store = target_cache.TargetOutputCache(target, config, 1.0)
+    store = cache_of(target, config, 1.0)
     for _ in range(3):
         store.outputs(step, 1.0)
     assert len(calls) == 2
-    small = target_cache.TargetOutputCache(target, config, 1e-9)
+    small = cache_of(target, config, 1e-9)
     for _ in range(3):
         small.outputs(step, 1.0)
     assert len(calls) == 8
 
 
 def test_what_overflows_fp16_stays_fp32() -> None:
-    assert target_cache._half(torch.tensor([1e6])).dtype is torch.float32
-    assert target_cache._half(torch.tensor([1e3])).dtype is torch.float16
+    assert rows_of.rounded(torch.tensor([1e6]), torch.float16).dtype is torch.float32
+    assert rows_of.rounded(torch.tensor([1e3]), torch.float16).dtype is torch.float16
+    assert rows_of.rounded(torch.tensor([1e6]), torch.bfloat16).dtype is torch.bfloat16
 
 
 def vars_of(view: target_cache.TargetOutputs) -> list[torch.Tensor]:

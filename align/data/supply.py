@@ -1,0 +1,163 @@
+"""What training reads: the target's own words, written first where they are missing, and other text before them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from align.common.claims import Claim
+from align.common.errors import UserError
+from align.common.text import say
+from align.config.hardware import main_process
+from align.config.recipe import Recipe
+from align.data import shards as data
+from align.data.following import Followed, ShardsAsWritten
+from align.data.packing import pack, split_validation
+from align.data.shards import Texts
+from align.data.stream import Shuffled, Stream, TextFirst
+from align.data.synthesis import same_settings, synthesize
+from align.data.texts import is_read, open_text, read_text_manifest, read_texts, text_folder
+from align.target.debug import DEBUG
+from align.target.model import Target
+
+TEXT_STREAM = 7
+WAIT = 1.0
+"""Seconds between looks at what another process writes."""
+
+
+@dataclass
+class Supply:
+    """The texts of one run.
+
+    training, validation: the target's own words on each side. text: other text, or None. later: the shards after those of
+    `training`, in turn, where they are followed.
+    """
+
+    folder: Path
+    training: Texts
+    validation: Texts
+    text: Texts | None = None
+    later: ShardsAsWritten | None = None
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Of the target's own words, as it is now."""
+        return data.read_manifest(self.folder)
+
+    @property
+    def text_manifest(self) -> dict[str, Any] | None:
+        """Of the other text."""
+        return None if self.text is None else read_text_manifest(self.folder / "text")
+
+    @property
+    def exact(self) -> bool:
+        """Whether the own words were drawn without top-p and top-k."""
+        return bool(self.manifest.get("top_p", 1.0) == 1.0 and not self.manifest.get("top_k", 0))
+
+    def stream(self, recipe: Recipe) -> Stream:
+        """The rows in the order of training."""
+        length, seed = recipe.data.length, recipe.seed
+        own: Stream
+        if self.later is None:
+            own = Shuffled(pack(self.training, length, seed), seed)
+        else:
+            own = Followed(self.training, self.later, length, seed)
+        if self.text is None:
+            return own
+        t = recipe.trainer
+        places = round(recipe.data.text_share * t.max_steps) * t.batch_size
+        return TextFirst(Shuffled(pack(self.text, length, seed), seed, TEXT_STREAM), own, places)
+
+    def line(self, recipe: Recipe) -> str:
+        """What is trained on, for people."""
+        found, wanted = len(self.training) + len(self.validation), recipe.data.samples
+        line = (
+            f"training on {len(self.training)} samples ({self.training.token_count} tokens) of {self.folder}, "
+            f"{len(self.validation)} held out"
+        )
+        if self.text is not None:
+            share = recipe.data.text_share
+            line += (
+                f"; before them, for {share:.0%} of the steps, {self.text.token_count} tokens of other text"
+            )
+        if self.later is not None:
+            line += "; the shards after them as they are written"
+        elif 2 * found < wanted:
+            line += f"\nwarning: the recipe asks for {wanted} samples, {self.folder} has {found}"
+        return line
+
+
+def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
+    """The data of a recipe. What is missing is written first, unless `data.write` forbids it.
+
+    Raises:
+        UserError: data that are missing, can't be read, or that another target wrote.
+    """
+    folder, d = recipe.data_folder, recipe.data
+    text = _text(recipe, target, quiet) if d.text else None
+    if d.follow:
+        later = ShardsAsWritten(recipe, target, folder, quiet)
+        samples = later.first(d.follow_after)
+    else:
+        later = None
+        _write_missing(recipe, target, quiet)
+        samples = data.read_samples(folder, target.vocab_size)
+    manifest = data.read_manifest(folder)
+    if manifest.get("target_sha256") != target.hash:
+        raise UserError(
+            f"{folder}: written by {manifest.get('target')!r} (another sha256), not by {recipe.target.name!r}; "
+            "give another data.path"
+        )
+    return Supply(folder, *split_validation(samples, d.validation_fraction), text, later)
+
+
+def _text(recipe: Recipe, target: Target, quiet: bool) -> Texts:
+    folder = text_folder(recipe)
+    if not is_read(recipe):
+        _may_write(recipe, folder)
+        if main_process():
+            with Claim(folder, "data.path"):
+                read_texts(recipe, target, quiet)
+        while not is_read(recipe):
+            time.sleep(WAIT)
+    return open_text(recipe, target)
+
+
+def _may_write(recipe: Recipe, folder: Path) -> None:
+    if recipe.data.write == "never":
+        raise UserError(
+            f"{folder}: data are missing, and data.write=never; python -m align.synthesize writes them"
+        )
+
+
+def is_missing(recipe: Recipe, target: Target) -> bool:
+    """Whether own words are to be written: none are there, or the writing of these was stopped. A folder of fewer samples
+    that was written with other settings is taken as it is."""
+    folder = recipe.data_folder
+    if not (folder / "manifest.json").exists():
+        return True
+    manifest = data.read_manifest(folder)
+    if manifest["samples"] >= recipe.data.samples or manifest.get("ended"):
+        return False
+    return same_settings(manifest, recipe, target)
+
+
+def _write_missing(recipe: Recipe, target: Target, quiet: bool) -> None:
+    if not is_missing(recipe, target):
+        return
+    d, folder = recipe.data, recipe.data_folder
+    _may_write(recipe, folder)
+    if main_process():
+        quiet = quiet or target.spec in DEBUG  # a second
+        if not quiet:
+            say(
+                f"first the target writes {d.samples} samples into {folder} (data.write=never refuses); "
+                "after the first batch a line says how long",
+                error=True,
+            )
+        with Claim(folder, "data.path" if d.path else "output"):
+            synthesize(recipe, target, folder, quiet)
+    while is_missing(recipe, target):  # another process of this run writes
+        time.sleep(WAIT)

@@ -1,0 +1,174 @@
+"""Documents out of files, folders and hub data sets, one after the other: memory does not grow with them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from align.common.errors import UserError, nearest
+from align.common.files import expanded
+from align.common.hub import hub_reachable, is_hub_id, nearby
+from align.common.tables import kind_of, read_rows, read_text
+from align.common.text import short
+
+TABLES = (".jsonl", ".json", ".csv", ".parquet")
+PROSE = (".txt", ".md", ".rst", ".tex", ".html", ".org")
+CODE = (
+    ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".rs", ".go", ".java", ".kt", ".scala", ".js", ".jsx", ".ts", ".tsx",
+    ".rb", ".php", ".pl", ".sh", ".sql", ".r", ".jl", ".lua", ".hs", ".ml", ".swift", ".cs", ".css", ".toml", ".yaml", ".yml",
+)  # fmt: skip
+MOST_CHARACTERS = 200_000
+"""A longer text is several documents, cut at the ends of lines: what is tokenised at a time stays small."""
+
+
+@dataclass(frozen=True)
+class HubOptions:
+    """Of a hub data set: column, split, configuration, and branch, tag or commit. A table on disk has the column too."""
+
+    column: str = "text"
+    split: str = "train"
+    config: str | None = None
+    revision: str | None = None
+
+
+def check_text_source(source: str) -> None:
+    """Raises UserError for a source that can't be there: no such file or folder, and no hub id; the hub is not asked."""
+    path = expanded(source, "data.text")
+    if path.exists() or (is_hub_id(source) and not path.suffix):
+        return
+    raise UserError(f"data.text={source!r}: no such file or folder{nearby(path)}, and no hub id (owner/name)")
+
+
+def documents(source: str, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:
+    """The texts of one source in a fixed order; long ones in parts. `left_out` counts what is skipped, by its reason.
+
+    Raises:
+        UserError: it can't be read, or has no such column.
+    """
+    check_text_source(source)
+    path = expanded(source, "data.text")
+    if path.is_dir():
+        texts = _of_folder(path, options, left_out)
+    elif path.exists():
+        texts = _of_file(path, options)
+    else:
+        texts = _of_hub(source, options)
+    for text in texts:
+        yield from _parts(text)
+
+
+def _parts(text: str) -> Iterator[str]:
+    while len(text) > MOST_CHARACTERS:
+        cut = text.rfind("\n", 0, MOST_CHARACTERS) + 1 or MOST_CHARACTERS
+        yield text[:cut]
+        text = text[cut:]
+    yield text
+
+
+def _suffix(path: Path) -> str:
+    return (Path(path.stem).suffix if path.suffix == ".gz" else path.suffix).lower()
+
+
+def _of_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:
+    """Files in the order of their names, hidden ones and those of unknown kinds left out."""
+    found = False
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        if not path.is_file() or any(part.startswith(".") for part in inside.parts):
+            continue
+        if _suffix(path) in (".jsonl", ".parquet"):
+            found = True
+            yield from _of_file(path, options)
+        elif _suffix(path) in PROSE + CODE:
+            try:
+                text = read_text(path)
+            except UserError:
+                left_out["files that are no UTF-8 text"] += 1
+                continue
+            found = True
+            yield text
+        else:
+            left_out["files of other kinds"] += 1
+    if not found:
+        raise UserError(f"data.text={str(folder)!r}: holds no text, source code, .jsonl or .parquet")
+
+
+def _of_file(path: Path, options: HubOptions) -> Iterator[str]:
+    """A table's rows; any other file is one text."""
+    kind = kind_of(path)
+    if kind not in TABLES:
+        yield read_text(path)
+        return
+    rows = {".jsonl": _jsonl, ".parquet": _parquet}.get(kind, _whole)(path)
+    for number, row in enumerate(rows, 1):
+        yield _text(row, options.column, f"{path}, row {number}")
+
+
+def _whole(path: Path) -> Iterator[Any]:
+    yield from read_rows(path)
+
+
+def _jsonl(path: Path) -> Iterator[Any]:
+    """One row a line, a line at a time."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    number = 0
+    try:
+        with opened(path, "rb") as file:
+            for line in file:
+                number += 1
+                if line.strip():
+                    yield json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        why = error.msg if isinstance(error, json.JSONDecodeError) else error
+        raise UserError(f"{path}, line {number}: not JSON ({why})") from None
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path} can't be read: {error}") from None
+
+
+def _parquet(path: Path) -> Iterator[Any]:
+    """Rows, a batch at a time."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(1024):
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path} is not readable Parquet ({str(error).strip().splitlines()[0]})") from None
+
+
+def _text(row: Any, column: str, where: str) -> str:
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: expected an object with a column {column!r}, found {short(row)}")
+    if column not in row:
+        raise UserError(f"{where}: no column {column!r} (data.text_column){nearest(column, map(str, row))}")
+    value = row[column]
+    return value if isinstance(value, str) else ""
+
+
+def _of_hub(source: str, options: HubOptions) -> Iterator[str]:
+    """Streamed where the hub answers: nothing is downloaded that is not read. Else out of the local cache."""
+    import datasets
+
+    online = hub_reachable()
+    try:
+        rows = datasets.load_dataset(
+            source, options.config, split=options.split, revision=options.revision, streaming=online
+        )
+        for number, row in enumerate(rows, 1):
+            yield _text(row, options.column, f"data.text={source!r}, row {number}")
+    except UserError:
+        raise
+    except Exception as error:  # datasets raises many kinds of its own
+        why = " ".join(str(error).split())
+        if "Config name is missing" in why:
+            why += " (data.text_config)"
+        if not online:
+            why = f"the hub does not answer, and the local cache does not hold it: {why}"
+        raise UserError(f"data.text={source!r} can't be read: {why[:400]}") from None

@@ -1,0 +1,78 @@
+"""`python -m align.features recipe=NAME …`: what training will read of the target, computed once and stored on disk.
+
+The rows are those that `align.train` with the same words reads, in the same order: shared keys and values or taps, last hidden
+states, and p's normaliser. `trainer.features_gb` limits what they take; rows beyond it are computed when they are trained on.
+A run that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from align.common.claims import Claim
+from align.common.errors import UserError, cli
+from align.common.text import say
+from align.config.parser import parse_command
+from align.config.preflight import check_training
+
+LINE_EVERY = 30.0
+"""Seconds between progress lines."""
+
+
+@cli
+def main(argv: list[str] | None = None) -> None:
+    words = sys.argv[1:] if argv is None else argv
+    recipe = parse_command(words, "align.features", __doc__ or "")
+    if not recipe.trainer.features_gb:
+        raise UserError("trainer.features_gb=0 stores nothing: give the GB of disk that it may take")
+    check_training(recipe)
+    with Claim(recipe.features_folder, "trainer.features_path" if recipe.trainer.features_path else "output"):
+        # only now: torch and transformers take seconds to import
+        from align.config.hardware import target_device
+        from align.data.packing import collate
+        from align.data.supply import open_supply
+        from align.outputs.cache import TargetOutputCache
+        from align.target.loading import load_target
+        from align.training.build import conditioning
+        from align.training.datamodule import validation_rows
+
+        t, d = recipe.target, recipe.data
+        target = load_target(
+            t.name, t.dtype, target_device(recipe), revision=t.revision, trust_remote_code=t.trust_remote_code
+        )
+        supply = open_supply(recipe, target)
+        stream = supply.stream(recipe)
+        cache = TargetOutputCache(
+            target, conditioning(recipe, target), recipe.trainer, recipe.features_folder
+        )
+        held_out = validation_rows(supply.validation, d.length, recipe.trainer.validation_rows, supply.exact)
+        for _, row in held_out:
+            cache.row(collate([row]).to(target.device), 1.0)
+        seen: set[int] = set()
+        places = recipe.trainer.max_steps * recipe.trainer.batch_size
+        start = printed = time.monotonic()
+        for place in range(places):
+            key = stream.key(place)
+            if key in seen:
+                continue
+            seen.add(key)
+            assert cache.store is not None
+            cache.row(collate([stream.row(key)]).to(target.device), recipe.objective.temperature)
+            if cache.store.full:
+                break
+            if (now := time.monotonic()) - printed >= LINE_EVERY:
+                printed = now
+                left = (now - start) / (place + 1) * (places - place - 1) / 60
+                say(f"{len(cache.store)} rows, at most {left:.0f} min left")
+        cache.close()
+    assert cache.store is not None
+    full = ", the limit of trainer.features_gb: the other rows are computed when they are trained on"
+    say(
+        f"{len(cache.store)} rows, {cache.store.bytes / 1e9:.3g} GB in {recipe.features_folder}"
+        f"{full if cache.store.full else ''}"
+    )
+
+
+if __name__ == "__main__":
+    main()

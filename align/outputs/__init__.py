@@ -1,0 +1,1 @@
+"""What the target computes over packed rows: once, then from memory or disk."""

@@ -1,0 +1,90 @@
+"""One row of the target's outputs: what the drafter is shown of it, and what the losses need of p."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from align.common.batch import Batch
+from align.losses.objective import target_places
+from align.models.block import TargetFeatures, target_features
+from align.models.block_config import BlockConfig
+from align.target.model import Target
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+RowKey = tuple[str, float]
+"""A hash of a row's text and layout, and the temperature of p."""
+
+
+def row_key(alone: Batch, temperature: float) -> RowKey:
+    """The key of a row, given as a batch of one: rows of one content are one, wherever they stand."""
+    digest = hashlib.sha256()
+    for tensor in (alone.tokens_BL, alone.positions_BL, alone.document_BL):
+        digest.update(tensor.to("cpu", torch.int64).contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32], temperature
+
+
+@dataclass
+class RowOutputs:
+    """One row: its features, and log-sum-exp, argmax and log p(next) at all its L places."""
+
+    features: TargetFeatures
+    log_z_L: Tensor
+    best_L: Tensor
+    log_p_next_L: Tensor
+
+    def named(self) -> dict[str, Tensor]:
+        """All its tensors by name."""
+        f = self.features
+        found = {
+            "hidden": f.hidden_BLD,
+            "log_z": self.log_z_L,
+            "best": self.best_L,
+            "log_p": self.log_p_next_L,
+        }
+        found |= {f"key.{i}": k for i, k in enumerate(f.keys)}
+        found |= {f"value.{i}": v for i, v in enumerate(f.values)}
+        return found if f.taps_BLFD is None else {**found, "taps": f.taps_BLFD}
+
+    @classmethod
+    def from_named(cls, tensors: dict[str, Tensor]) -> RowOutputs:
+        """Raises KeyError where one is missing."""
+        layers = range(sum(name.startswith("key.") for name in tensors))
+        keys, values = ([tensors[f"{what}.{i}"] for i in layers] for what in ("key", "value"))
+        features = TargetFeatures(tensors["hidden"], keys, values, tensors.get("taps"))
+        return cls(features, tensors["log_z"], tensors["best"], tensors["log_p"])
+
+    def to(self, device: torch.device) -> RowOutputs:
+        """On that device; the same where it is there."""
+        return RowOutputs.from_named({name: t.to(device) for name, t in self.named().items()})
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.named().values())
+
+
+def compute_row(
+    target: Target, alone: Batch, config: BlockConfig | None, temperature: float, dtype: torch.dtype
+) -> RowOutputs:
+    """The target over one row, rounded to `dtype`."""
+    features = target_features(target, alone, config)
+    shown = TargetFeatures(
+        rounded(features.hidden_BLD, dtype),
+        [rounded(k, dtype) for k in features.keys],
+        [rounded(v, dtype) for v in features.values],
+        None if features.taps_BLFD is None else rounded(features.taps_BLFD, dtype),
+    )
+    following = alone.tokens_BL.roll(-1, dims=1).flatten()
+    # p of the rounded state, the one that its logits will be computed from
+    hidden = shown.hidden_BLD[0].to(target.dtype)
+    places = target_places(hidden, following, target.head, temperature)
+    return RowOutputs(shown, places.log_z_P, places.best_P, places.log_p_next_P)
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in `dtype`; in fp32 where fp16 overflows."""
+    found = x.to(dtype, copy=True)
+    return found if bool(found.isfinite().all()) else x.to(torch.float32, copy=True)

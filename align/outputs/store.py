@@ -1,0 +1,180 @@
+"""The target's outputs on disk, by row: shards of safetensors that are read where they are asked for.
+
+A folder holds `manifest.json`, which says what the rows are outputs of, and shards `outputs-WW-NNNNN.safetensors`, WW the
+number of the process that wrote it. A shard counts once its seal, a .json of the same name, lies beside it: a kill leaves no
+half shard. No file is written by two processes. Rows are found by content, so they serve every run that packs the same rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict, defaultdict
+from pathlib import Path
+from typing import Any, TypedDict
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from align.common.errors import UserError
+from align.common.files import sha256_file, write_atomically
+from align.common.schema import convert, read_json
+from align.common.text import say
+from align.models.block_config import BlockConfig
+from align.outputs.row import RowKey, RowOutputs
+from align.target.model import Target
+
+SHARD_BYTES = 1 << 26
+"""A shard is written when its rows have so many bytes: what a kill loses, and what waits in memory."""
+_OPEN = 8
+"""Shards that are open at a time."""
+
+
+class Seal(TypedDict):
+    """rows: key and temperature of each row in the shard, in order."""
+
+    rows: list[list[Any]]
+    bytes: int
+    sha256: str
+
+
+def describe(target: Target, config: BlockConfig | None, dtype: str) -> dict[str, Any]:
+    """What the rows are outputs of."""
+    return {
+        "target_sha256": target.hash,
+        "target_dtype": target.dtype_name,
+        "context": None if config is None else config.context,
+        "layers": [] if config is None else list(config.target_layer_ids),
+        "dtype": dtype,
+    }
+
+
+class OutputStore:
+    """Rows on disk, up to a limit of bytes. `close` writes what waits.
+
+    Args:
+        folder: made where it is missing.
+        description: from `describe`; another folder's rows are not these.
+        gigabytes: what the shards may take, 1e9 bytes each; more rows are not stored.
+        writer: the number of this process among those that write.
+
+    Raises:
+        UserError: the folder holds outputs of something else, or can't be written.
+    """
+
+    def __init__(self, folder: Path, description: dict[str, Any], gigabytes: float, writer: int = 0) -> None:
+        self.folder, self.writer, self.full = folder, writer, False
+        self._check(description)
+        self._where: dict[RowKey, tuple[Path, int]] = {}
+        self._open: OrderedDict[Path, tuple[Any, dict[int, list[str]]]] = OrderedDict()
+        self._good: set[Path] = set()
+        self._sizes: dict[Path, int] = {}
+        self._waiting: dict[RowKey, RowOutputs] = {}
+        self.limit = int(gigabytes * 1e9)
+        for path in sorted(folder.glob("outputs-*.json")):
+            self._take_up(path)
+        numbers = [int(p.stem[-5:]) for p in folder.glob(f"outputs-{writer:02d}-*.json")]
+        self._next = max(numbers, default=-1) + 1
+
+    def _check(self, description: dict[str, Any]) -> None:
+        path = self.folder / "manifest.json"
+        if not path.exists():
+            text = json.dumps(description, indent=2) + "\n"
+            write_atomically(path, lambda part: part.write_text(text))
+            return
+        found = convert(read_json(path), dict[str, Any], "", str(path))
+        for key, value in description.items():
+            if found.get(key) != value:
+                raise UserError(
+                    f"{path}: {key} is {found.get(key)!r}, here it would be {value!r}; give another trainer.features_path"
+                )
+
+    def _take_up(self, seal: Path) -> None:
+        record = convert(read_json(seal), Seal, "", str(seal))
+        shard = seal.with_suffix(".safetensors")
+        if not shard.exists() or shard.stat().st_size != record["bytes"]:
+            return self._remove(shard, "is missing or torn")
+        self._sizes[shard] = record["bytes"]
+        for index, (digest, temperature) in enumerate(record["rows"]):
+            self._where[(digest, temperature)] = (shard, index)
+
+    def _remove(self, shard: Path, why: str) -> None:
+        say(f"warning: {shard} {why}; its rows are computed again", error=True)
+        shard.with_suffix(".json").unlink(missing_ok=True)
+        shard.unlink(missing_ok=True)
+        self._sizes.pop(shard, None)
+        self._open.pop(shard, None)
+        self._where = {key: place for key, place in self._where.items() if place[0] != shard}
+
+    @property
+    def bytes(self) -> int:
+        """What the shards take on disk."""
+        return sum(self._sizes.values())
+
+    def __contains__(self, key: RowKey) -> bool:
+        return key in self._where or key in self._waiting
+
+    def __len__(self) -> int:
+        return len(self._where) + len(self._waiting)
+
+    def get(self, key: RowKey) -> RowOutputs | None:
+        """A row, its tensors memory-mapped; None where it is not stored. A shard is checked when it is first opened."""
+        if key in self._waiting:
+            return self._waiting[key]
+        if key not in self._where:
+            return None
+        shard, index = self._where[key]
+        try:
+            file, names = self._opened(shard)
+            return RowOutputs.from_named({n.partition(".")[2]: file.get_tensor(n) for n in names[index]})
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            self._remove(shard, f"is damaged ({error})")
+            return None
+
+    def _opened(self, shard: Path) -> tuple[Any, dict[int, list[str]]]:
+        """The shard and the names of each row's tensors in it."""
+        if shard in self._open:
+            self._open.move_to_end(shard)
+            return self._open[shard]
+        if shard not in self._good:
+            if sha256_file(shard) != json.loads(shard.with_suffix(".json").read_text())["sha256"]:
+                raise ValueError("it has changed since it was written")
+            self._good.add(shard)
+        file, names = safe_open(shard, "pt"), defaultdict[int, list[str]](list)
+        for name in file.keys():  # noqa: SIM118 (no dict)
+            names[int(name.partition(".")[0])].append(name)
+        self._open[shard] = (file, names)
+        while len(self._open) > _OPEN:
+            self._open.popitem(last=False)
+        return self._open[shard]
+
+    def put(self, key: RowKey, row: RowOutputs) -> bool:
+        """Store a row; False where there is no room."""
+        waiting = sum(r.bytes for r in self._waiting.values())
+        if self.full or self.bytes + waiting + row.bytes > self.limit:
+            self.full = True
+            return False
+        self._waiting[key] = row
+        if waiting + row.bytes >= SHARD_BYTES:
+            self.flush()
+        return True
+
+    def flush(self) -> None:
+        """Write the rows that wait as one shard. Raises OSError where they can't be written."""
+        if not self._waiting:
+            return
+        shard = self.folder / f"outputs-{self.writer:02d}-{self._next:05d}.safetensors"
+        tensors = {
+            f"{i}.{name}": tensor.cpu().contiguous()
+            for i, row in enumerate(self._waiting.values())
+            for name, tensor in row.named().items()
+        }
+        write_atomically(shard, lambda part: save_file(tensors, str(part)))
+        rows = [list(key) for key in self._waiting]
+        record: Seal = {"rows": rows, "bytes": shard.stat().st_size, "sha256": sha256_file(shard)}
+        text = json.dumps(record) + "\n"
+        write_atomically(shard.with_suffix(".json"), lambda part: part.write_text(text))
+        self._good.add(shard)
+        self._sizes[shard] = record["bytes"]
+        self._where |= {key: (shard, i) for i, key in enumerate(self._waiting)}
+        self._waiting = {}
+        self._next += 1

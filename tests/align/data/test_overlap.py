@@ -1,0 +1,51 @@
+"""Passages of the benchmarks are found in a text, whatever its case and punctuation; the table names what `decode` measures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from align.common.errors import UserError
+from align.data import overlap
+from decode.suites.registry import SUITES
+
+LONG = (
+    "A train leaves the station at noon and the second one leaves an hour later going faster than the first"
+)
+WHOLE = "Write a poem about the moon and tides"  # eight words
+
+
+def test_passages_are_found_whole_or_by_thirteen_words() -> None:
+    passages = overlap.Passages([LONG, WHOLE, "too short to look for"])
+    start = LONG.split()[3:16]
+    assert passages.met_in("x y " + " ".join(start).upper().replace(" ", ", ") + " z")
+    assert not passages.met_in("x y " + " ".join(start[:-1]) + " z")  # twelve words
+    assert passages.met_in(f"Then: {WHOLE}!") and not passages.met_in(WHOLE[:-6])
+    assert not passages.met_in("too short to look for") and not overlap.Passages().met_in(LONG)
+
+
+def test_the_table_is_that_of_the_suites() -> None:
+    told = {s.name: (s.hub, s.config, s.split, s.package, s.version, s.member) for s in SUITES.values()}
+    told.pop("builtin")  # written for this project
+    known = {b.name: (b.hub, b.config, b.split, b.package, b.version, b.member) for b in overlap.BENCHMARKS}
+    assert known == told
+
+
+def test_files_and_suites_that_can_not_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"turns": [LONG, {"answer": WHOLE}], "id": 3}) + "\n")
+
+    def nowhere(benchmark: overlap.Benchmark) -> list[object]:
+        if benchmark.name == "gsm8k":
+            return [{"question": "one two three four five six seven eight nine"}]
+        raise UserError("not here")
+
+    monkeypatch.setattr(overlap, "_rows", nowhere)
+    passages, missing = overlap.excluded([str(path), "suites"])
+    assert passages.met_in(LONG) and passages.met_in(WHOLE)
+    assert passages.met_in("One two three four, five six seven eight nine.")
+    assert set(missing) == {b.name for b in overlap.BENCHMARKS} - {"gsm8k"}
+    with pytest.raises(UserError, match="no such file"):
+        overlap.excluded([str(tmp_path / "gone.jsonl")])

@@ -1,0 +1,100 @@
+"""Documents in a fixed order out of every kind of source; what is skipped is counted; what is wrong is one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from align.common.errors import UserError
+from align.data import text_sources
+from align.data.text_sources import HubOptions, documents
+
+
+def read(source: Path | str, options: HubOptions | None = None) -> tuple[list[str], dict[str, int]]:
+    left_out = Counter[str]()
+    found = list(documents(str(source), options or HubOptions(), left_out))
+    return found, dict(left_out)
+
+
+def test_a_folder_in_the_order_of_its_names(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo")
+    (tmp_path / "b.py").write_text("x = 1\n")
+    with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
+        file.write('{"text": "three"}\n\n{"text": null}\n')
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["four", "five"]}), tmp_path / "e.parquet")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "z.txt").write_text("hidden")
+    (tmp_path / "f.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "g.bin").write_bytes(b"\x00")
+    found, left_out = read(tmp_path)
+    assert found == ["one\n\ntwo", "x = 1\n", "three", "", "four", "five"]
+    assert left_out == {"files that are no UTF-8 text": 1, "files of other kinds": 1}
+
+
+def test_one_file_and_a_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_sources, "MOST_CHARACTERS", 10)
+    path = tmp_path / "Makefile"
+    path.write_text("first\nsecond\nthird" + "x" * 12)
+    parts, _ = read(path)
+    assert "".join(parts) == path.read_text() and max(map(len, parts)) <= 10 and parts[0] == "first\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", '{"text": "x"}\n{"text"\n', "a.jsonl, line 2: not JSON"),
+        ("a.jsonl", '{"txt": "x"}\n', r"row 1: no column 'text' \(data.text_column\).*'txt'"),
+        ("a.jsonl", '["x"]\n', "row 1: expected an object with a column 'text'"),
+        ("a.parquet", "no parquet", "not readable Parquet"),
+        ("a.txt", b"\xff\xff", "is not UTF-8 text"),
+        ("d/a.bin", "x", "holds no text, source code, .jsonl or .parquet"),
+        ("", "", "no such file or folder"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
+    path = tmp_path / (name or "gone.txt")
+    path.parent.mkdir(exist_ok=True)
+    if name:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(UserError, match=says):
+        read(path.parent if "/" in name else path)
+
+
+def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def load(name: str, config: str | None, **options: object) -> object:
+        asked.append((name, config, *options.values()))
+        return [{"body": "one"}, {"body": "two"}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(text_sources, "hub_reachable", lambda: True)
+    assert read("owner/name", HubOptions("body", "train", "en", "v1"))[0] == ["one", "two"]
+    assert asked == [("owner/name", "en", "train", "v1", True)]
+    monkeypatch.setattr(text_sources, "hub_reachable", lambda: False)
+    with pytest.raises(UserError, match="data.text='owner/name', row 1: no column 'text'"):
+        read("owner/name")
+
+    def refuse(*args: object, **options: object) -> object:
+        raise ValueError("Config name is missing.")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(UserError, match=r"does not answer.*Config name is missing. \(data.text_config\)"):
+        read("owner/name")
+
+
+def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
+    """A broken row is met when it is reached, not before: a file of any size is never whole in memory."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "x"}) + "\nbroken\n")
+    texts = documents(str(path), HubOptions(), Counter())
+    assert next(texts) == "x"
+    with pytest.raises(UserError, match="line 2"):
+        next(texts)

@@ -1,0 +1,128 @@
+"""Text of several sources, mixed by weight, without what is excluded; a kill at any shard changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from align.common.errors import UserError
+from align.config.parser import load_recipe
+from align.config.recipe import Recipe
+from align.data import shards as data
+from align.data import texts
+from align.target.model import Target
+
+SECRET = "the quick brown fox jumps over the lazy dog every single morning before breakfast"
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[str]:
+    """Prose as a file of rows, code as a folder, and the passage that must not be met."""
+    rows = [{"text": f"row {i} says {i * i} and {i % 7}"} for i in range(60)]
+    rows[3]["text"] += f" {SECRET}"
+    rows[5]["text"] = rows[4]["text"]
+    (tmp_path / "prose.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "code").mkdir()
+    for i in range(40):
+        (tmp_path / "code" / f"m{i:02d}.py").write_text(f"def f{i}(x):\n    return x + {i}\n")
+    (tmp_path / "exclude.jsonl").write_text(json.dumps({"prompt": SECRET}) + "\n")
+    return [str(tmp_path / "prose.jsonl"), str(tmp_path / "code")]
+
+
+def recipe_of(folder: Path, sources: list[str], *words: str) -> Recipe:
+    exclude = Path(sources[0]).parent / "exclude.jsonl"
+    first = ["recipe=debug_block", f"output={folder}", f"data.text=[{', '.join(sources)}]"]
+    return load_recipe([*first, f"data.exclude=[{exclude}]", "data.mixture=[3, 1]", *words])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_mixed_by_weight_without_what_is_excluded(tmp_path: Path, sources: list[str], target: Target) -> None:
+    recipe = recipe_of(tmp_path / "run", sources, "data.text_tokens=1000")
+    manifest = texts.read_texts(recipe, target, quiet=True)
+    prose, code = (s["tokens"] for s in manifest["sources"])
+    assert 1000 <= manifest["tokens"] < 1100 and 2.7 < prose / code < 3.3
+    assert manifest["left_out"]["documents with a passage of data.exclude"] == 1
+    assert manifest["left_out"]["documents that were there before"] == 1
+    samples = texts.open_text(recipe, target)
+    first = target.tokenizer.bos_token_id
+    assert {int(samples[i][0]) for i in range(len(samples))} == {
+        target.eos_ids[0] if first is None else first
+    }
+    assert bool((samples.answer_start == 1).all() and (samples.temperature == data.NOT_WRITTEN).all())
+    said = " ".join(target.decode(samples[i].tolist()) for i in range(len(samples)))
+    assert "row 4 says 16" in said and "lazy dog" not in said and texts.is_read(recipe)
+
+
+def test_a_long_document_is_cut_at_a_rows_length(tmp_path: Path, sources: list[str], target: Target) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text("abcdefgh " * 40)
+    recipe = load_recipe(
+        ["recipe=debug_block", f"output={tmp_path}", f"data.text=[{long}]", "data.exclude=[]"]
+    )
+    texts.read_texts(recipe, target, quiet=True)
+    samples = texts.open_text(recipe, target)
+    whole = target.tokenizer(long.read_text(), add_special_tokens=False)["input_ids"]
+    assert int(samples.lengths.max()) == recipe.data.length
+    assert (
+        torch.cat([samples[i][1:] for i in range(len(samples))]).tolist()
+        == whole[: int(samples.lengths.sum()) - len(samples)]
+    )
+
+
+@pytest.mark.parametrize("kept", [1, 2, 4])
+def test_a_killed_reading_ends_in_the_same_state(
+    tmp_path: Path, sources: list[str], target: Target, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    monkeypatch.setattr(texts, "SHARD_TOKENS", 300)
+    whole, killed = (recipe_of(tmp_path / n, sources, "data.text_tokens=1500") for n in ("a", "b"))
+    texts.read_texts(whole, target, quiet=True)
+
+    class Killed(Exception):
+        pass
+
+    def write(folder: Path, number: int, samples: data.Samples, write: object = data.write_shard) -> str:
+        if number == kept:
+            raise Killed
+        return write(folder, number, samples)  # type: ignore[operator]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(texts.data, "write_shard", write)
+        with pytest.raises(Killed):
+            texts.read_texts(killed, target, quiet=True)
+    assert not texts.is_read(killed)
+    texts.read_texts(killed, target, quiet=True)
+    assert contents(texts.text_folder(whole)) == contents(texts.text_folder(killed))
+
+
+def test_other_settings_and_changed_sources_are_refused(
+    tmp_path: Path, sources: list[str], target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts.read_texts(recipe_of(tmp_path, sources, "data.text_tokens=400"), target, quiet=True)
+    with pytest.raises(UserError, match="length is 96, this recipe says 64"):
+        texts.read_texts(recipe_of(tmp_path, sources, "data.length=64"), target)
+    with pytest.raises(UserError, match="this recipe says .*give another data.path"):
+        texts.read_texts(recipe_of(tmp_path, sources[::-1]), target)
+    shard = data.shard_path(texts.text_folder(recipe_of(tmp_path, sources)), 0)
+    before = shard.read_bytes()
+    shard.write_bytes(before[:-1])
+    texts.read_texts(recipe_of(tmp_path, sources, "data.text_tokens=400"), target, quiet=True)
+    assert shard.read_bytes() == before and "read again from the beginning" in capsys.readouterr().err
+    path = Path(sources[1]) / "m00.py"
+    path.write_text("other\n")
+    with pytest.raises(UserError, match="has changed since it was read"):
+        texts.read_texts(recipe_of(tmp_path, sources, "data.text_tokens=900"), target)
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    with pytest.raises(UserError, match="no text in it"):
+        texts.read_texts(
+            load_recipe(
+                ["recipe=debug_block", f"output={tmp_path / 'e'}", f"data.text=[{empty}]", "data.exclude=[]"]
+            ),
+            target,
+        )

@@ -1,0 +1,144 @@
+"""Rows on disk: the same bits as in memory, whole after a kill, within their limit, computed again where damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from align.common.batch import Batch
+from align.common.errors import UserError
+from align.config.recipe import DrafterConfig, TrainerConfig
+from align.data import packing
+from align.data import shards as data
+from align.models.block_config import BlockConfig
+from align.outputs import store as store_module
+from align.outputs.cache import TargetOutputCache
+from align.outputs.row import RowOutputs
+from align.target.loading import load_target
+from align.target.model import Target
+from align.training.makers import from_target
+
+TARGET = load_target("debug")
+
+
+def config_of(context: str) -> BlockConfig:
+    options = DrafterConfig(context=context, block_size=3, taps=2, markov_rank=0)
+    return from_target(TARGET, options, None).config
+
+
+def rows(count: int = 4) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(3, TARGET.vocab_size, (30,), generator=generator) for _ in range(count)]
+    packed = packing.pack(data.from_lists(texts, [4] * count, [1.0] * count), 32, 0)
+    return [packing.collate([row]) for row in packed]
+
+
+def cache_of(
+    folder: Path | None, dtype: str = "fp16", context: str = "shared_kv", disk: float = 1.0, writer: int = 0
+) -> TargetOutputCache:
+    options = TrainerConfig(features_gb=disk, features_dtype=dtype)
+    return TargetOutputCache(TARGET, config_of(context), options, folder, writer)
+
+
+def equal(a: RowOutputs, b: RowOutputs) -> bool:
+    one, two = a.named(), b.named()
+    same = [torch.equal(one[n], two[n]) and one[n].dtype == two[n].dtype for n in one]
+    return one.keys() == two.keys() and all(same)
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows or so each."""
+    monkeypatch.setattr(store_module, "SHARD_BYTES", 20_000)
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: object) -> RowOutputs:
+        raise AssertionError("the target is asked again")
+
+    monkeypatch.setattr("align.outputs.cache.compute_row", never)
+
+
+@pytest.mark.parametrize("context", ["shared_kv", "taps"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_read_back_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: str, dtype: str
+) -> None:
+    texts, writing = rows(), cache_of(tmp_path, dtype, context)
+    fresh = [cache_of(None, dtype, context).row(text, 1.0) for text in texts]
+    assert all(equal(writing.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
+    writing.close()
+    forbid(monkeypatch)
+    reading = cache_of(tmp_path, dtype, context)
+    assert all(equal(reading.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
+    with pytest.raises(AssertionError):
+        reading.row(texts[0], 0.5)  # another p
+
+
+def test_a_kill_between_a_shard_and_its_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, whole = rows(6), tmp_path / "whole"
+    for folder in (whole, tmp_path / "killed"):
+        cache = cache_of(folder)
+        for text in texts[: 6 if folder == whole else 4]:
+            cache.row(text, 1.0)
+        if folder == whole:
+            cache.close()
+    killed = tmp_path / "killed"
+    last = sorted(killed.glob("*.json"))[-1]
+    assert last.name != "manifest.json"
+    last.unlink()
+    cache = cache_of(killed)
+    for text in texts:
+        cache.row(text, 1.0)
+    cache.close()
+    assert {p.name: p.read_bytes() for p in killed.iterdir()} == {
+        p.name: p.read_bytes() for p in whole.iterdir()
+    }
+
+
+def test_a_damaged_shard_is_computed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts, cache = rows(), cache_of(tmp_path)
+    fresh = [cache.row(text, 1.0) for text in texts]
+    cache.close()
+    torn, changed = sorted(tmp_path.glob("*.safetensors"))[:2]
+    torn.write_bytes(torn.read_bytes()[:-1])
+    changed.write_bytes(changed.read_bytes()[:-1] + b"\x07")
+    for _ in range(2):
+        cache = cache_of(tmp_path)
+        assert all(equal(cache.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
+        cache.close()
+    said = capsys.readouterr().err
+    assert said.count("computed again") == 2 and "torn" in said and "has changed since it was written" in said
+
+
+def test_the_limit_and_the_writers_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = rows(8)
+    size = cache_of(None).row(texts[0], 1.0).bytes
+    cache = cache_of(tmp_path, disk=5.5 * size / 1e9)
+    fresh = [cache.row(text, 1.0) for text in texts]
+    cache.close()
+    assert cache.store is not None and cache.store.full and 3 <= len(cache.store) <= 5
+    assert sum(p.stat().st_size for p in tmp_path.glob("*.safetensors")) <= 5.5 * size + 10_000
+    other = cache_of(tmp_path, writer=3)
+    assert all(equal(other.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
+    other.close()
+    assert {path.name[:10] for path in tmp_path.glob("*.safetensors")} == {"outputs-00", "outputs-03"}
+    forbid(monkeypatch)
+    both = cache_of(tmp_path)
+    assert all(equal(both.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
+
+
+def test_outputs_of_something_else_are_refused(tmp_path: Path) -> None:
+    cache_of(tmp_path)
+    with pytest.raises(UserError, match="dtype is 'fp16', here it would be 'bf16'; give another"):
+        cache_of(tmp_path, "bf16")
+    with pytest.raises(UserError, match="context is 'shared_kv', here it would be 'taps'"):
+        cache_of(tmp_path, context="taps")
+
+
+def test_a_target_is_known_by_its_weights() -> None:
+    other: Target = load_target("debug-qwen2")
+    config = config_of("shared_kv")
+    assert store_module.describe(TARGET, config, "fp16") != store_module.describe(other, config, "fp16")
