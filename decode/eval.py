@@ -1,7 +1,7 @@
 """`python -m decode.eval --suite mtbench`: how much faster, with what certainty, and is the output the same?
 
-Plain decoding and the methods (`--methods all`: every system whose drafter is there) run side by side on every prompt. Records go to `--out` as they
-come; the summary, the page and the table are made from them (decode/report.py).
+Plain decoding and the methods (`--methods all`: every system whose drafter is given) run side by side on every prompt. Each record
+is written to `--out` at once; summary, page and table are made from the records (decode/report.py).
 """
 
 from __future__ import annotations

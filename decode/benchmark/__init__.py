@@ -1,1 +1,1 @@
-"""Measuring: what is run, in which order, tuned, timed and kept."""
+"""Measuring: what runs, in which order, how it is tuned, timed and recorded."""

@@ -1,4 +1,4 @@
-"""What a measurement is asked to do."""
+"""The options of a measurement."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from decode.speculation.sampling import Sampling
 
 TUNING_SUITE = "builtin"
-"""Where the prompts of a race between settings come from: those of this project, which are no benchmark."""
+"""The suite on which settings are chosen: the prompts of this project, which are no benchmark."""
 TUNING_PROMPTS = 12
 
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """The options of `decode.eval` (its --help says what they mean), and what tuning makes of them.
+    """The options of `decode.eval`, which its --help explains, and the results of tuning.
 
     Raises:
         UserError: more threads than a machine of this size can start.
@@ -53,10 +53,12 @@ class EvalConfig:
     race: bool = False
     """A race between settings, not a measurement."""
     tuned: list[str] | None = None
-    """A line for every method whose setting a race has chosen."""
+    """A line for each method whose setting was chosen by a race."""
 
     def __post_init__(self) -> None:
-        most = 4 * (os.cpu_count() or 1)  # far beyond the cores OpenMP ends the process without a word
+        most = 4 * (
+            os.cpu_count() or 1
+        )  # with far more threads than cores OpenMP ends the process without a message
         if self.threads is not None and self.threads > most:
             raise UserError(f"--threads={self.threads}: at most {most} on this machine")
 
@@ -69,7 +71,7 @@ class EvalConfig:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """Settings that are recorded as they were typed."""
+        """The settings that are recorded as they were typed."""
         own = ("limit", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "repeats", "warmup")
         drafting = ("draft_tokens", "tree_nodes", "verifier", "steps", "order", "drafter_tokenizer")
         return (

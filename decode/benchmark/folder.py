@@ -1,4 +1,4 @@
-"""What a measurement depends on, and the folder that holds it: begun, continued or refused."""
+"""The settings that a measurement depends on, and its folder, which is begun, continued or refused."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def folder_name(suites: Sequence[Loaded], settings: dict[str, Any]) -> str:
 
 
 def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record]]:
-    """The folder's own run and records when it holds some under the same settings, else a new run and none.
+    """The folder's run and records where it holds some under the same settings; else `run` and no records.
 
     Raises:
         UserError: it holds a run under other settings, or can't be written.
@@ -105,12 +105,12 @@ _NOT_OURS = {"manifest.json": "training data", "recipe.yaml": "a training run", 
 
 
 def check_early(config: EvalConfig) -> None:
-    """Before anything is loaded: whether a measurement may lie in `config.out`, and whether the one that it holds can be
-    continued with this config. One that is to be replaced by a race's is emptied now, so that it is not taken for the new
-    one when the race is interrupted.
+    """Check, before anything is loaded, that `config.out` may hold a measurement, and that the one that it holds can be continued
+    with this config. One that is to be replaced after a race is deleted now, so that it is not mistaken for the new one if the
+    race is interrupted.
 
     Raises:
-        UserError: it can't.
+        UserError: it may not, or can't be continued.
     """
     folder = config.out
     if folder is None:

@@ -1,4 +1,4 @@
-"""How far a measurement is: a bar with the time left on a terminal, a line now and then elsewhere."""
+"""The progress of a measurement: on a terminal a bar with the time left, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINE_EVERY = 30.0
 
 
 class TaskProgress:
-    """Context manager over `total` tasks of `methods` generations each, of which `before` were done in an earlier sitting."""
+    """Context manager over `total` tasks with a generation of each of `methods`; `before` of them were done by an earlier run."""
 
     def __init__(self, console: PlainConsole, total: int, methods: Sequence[str], before: int = 0) -> None:
         self.console, self.total, self.methods, self.before = console, total, list(methods), before
@@ -62,7 +62,7 @@ class TaskProgress:
         self.bar.update(self.row, advance=1, description=f"{prompt} {self.speeds()}".strip())
 
     def done(self, records: Sequence[Record]) -> None:
-        """One task is done; off a terminal a line is printed when the last one is old."""
+        """One task is done. Where there is no terminal, prints a line if the last one is old enough."""
         self.finished += 1
         for record in records:
             self.seconds[record.method] += record.seconds
@@ -75,7 +75,7 @@ class TaskProgress:
             self.console.say(text)
 
     def speeds(self) -> str:
-        """Tokens/s of every method so far, with what it is to plain decoding."""
+        """Tokens/s of every method so far, and its ratio to plain decoding's."""
         rates = {m: self.tokens[m] / self.seconds[m] for m in self.methods if self.seconds[m] > 0}
         base = rates.get(PLAIN)
         return ", ".join(
@@ -92,12 +92,12 @@ class RaceProgress:
         self.seconds, self.began = 0.0, 0.0
 
     def begin(self) -> None:
-        """A round is run, not read."""
+        """A round begins to run. (Rounds of an earlier run are read and do not begin.)"""
         self.began = monotonic()
         self.ran += 1
 
     def done(self, left: int) -> None:
-        """A round is over, and so many settings are still in."""
+        """A round is over, and `left` settings are still in the race."""
         self.finished += 1
         if not self.began:
             return

@@ -1,6 +1,4 @@
-"""Run the methods side by side: warmed up, interleaved prompt by prompt, repeated. Gives records; judges
-nothing else.
-"""
+"""Run the methods side by side, after a warm-up, prompt by prompt and repeated, and record every generation."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Settings:
-    """What every generation has in common."""
+    """The settings of every generation."""
 
     sampling: Sampling
     max_new_tokens: int
@@ -46,9 +44,9 @@ def plan(
     repeats: int,
     seed: int,
 ) -> list[Task]:
-    """All tasks: repeat by repeat, over all suites at once, in an order whose beginnings are spread evenly over every suite
-    (its categories usually lie in blocks): a run that is stopped early is a fair sample. Every order of a few methods
-    comes up equally often, of many methods every place of each one (seeded).
+    """All tasks, repeat by repeat, over all suites at once. However early a run is stopped, its prompts are spread evenly over
+    every suite, whose categories usually lie in blocks. With few methods every order of them occurs equally often; with many,
+    each method is equally often in each place (seeded).
     """
     turn = _orders(list(methods), random.Random(seed))
     each = [
@@ -65,13 +63,14 @@ def plan(
 
 
 def _spread(count: int) -> list[int]:
-    """0 … count − 1 by their bits reversed: every beginning lies evenly over the whole."""
+    """0 … count − 1, sorted by their reversed bits: every beginning of this order is spread evenly over the whole."""
     bits = count.bit_length()
     return sorted(range(count), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
 
 
 def _orders(methods: list[str], rng: random.Random) -> Iterator[tuple[str, ...]]:
-    """Orders without end: all of up to five methods in turn, shuffled; of more, all rotations of one shuffle after another."""
+    """Orders without end: for up to five methods all orders in turn, shuffled; for more, all rotations of one shuffle after
+    another."""
     if len(methods) <= 5:
         orders = list(itertools.permutations(methods))
         rng.shuffle(orders)
@@ -85,9 +84,7 @@ def _orders(methods: list[str], rng: random.Random) -> Iterator[tuple[str, ...]]
 
 
 def warm_up(decoders: dict[str, Decoder], tokens: list[int], settings: Settings, times: int) -> None:
-    """Short generations whose times are thrown away: memory is allocated, weights are paged in, kernels are
-    chosen.
-    """
+    """Short generations that are not timed, by which memory is allocated, weights are paged in and kernels are chosen."""
     count = min(WARMUP_TOKENS, settings.max_new_tokens)
     for decoder in [decoder for _ in range(times) for decoder in decoders.values()]:
         decoder.generate(tokens, max_new_tokens=count, sampling=settings.sampling)
@@ -101,9 +98,8 @@ def run_task(
 ) -> list[Record]:
     """One record per method, in the order in which they ran. `ended(method)` is called after each.
 
-    At temperature 0 each output is compared with plain decoding's, when `plain` is among the methods; a difference is
-    examined, unless the method's verifier is lossy and may make some.
-    Otherwise every repeat draws with a seed of its own, the same for all methods.
+    At temperature 0, with `plain` among the methods, each output is compared with plain decoding's, and a difference is examined
+    unless the method's verifier is lossy. Above temperature 0, each repeat has a seed of its own, the same for all methods.
     """
     sampling = settings.sampling
     if not sampling.greedy:
@@ -115,7 +111,7 @@ def run_task(
         )
         verifier = "" if decoders[method].drafter is None else decoders[method].verifier_for(sampling)
         if verifier and sampling.greedy and not verifier.startswith(LOSSY):
-            verifier = "greedy"  # whichever was asked for: the engine draws nothing
+            verifier = "greedy"  # at temperature 0 every exact verifier does what this one does
         records.append(record_of(task, method, position, generation, verifier))
         trees.append(generation.trees)
         ended(method)
@@ -141,7 +137,7 @@ def run_task(
 
 
 def record_of(task: Task, method: str, position: int, generation: Generation, verifier: str) -> Record:
-    """The generation as a record. The prefill gives the first token; calls committed the rest."""
+    """The generation as a record. The prefill gave the first token, the calls committed the others."""
     committed = len(generation.tokens) - 1 if generation.calls else 0
     return Record(
         suite=task.suite,
@@ -181,7 +177,7 @@ def whole(tasks: Sequence[Task], records: Sequence[Record]) -> list[Record]:
 
 
 def remaining(tasks: Sequence[Task], records: Sequence[Record]) -> Iterator[Task]:
-    """The tasks that have no complete set of records yet."""
+    """The tasks of which some method has no record yet."""
     done = {record.key for record in records}
     for task in tasks:
         if not all((task.suite, task.prompt.id, method, task.repeat) in done for method in task.order):

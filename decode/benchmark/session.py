@@ -1,4 +1,4 @@
-"""A measurement under way: its folder begun or continued, the missing rounds run, the report made."""
+"""A measurement: its folder is begun or continued, the missing rounds run, the report is made."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Measurement:
-    """A folder with what it holds so far (`begin`)."""
+    """A measurement's folder, and what it holds so far. Made by `begin`."""
 
     config: EvalConfig
     folder: Path
@@ -48,7 +48,7 @@ class Measurement:
         return runner.Settings(self.config.sampling, self.config.max_new_tokens)
 
     def finish(self) -> tuple[dict[str, Any], Path]:
-        """Run what is missing; the summary, and the folder that holds it, which others may write into then."""
+        """Run the missing rounds. Returns the summary and its folder, which other processes may write into from then on."""
         with self.claim:
             self._run_missing()
             return make_report(self.folder)[0], self.folder
@@ -57,7 +57,7 @@ class Measurement:
         missing = list(runner.remaining(self.tasks, self.records))
         if self.records:
             note = f"continuing {self.folder}: {len(self.tasks) - len(missing)} of {len(self.tasks)} rounds are there"
-            self.say(note + ("" if missing else " (--no-resume measures again)"))
+            self.console.say(note + ("" if missing else " (--no-resume measures again)"))
         if missing:
             self._warm_up(missing[0])
             done = len(self.tasks) - len(missing)
@@ -66,25 +66,21 @@ class Measurement:
                     progress.done(self.run_task(task, partial(progress.step, task.prompt.id)))
 
     def run_task(self, task: runner.Task, ended: Any = lambda method: None) -> list[Record]:
-        """One task, its records written when it is over."""
+        """Run one task and write its records."""
         records = runner.run_task(self.decoders, task, self.settings, ended)
         append(self.folder, records)
         self.records += records
         return records
 
     def _warm_up(self, task: runner.Task) -> None:
-        """Untimed rounds, and plain decoding against transformers' own, once a folder."""
+        """Untimed rounds, and once per folder the time of transformers' own `generate`."""
         tokens = list(task.tokens)
         runner.warm_up(self.decoders, tokens, self.settings, self.config.warmup)
         if not self.config.no_hf_check and self.run.baseline is None:
-            self.say("timing plain decoding against transformers' own generate …")
+            self.console.say("timing plain decoding against transformers' own generate …")
             most = min(self.settings.max_new_tokens, 64)
             self.run.baseline = against_transformers(self.decoders[PLAIN], tokens, most)
             write_run(self.folder, self.run)
-
-    def say(self, line: str) -> None:
-        """Print a line as it is."""
-        self.console.say(line)
 
 
 def begin(
@@ -96,7 +92,7 @@ def begin(
     console: PlainConsole,
     command: str,
 ) -> Measurement:
-    """Open its folder: `config.out`, or one named after the settings.
+    """A measurement in the folder `config.out`, or in one named after the settings.
 
     Args:
         decoders: by method, plain decoding among them.

@@ -1,9 +1,9 @@
-"""Every system at its best setting: its settings race on prompts that are not measured afterwards (`decode.eval --tune`).
+"""The best setting of every system: its settings race on prompts that are not measured afterwards (`decode.eval --tune`).
 
-A round is one prompt that every setting still in the race decodes, plain decoding beside them, in an order of its own. A
-setting leaves when the paired 99% interval of its speed lies below its system's fastest, which is a rule of thumb, no test:
-what is claimed of the winner is measured on other prompts. An output changed beyond rounding ends the race. Who is left is a
-function of the records, so that a race that was stopped goes on as it would have.
+A round is one prompt, which plain decoding and every setting still in the race decode, in an order of its own. A setting
+leaves when the paired 99% interval of its speed lies below that of its system's fastest setting. This is a rule of thumb and not a
+test: the winner's figures are measured on other prompts. An output changed beyond rounding ends the race. The records alone
+decide which settings are left, so a race that was stopped continues as it would have.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from decode.engine.decoder import Decoder
 
 LEVEL = 0.99
-"""Of the interval that has to lie below the fastest."""
+"""The level of the interval that has to lie below the fastest setting's speed."""
 
 
 def settings_to_try(
     methods: Sequence[Method], sweep: Sequence[str], fixed: Container[str] = ()
 ) -> dict[str, list[Method]]:
-    """Method as it was asked for → its settings: every combination of the system's own grid for the options that it leaves open,
-    those of `sweep` (`key=v1,v2`) in their place where they name the same option. `fixed`: options that no grid changes.
+    """Method as it was asked for → its settings: every combination of values for the options that it leaves open. The values come
+    from `sweep` (`key=v1,v2`) or from the system's own grid. `fixed`: options that the grid does not change.
 
     Raises:
         UserError: a malformed word, or a key that no method has.
@@ -56,13 +56,13 @@ def settings_to_try(
 
 
 class OutputChanged(Exception):
-    """A race was ended by outputs that changed beyond rounding: which methods, and the report."""
+    """A race ended because outputs changed beyond rounding; the message names the methods and the report."""
 
 
 def tuned(
     config: EvalConfig, plan: Plan, console: PlainConsole, command: str
 ) -> tuple[EvalConfig, Plan, dict[str, Decoder]]:
-    """Every method that was asked for at its best setting, with its decoder, and the config of the measurement that follows.
+    """The config, plan and decoders of the measurement that follows, with every method at its best setting.
 
     Raises:
         UserError: no setting of a method can decode here.
@@ -110,7 +110,7 @@ def tuned(
 
 
 def run_race(measurement: Measurement, groups: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Run the settings of every group against each other; the name of each group's fastest.
+    """Run the settings of every group against each other. Returns the fastest one of each.
 
     Raises:
         UserError: no setting of a group can decode here.
@@ -119,7 +119,7 @@ def run_race(measurement: Measurement, groups: Mapping[str, Sequence[str]]) -> d
     groups = _able(measurement, groups)
     count, report = sum(map(len, groups.values())), measurement.folder / "report.html"
     what = f"{plural(count, 'setting')} of {plural(len(groups), 'method')}"
-    measurement.say(f"tuning: {what} on {plural(len(measurement.tasks), 'prompt')}")
+    measurement.console.say(f"tuning: {what} on {plural(len(measurement.tasks), 'prompt')}")
     progress = RaceProgress(measurement.console, len(measurement.tasks))
 
     def run(task: Task) -> list[Record]:
@@ -134,15 +134,16 @@ def run_race(measurement: Measurement, groups: Mapping[str, Sequence[str]]) -> d
 
     won = race(groups, measurement.tasks, measurement.records, run, ended)
     make_report(measurement.folder)
-    measurement.say(f"tuned: {', '.join(won.values())} ({report})")
+    measurement.console.say(f"tuned: {', '.join(won.values())} ({report})")
     return won
 
 
 def _able(measurement: Measurement, groups: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """The settings that can decode here, each warmed up; the others said. Those of a race that has begun took part in it.
+    """The settings that can decode here, each warmed up; the user is told the others. In a race that is continued: the settings
+    that took part before.
 
     Raises:
-        UserError: none of a group can: why the first one can't.
+        UserError: no setting of a group can; the line says why the first one can't.
     """
     here = {record.method for record in measurement.records}
     if here:
@@ -158,7 +159,9 @@ def _able(measurement: Measurement, groups: Mapping[str, Sequence[str]]) -> dict
         if not able[asked]:
             raise why[names[0]]
     if why:
-        measurement.say(f"not in the race, as the target or the settings don't allow it: {', '.join(why)}")
+        measurement.console.say(
+            f"not in the race, as the target or the settings don't allow it: {', '.join(why)}"
+        )
     return able
 
 
@@ -170,8 +173,8 @@ def changed(records: Sequence[Record]) -> list[str]:
 def survivors(
     groups: Mapping[str, Sequence[str]], alive: Sequence[str], records: Sequence[Record]
 ) -> list[str]:
-    """Those of `alive`, which took part in every round so far, that are not slower than the fastest of their group beyond chance,
-    by seconds per token over the same prompts.
+    """Those of `alive`, which took part in every round so far, that are not slower than the fastest of their group by more than
+    chance explains, in seconds per token over the same prompts.
     """
     found = []
     for names in groups.values():
@@ -183,7 +186,7 @@ def survivors(
 
 
 def _slower(mine: Mapping[PromptKey, float], best: Mapping[PromptKey, float]) -> bool:
-    """Whether the interval of the speed, against the fastest, lies below 1; never over few prompts."""
+    """Whether the interval of its speed, relative to the fastest, lies below 1; never with few prompts."""
     if mine is best or len(mine.keys() & best.keys()) < FEWEST:
         return False
     ratio = paired_ratio(best, mine, level=LEVEL)
@@ -191,7 +194,7 @@ def _slower(mine: Mapping[PromptKey, float], best: Mapping[PromptKey, float]) ->
 
 
 def _fastest(seconds: Mapping[str, Mapping[PromptKey, float]]) -> str:
-    """Least seconds per token, in the mean over the prompts."""
+    """The setting with the least mean of seconds per token over prompts."""
 
     def mean(name: str) -> float:
         values = seconds[name].values()
@@ -211,10 +214,10 @@ def race(
 
     Args:
         groups: method as it was asked for → its settings.
-        tasks: one a prompt, each with all settings and plain decoding in its order.
-        records: of the rounds that were run before; the others are run now.
-        run: one task; writes its records.
-        ended: told after a round how many settings are left.
+        tasks: one for each prompt, with all settings and plain decoding.
+        records: those of an earlier run; rounds that have none are run now.
+        run: runs a task and writes its records.
+        ended: called after each round with the number of settings that are left.
     """
     known = {record.key: record for record in records}
     seen: list[Record] = []
@@ -222,7 +225,7 @@ def race(
     for task in tasks:
         order = sorted(m for m in task.order if m in alive or m == PLAIN)
         own = random.Random(f"{task.suite} {task.prompt.id} {task.repeat}")
-        own.shuffle(order)  # no two are always neighbours
+        own.shuffle(order)  # so that no two are always neighbours
         task = replace(task, order=tuple(order))
         keys = [(task.suite, task.prompt.id, method, task.repeat) for method in task.order]
         seen += [known[key] for key in keys] if all(key in known for key in keys) else run(task)

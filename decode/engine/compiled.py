@@ -20,8 +20,8 @@ from align.target.model import Target
 def compiled(target: Target) -> Target:
     """The same model, its layers compiled with torch.compile: another way to make plain decoding fast.
 
-    All layers share the compiled programs. That takes half a minute for SmolLM2; compiling its whole body took eight. Only
-    decoding one request at a time uses them, not batches.
+    All layers share the compiled programs. Compiling takes half a minute for SmolLM2 (for the whole model at once it took
+    eight). Batches of requests do not use the programs.
 
     Raises:
         UserError: torch.compile does not work here (for example without a C++ compiler).
@@ -31,7 +31,7 @@ def compiled(target: Target) -> Target:
     try:
         for i, layer in enumerate(twin.layers):
             layer.forward = partial(_with_its_part_of_the_cache, layer_by_layer, layer, i)
-        # long and short prompts, what follows either, and single tokens are programs of their own
+        # long and short prompts, the calls after either, and single tokens each need a program of their own
         for lengths in ((WIDE + 8, WIDE + 6, 1, 1), (5, 3, 1, 1)):
             cache = twin.new_cache(1, sum(lengths))
             for length in lengths:
@@ -43,7 +43,7 @@ def compiled(target: Target) -> Target:
 
 
 class _OneLayersCache:
-    """The cache as one layer sees it, without the layer's number, so that one program fits all layers."""
+    """One layer's part of the cache, used without the layer's number, so that one program fits all layers."""
 
     def __init__(self, slab: Slab) -> None:
         self.slab = slab

@@ -19,9 +19,9 @@ Prompt = str | list[dict[str, str]] | list[int]
 
 
 class Decoder:
-    """A target and its drafter. `generate` may be called any number of times; no state is kept in between. A seed repeats a
-    sampled text, unless the drafter looks at the clock (`controller=cost`, several variants in one method): how much it
-    drafts then differs from run to run; the distribution of the text does not.
+    """A target and its drafter. `generate` may be called any number of times and keeps no state between calls. A seed repeats a
+    sampled text, unless the drafter looks at the clock (`controller=cost`, several variants in one method): then the length of
+    drafts differs from run to run, and with it the text, but not its distribution.
 
     Args:
         target: the model whose output distribution is preserved.
@@ -67,12 +67,12 @@ class Decoder:
             max_new_tokens: the output ends after this many, at EOS, at a stop string or when the context is
                 full.
             sampling: default greedy.
-            stop: the text ends before the first of these strings. They are looked for in the text, so special
-                tokens, which it leaves out, can't be matched.
-            stream: called with pieces of text; they never hold half a character and make up
-                `Generation.text`. An exception out of it ends the generation and is passed on.
-            record_gaps: keep each token's top-2 logit gap.
-            raw: a string is plain text, no chat template around it.
+            stop: the text ends before the first of these strings. The text leaves out special tokens, so they can't be
+                matched.
+            stream: called with pieces of the text, never with half a character; together they are `Generation.text`. An
+                exception that it raises ends the generation and reaches the caller.
+            record_gaps: record each token's top-2 logit gap.
+            raw: continue a string as plain text, without a chat template.
 
         Raises:
             UserError: a wrong argument, or a verifier that would change the output's distribution.
@@ -92,13 +92,13 @@ class Decoder:
     ) -> list[Generation]:
         """Continue many prompts, `batch_size` at a time in one target call; as one ends the next begins.
 
-        Every output is the one that `generate` gives for its prompt, sampling and seed, whatever else is in the batch (except
-        for the rounding of products over more rows, and for drafters that look at the clock: see the class). The times of a
-        request include what it shared with others.
+        Every output is the one that `generate` gives for its prompt, sampling and seed, whatever else is in the batch. The
+        exceptions: products over more rows round differently, and some drafters look at the clock (see the class). The times of
+        a request include calls that it shared with others.
 
         Args:
             prompts, max_new_tokens, sampling, stop, raw: as in `generate`; `max_new_tokens` and `sampling` one for all, or
-                one for each. With one `Sampling` for all, the seed counts on from request to request.
+                one for each. With one `Sampling` for all, request i has its seed plus i.
 
         Raises:
             UserError: as `generate`, before anything is generated.

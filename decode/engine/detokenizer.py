@@ -1,4 +1,4 @@
-"""Text of tokens as they are generated: never half a character, never past a stop string."""
+"""The text of tokens while they are generated, without half characters, and cut before a stop string."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ class TextStream:
     Args:
         decode: tokens → text, the tokenizer's.
         stops: strings that end the text; it is cut before the first one that is complete.
-        emit: called with every new piece of text that can no longer change; the pieces make up `text`.
+        emit: called with every new piece of text that can no longer change; together the pieces are `text`.
 
-    Tokens are taken one by one, so that where the text stops does not depend on how they were grouped into
-    blocks.
+    Tokens are added one by one, so that the end of the text does not depend on how drafts grouped them.
     """
 
     def __init__(
@@ -29,7 +28,7 @@ class TextStream:
         self.text = ""
         self.longest = max(map(len, self.stops), default=0)
         self.tokens: list[int] = []
-        self.window = 0  # decoding starts here: one settled piece back, for tokenizers that need context
+        self.window = 0  # decoding starts here, one settled piece back, because some tokenizers need context
         self.settled = 0  # the text holds the tokens before this
         self.sent = 0
 
@@ -47,7 +46,7 @@ class TextStream:
         return False
 
     def finish(self) -> str:
-        """After the last token: emit what was held back and return the whole text."""
+        """Call after the last token: emits the text that was held back and returns the whole text."""
         if self.settled < len(self.tokens):
             before = self.decode(self.tokens[self.window : self.settled])
             self.text += self.decode(self.tokens[self.window :])[len(before) :]

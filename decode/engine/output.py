@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Tree(NamedTuple):
-    """The drafts of a call where they branch: every node's parent, and the accepted nodes in order."""
+    """The drafts of a call that branch: the parent of every node, and the accepted nodes in order."""
 
     parents: tuple[int, ...]
     path: list[int]
@@ -21,8 +21,7 @@ class Generation:
     """
 
     tokens: list[int]
-    """The output, EOS included when it was reached. After a stop string: up to the token that completed
-    it."""
+    """The output, with EOS where it was reached. After a stop string: up to the token that completed it."""
     text: str
     """The output as text, special tokens left out, cut before a stop string."""
     prompt_tokens: int
@@ -32,21 +31,19 @@ class Generation:
     drafted: list[int] = field(default_factory=list)
     """Drafted tokens per call; of a tree, its levels."""
     trees: list[Tree | None] = field(default_factory=list)
-    """The shape of each call's drafts and the path taken; None for a chain."""
+    """The shape of each call's drafts and the accepted path; None for a chain."""
     accepted: list[int] = field(default_factory=list)
-    """Drafted tokens committed per call: never one after an EOS or a stop string, never one beyond a
-    limit."""
+    """Drafted tokens committed per call, none of them after an EOS, a stop string or a limit."""
     seconds: float = 0.0
     """Decoding, without the prefill."""
     prefill_seconds: float = 0.0
-    """Cache, prompt and first token."""
+    """Making the cache, reading the prompt and choosing the first token."""
     draft_seconds: float = 0.0
     """Part of `seconds` spent drafting. On a GPU, work still queued is counted where it is waited for."""
     verify_seconds: float = 0.0
     """Part of `seconds` spent in target calls and verification."""
     top2_gaps: list[float] | None = None
-    """Per token, the gap between the two largest logits it was chosen from (before temperature), on
-    request."""
+    """On request: for each token the gap between the two largest logits, before temperature."""
 
     @property
     def nodes(self) -> list[int]:

@@ -1,8 +1,8 @@
-"""Are sampled tokens drawn from p? Every token of a text is held against the target's own distribution after the tokens before it,
-computed without drafts, and what is seen is added up over texts, prompts and settings.
+"""Are sampled tokens drawn from p? Every token of a text is compared with the target's own distribution after the tokens before
+it, computed without drafts, and the differences are summed over texts, prompts and settings.
 
-For a statistic f of a token, f(x) − Σ p·f has mean 0 under p, whatever came before: the sums are martingales. Their tails are bounded
-by Freedman's inequality (Annals of Probability 3, 1975): no normal approximation, so few tokens are no reason for a false alarm.
+For a statistic f of a token, f(x) − Σ p·f has mean 0 under p, whatever came before, so the sums are martingales. Freedman's
+inequality (Annals of Probability 3, 1975) bounds their tails without a normal approximation, so few tokens cause no false alarm.
 
     likeliest     x is the most probable token
     surprise      −ln p(x), up to 10 nats
@@ -12,10 +12,10 @@ by Freedman's inequality (Annals of Probability 3, 1975): no normal approximatio
     order twice   the same, times that of the token before: two draws from one random number
     draft         min(1, q(x)/p(x)), or whether x was drafted where drafts have no q, at the first token of a round
 
-They are summed over all tokens, over those of each setting, and over those that follow a draft that was accepted whole. After a
-whole draft every exact verifier draws from p itself; after a partly accepted one it draws from what is left of p, which has
-the distribution p only together with the acceptances: those places are no group of their own. The first token of a round
-has the distribution p whatever q is; the drawn draft itself is left out of account, because the token depends on it.
+They are summed over all tokens, over those of each setting, and over those after a draft that was accepted whole. After such a
+draft every exact verifier draws from p itself. After a partly accepted one it draws from the rest of p, and only together with the
+acceptances does the token have the distribution p; so those tokens are no group of their own. The first token of a round has the
+distribution p, whatever q is. The statistic `draft` uses q and not the drafted token, on which the token depends.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ MOST_SURPRISE = 10.0
 NINE_IN_TEN = 1.2816
 """The normal quantile of 0.9."""
 ROUNDING = 1e-3
-"""A token just outside top-k or top-p by no more of its logit than this is taken for one inside."""
+"""A token outside top-k or top-p by no more than this share of its logit counts as inside."""
 
 
 @dataclass
 class Sum:
-    """Σ of f(x) − Σ p·f over some tokens, with its variance under p; each f within an interval of length 1."""
+    """Σ of f(x) − Σ p·f over some tokens, with its variance under p. The values of each f span at most 1."""
 
     tokens: int = 0
     difference: float = 0.0
     variance: float = 0.0
 
     def add(self, found_L: Tensor, mean_L: Tensor, variance_L: Tensor) -> None:
-        """Of L more tokens."""
+        """Add L tokens: the values of f, their means and variances under p."""
         self.tokens += len(found_L)
         self.difference += float((found_L - mean_L).sum())
         self.variance += float(variance_L.clamp(min=0).sum())
 
     @property
     def p_value(self) -> float:
-        """The bound on the chance of so large a difference if the tokens are drawn from p."""
+        """A bound on the probability of so large a difference if the tokens are drawn from p."""
         t = abs(self.difference)
         return min(1.0, 2 * math.exp(-t * t / (2 * (self.variance + t / 3)))) if t else 1.0
 
     def least(self, alpha: float) -> float:
-        """The mean shift per token that nine of ten runs would see at the level α."""
+        """The mean shift per token that nine of ten runs would detect at the level α."""
         c = 2 * math.log(2 / alpha)
         critical = c / 6 + math.sqrt(c * c / 36 + c * self.variance)
         return (critical + NINE_IN_TEN * math.sqrt(self.variance)) / self.tokens if self.tokens else math.inf
@@ -74,7 +74,7 @@ class Tally:
     def __init__(self) -> None:
         self.sums: dict[tuple[str, str], Sum] = {}
         self.impossible = 0
-        """Tokens that p never gives."""
+        """How many tokens have probability 0 under p."""
 
     def add(
         self,
@@ -85,8 +85,12 @@ class Tally:
         sampling: Sampling,
         name: str,
     ) -> None:
-        """Count texts that continue one prompt under one setting (the seed aside), called `name`; `rounds`: the first positions
-        of each text's drafts."""
+        """Add texts that continue one prompt under one setting, which differ in their seed.
+
+        Args:
+            rounds: the first positions of each text's drafts.
+            name: of the setting.
+        """
         logits = _logits(target, prompt, outputs)
         for output, logits_LV, firsts in zip(outputs, logits, rounds, strict=True):
             tokens_L = torch.tensor(output.tokens, device=target.device)
@@ -108,27 +112,27 @@ class Tally:
         return self.sums.setdefault((statistic, group), Sum())
 
     def tokens(self, group: str) -> int:
-        """How many tokens the group holds."""
+        """The number of tokens in the group."""
         return max((s.tokens for (_, g), s in self.sums.items() if g == group), default=0)
 
     def worst(self) -> tuple[str, str, Sum]:
-        """The statistic and the group whose difference is least likely by chance."""
+        """The statistic and the group with the smallest p-value, and their sum."""
         (statistic, group), found = min(self.sums.items(), key=lambda item: item[1].p_value)
         return statistic, group, found
 
     def least(self, group: str, alpha: float) -> float:
-        """The shift of the likeliest token's share that nine of ten runs would see; infinite without tokens."""
+        """The shift of the most probable token's share that nine of ten runs would detect; infinite without tokens."""
         return self.sums.get(("likeliest", group), Sum()).least(alpha / len(self.sums))
 
     def passed(self, alpha: float) -> bool:
-        """Whether a correct engine would come so far with a chance of at least α, all sums together."""
+        """Whether the differences of all sums together have a probability of at least α under p."""
         return not self.impossible and self.worst()[2].p_value * len(self.sums) >= alpha
 
 
 @torch.no_grad()
 def _logits(target: Target, prompt: list[int], outputs: Sequence[Generation]) -> Iterable[Tensor]:
-    """The logits (L, V), fp64, that each token of each text was to be drawn from: one forward over the texts as rows of a
-    batch, each after a copy of the prompt's keys and values. No tree, no rollback, nothing of the engine."""
+    """Of each text the logits (L, V), fp64, from which its tokens were to be drawn. One forward over the texts as rows of a
+    batch, each after a copy of the prompt's keys and values: without trees, rollbacks or any code of the engine."""
     longest, rows = max(len(o.tokens) for o in outputs), len(outputs)
     source = target.new_cache(1, len(prompt))
     cache = target.new_cache(rows, len(prompt) + longest)
@@ -143,7 +147,7 @@ def _logits(target: Target, prompt: list[int], outputs: Sequence[Generation]) ->
 
 
 def _state(target: Target, prompt: list[int], tokens: list[int], sampling: Sampling) -> ProcessorState:
-    """What the processors know before each token, written out from the text."""
+    """The state of the processors before each token, computed from the text alone."""
     written_LV = torch.zeros(len(tokens), target.vocab_size, dtype=torch.bool, device=target.device)
     for place, token in enumerate(tokens):
         written_LV[place + 1 :, token] = True
@@ -158,7 +162,7 @@ def _state(target: Target, prompt: list[int], tokens: list[int], sampling: Sampl
 def _outside(
     logits_LV: Tensor, p_LV: Tensor, tokens_L: Tensor, sampling: Sampling, before: ProcessorState
 ) -> int:
-    """How many tokens have no mass under p, those aside that rounding may have kept."""
+    """How many tokens have no mass under p, without those that rounding may have let through."""
     z_LV = penalised(logits_LV, sampling, before)
     z_L = z_LV.gather(1, tokens_L[:, None])[:, 0]
     least_L = z_LV.masked_fill(p_LV == 0, math.inf).amin(1)
@@ -166,7 +170,7 @@ def _outside(
 
 
 def _after_whole(output: Generation) -> Iterable[int]:
-    """The places of the tokens that follow a draft whose path was accepted to its end."""
+    """The places of the tokens after a draft of which a path was accepted to its end."""
     place = 1  # the first token is the prefill's
     for depth, accepted, tree in zip(output.drafted, output.accepted, output.trees, strict=True):
         place += accepted
@@ -202,7 +206,7 @@ def _of_drafts(p_LV: Tensor, tokens_L: Tensor, firsts: Sequence[First]) -> Momen
 
 
 def _statistics(p_LV: Tensor, tokens_L: Tensor, prompt: list[int]) -> dict[str, Moments]:
-    """The moments of the others; of those that look back, from the second token on."""
+    """The moments of the other statistics; of those that look back, from the second token on."""
 
     def moments(f_LV: Tensor, first: int = 0) -> Moments:
         return _moments(f_LV, p_LV[first:], tokens_L[first:])

@@ -1,4 +1,4 @@
-"""What `decode.verify` is asked to do."""
+"""The options of `decode.verify`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ THOROUGH = {"limit": 16, "max_new_tokens": 64, "samples": 360}
 
 @dataclass(frozen=True)
 class VerifyConfig:
-    """The options of `decode.verify`; its --help says what they mean."""
+    """The options of `decode.verify`, which its --help explains."""
 
     target: str | None = None
     drafter: str | None = None

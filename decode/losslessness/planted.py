@@ -1,5 +1,5 @@
-"""Bugs that `decode.verify --self-test` plants in the running engine, one at a time: each as somebody would write it, none of them
-lossless. They show what the checks see with so many samples.
+"""Bugs that `decode.verify --self-test` plants in the running engine, one at a time. Each is a mistake that somebody might make,
+and changes the output's distribution. They show what the checks can see with the given number of samples.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from decode.speculation.verification import Outcome, verify_proposal
 BY_RATIO = frozenset({"token", "block", "recursive", "traversal", "k_seq", "hybrid"})
 """The verifiers that look at q."""
 CHANCE = 0.8
-"""The bug `chance` accepts so much of what it should."""
+"""One bug multiplies the probability of acceptance by this."""
 
 
 @dataclass(frozen=True)
 class Bug:
-    """Args:
-    check: greedy, coupled or sampled: what it is to be caught by.
-    plant: (object, attribute, what makes the broken one of the right one).
-    verifiers: that it touches; empty: every one.
-    trees: it shows only where drafts branch.
-    by: the figure of the sampled check that says in which case there is most to see.
+    """A bug, and the check that has to catch it.
+
+    Args:
+        check: greedy, coupled or sampled.
+        plant: (object, attribute, function from the right attribute to the broken one).
+        verifiers: those that it affects; empty: all.
+        trees: it shows only where drafts branch.
+        by: the figure of the sampled check that is largest in the case in which the bug shows most.
     """
 
     name: str
@@ -46,7 +48,7 @@ class Bug:
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """The engine is broken inside."""
+        """Inside this context the engine has the bug."""
         home, name, broken = self.plant
         right = getattr(home, name)
         setattr(home, name, broken(right))
@@ -57,7 +59,7 @@ class Bug:
 
 
 def _verified(change: Callable[[dict[str, Any]], object]) -> tuple[Any, str, Callable[[Any], Any]]:
-    """A bug in what the verification of a round is given; `change` edits that in place, where something was drafted."""
+    """A bug in the arguments of `verify_proposal`. `change` edits them in place, in rounds with drafts."""
     names = verify_proposal.__code__.co_varnames[: verify_proposal.__code__.co_argcount]
 
     def broken(right: Callable[..., Outcome]) -> Callable[..., Outcome]:
@@ -87,7 +89,7 @@ def _sampled_otherwise(**options: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def _q(change: Callable[[Tensor, Sequence[int]], Tensor]) -> Callable[[dict[str, Any]], None]:
-    """`change` gets q (K, V) and the tree."""
+    """A bug in q. `change`: (q (K, V), parents) → what replaces it."""
 
     def edit(a: dict[str, Any]) -> None:
         proposal: Proposal = a["proposal"]
@@ -100,7 +102,7 @@ def _q(change: Callable[[Tensor, Sequence[int]], Tensor]) -> Callable[[dict[str,
 
 
 def _of_the_next_position(q_KV: Tensor, parents: Sequence[int]) -> Tensor:
-    """Siblings keep one q: that of the siblings who come next."""
+    """Each group of siblings gets the q of the next group."""
     first = {parent: i for i, parent in reversed(list(enumerate(parents)))}
     order = sorted(first)
     after = dict(zip(order, [*order[1:], order[0]], strict=True))

@@ -1,4 +1,4 @@
-"""What `decode.verify` found, as a page and as a record."""
+"""The results of `decode.verify`, as a page and as a JSON file."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Check:
 
 @dataclass
 class Caught:
-    """A bug that the self-test planted."""
+    """A bug that the self-test planted, and whether a check caught it."""
 
     bug: str
     check: str
     method: str
     caught: bool | None
-    """None: nothing here that it could break."""
+    """None: it affects nothing here."""
     words: str
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Caught:
 
 
 def line(check: Check) -> str:
-    """A check that is done, for the terminal."""
+    """A finished check as a line for the terminal."""
     return f"{'ok ' if check.passed else 'BUG'} {check.name} · {check.method}: {check.words} ({check.seconds:.0f} s)"
 
 
@@ -57,7 +57,7 @@ def write_verdict(
     finished: bool,
     caught: Sequence[Caught] = (),
 ) -> str:
-    """Write verdict.md and verdict.json, of a run that was stopped too; the page."""
+    """Write verdict.md and verdict.json, also of an unfinished run. Returns the page."""
     text = page(checks, pair, finished, caught)
     record = {
         "pair": pair,
@@ -111,7 +111,7 @@ def page(
 
 
 def _seen(checks: Sequence[Check]) -> list[str]:
-    """What the sampled checks could have seen, and what not."""
+    """Which shifts the sampled checks could see, and which not."""
     drawn = [c for c in checks if c.figures.get("sees") is not None and c.figures["drafted"]]
     if not drawn:
         return ["No drafts were sampled: nothing is shown of sampled output."]

@@ -1,1 +1,1 @@
-"""Methods: every system by name, as it is written, and the decoder that it means."""
+"""Methods: the systems by name, their options as they are written, and the decoders that they stand for."""

@@ -1,4 +1,4 @@
-"""A trained drafter of any kind as the engine sees it."""
+"""A trained drafter of any kind, as a `Drafter` of the engine."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ NO_TREES = "tree_nodes is a block drafter's or a standalone diffusion drafter's:
 
 @dataclass(frozen=True)
 class ForeignDrafter:
-    """A standalone drafter that is not over the target's vocabulary, and the way between the two."""
+    """A standalone drafter with a vocabulary of its own, and the map between the two vocabularies."""
 
     network: DiffusionDrafter | Target
     vocabulary: VocabularyMap
 
 
 def check_masks(drafter: DiffusionDrafter) -> None:
-    """Raises UserError for one that has no mask token."""
+    """Raises UserError for a drafter without a mask token."""
     if drafter.mask_id < 0:
         raise UserError(
             "the drafter undoes uniform noise and has no masks to draft from: absorbing ones have"
@@ -41,12 +41,12 @@ def check_masks(drafter: DiffusionDrafter) -> None:
 def any_drafter(
     drafter: Any, target: Target, gamma: int | None, nodes: int | None, steps: int, order: str, verifier: str
 ) -> Drafter:
-    """A drafter of whichever kind as the engine sees it: a trained one, or one that is a `Drafter` already.
+    """A `Drafter` of the engine from a trained drafter of any kind, or from one that is a `Drafter` already.
 
-    Where the verifier tests drafts that were drawn, they are: a chain, or trees drawn with the siblings that it takes.
+    For a verifier that is exact for drawn drafts alone, drafts are drawn: chains, or trees with siblings that it accepts.
 
     Raises:
-        UserError: a number out of its range; steps, an order or a tree for a drafter that has none.
+        UserError: a number out of its range; steps, an order or trees for a drafter that has none.
     """
     if nodes is None and target.chains_only:
         nodes = 0

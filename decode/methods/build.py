@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def build(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
-    """The method's decoder. `gamma`: of a method that says none itself.
+    """The method's decoder. `gamma`: for a method that does not say it itself.
 
     Raises:
-        UserError: a part that is not there, a value out of range: a line that names the method.
+        UserError: a part that is not there, or a value out of range; the line names the method.
     """
     check_parts([method], parts.drafters)
     try:
@@ -35,7 +35,7 @@ def build(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
 
 
 def assemble(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
-    """`build`, whose errors name no method."""
+    """`build` with errors that name no method."""
     from decode.engine.decoder import Decoder
     from decode.wrappers.copying import CopyingDrafter
 
@@ -62,13 +62,13 @@ _UNBRANCHED = {
 
 
 def verifier_of(method: Method) -> str:
-    """The verifier that it names, or its system's: `auto` where drafts that the system would choose keep their q."""
+    """The method's verifier: the one that it names, else `auto` with keep_q=true, else its system's."""
     own = "auto" if method.given.get("keep_q") else method.system.verifier
     return method.given.get("verifier", own)
 
 
 def _drafter(method: Method, parts: Parts, gamma: int | None) -> Drafter | None:
-    """Of a method that leaves nothing open; None: it drafts nothing."""
+    """The drafter of a method without variants; None: it drafts nothing."""
     from decode.wrappers.adaptive import AdaptiveDrafter
 
     known = method.system.options
@@ -85,7 +85,7 @@ def _drafter(method: Method, parts: Parts, gamma: int | None) -> Drafter | None:
 
 
 def _switching(method: Method, parts: Parts, gamma: int | None) -> Drafter:
-    """Raises UserError for a system whose variants cannot share a session."""
+    """The drafter of a method with variants. Raises UserError for a system whose variants cannot share a session."""
     from decode.wrappers.adaptive import SwitchingDrafter
 
     if method.options.get("controller", "fixed") != "fixed":
@@ -116,14 +116,14 @@ def open_parts(
     target: Target,
     tokenizer: str | Path | None = None,
 ) -> Parts:
-    """The drafters that these methods are made of, each opened once.
+    """The drafters that these methods need, each opened once.
 
     Args:
-        drafters: folders by role, the first one first.
-        tokenizer: of the first one, where its vocabulary is not the target's: for the systems that take a drafter of any kind.
+        drafters: folders by role; the first one given comes first.
+        tokenizer: of the first one, where its vocabulary is not the target's. The systems that take any drafter use it.
 
     Raises:
-        UserError: one that is not given, or can't be opened.
+        UserError: a drafter that is not given, or can't be opened.
     """
     from decode.methods.drafter_loading import open_foreign, open_part
 

@@ -50,7 +50,7 @@ def open_foreign(folder: str, role: str, target: Target, tokenizer: str | Path) 
     """A standalone drafter with a tokenizer of its own.
 
     Raises:
-        UserError: either is not found, or the drafter is not of that kind.
+        UserError: the drafter or the tokenizer is not found, or the drafter is of another kind.
     """
     network = open_part(folder, role, target) if role == "autoregressive" else None
     own = load_tokenizer(tokenizer, target.trust_remote_code)

@@ -1,4 +1,4 @@
-"""Drafters as they are given, `FOLDER` or `KIND=FOLDER` in a comma list: whether they are there, and of what kind."""
+"""The option --drafter, a comma list of `FOLDER` or `KIND=FOLDER`: whether each drafter is there, and of which kind it is."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def read_drafters(text: str | None, default: str | None = None) -> list[tuple[st
 
 
 def given_drafters(text: str | None, default: str | None = None) -> list[tuple[str | None, str]]:
-    """`read_drafters`, each of which may be a drafter. Loads nothing.
+    """`read_drafters`, after a check that each of them is there. Loads nothing.
 
     Raises:
-        UserError: one that is not there.
+        UserError: a drafter that is not there.
     """
     found = read_drafters(text, default)
     for role, folder in found:
@@ -58,11 +58,11 @@ def given_drafters(text: str | None, default: str | None = None) -> list[tuple[s
 def drafters_by_role(
     text: str | None, default: str | None = None, note: Callable[[str], object] = lambda line: None
 ) -> dict[str, str]:
-    """The folders of `given_drafters` by kind, the first one first; a bare folder's kind by its files. `note` gets a line for a
-    folder that does not say that it is what it was given for.
+    """The folders of `given_drafters` by kind, in their order. The files of a bare folder say its kind. `note` gets a line for a
+    folder whose files do not confirm the kind that was given.
 
     Raises:
-        UserError: one that is not there or is of another kind than was said, or two of one kind.
+        UserError: a drafter that is not there or is of another kind than was given, or two of one kind.
     """
     found: dict[str, str] = {}
     for role, folder in given_drafters(text, default):
@@ -79,7 +79,7 @@ def drafters_by_role(
 
 
 def check_there(spec: str) -> None:
-    """Raises UserError, before a target is loaded, for a name that can be no drafter's: no folder of one, and no hub id."""
+    """Raises UserError, before a target is loaded, for a name that is neither a drafter's folder nor a hub id."""
     folder = local_path(spec)
     if (
         spec in NO_FOLDERS
@@ -88,7 +88,7 @@ def check_there(spec: str) -> None:
     ):
         return
     if folder.is_dir():
-        # where a run leaves it, or the only one that lies there
+        # the folder of a run holds the drafter's folder
         inside = [p.parent for p in sorted(folder.glob("*/config.json"))]
         inside = [p for p in inside if p.name == "drafter"] or inside
         hint = f" (did you mean {str(inside[0])!r}?)" if len(inside) == 1 else ""
@@ -99,7 +99,7 @@ def check_there(spec: str) -> None:
 
 
 def _check_kind(role: str, folder: str, note: Callable[[str], object]) -> None:
-    """Raises UserError where the folder's files say that it can't be of the kind that somebody said."""
+    """Raises UserError where the folder's files say that it is of another kind than `role`."""
     if role != "variable_prefix" and not (local_path(folder) / "config.json").is_file():
         return
     said = role_of(folder)
@@ -112,8 +112,8 @@ def _check_kind(role: str, folder: str, note: Callable[[str], object]) -> None:
 
 
 def role_of(spec: str) -> str:
-    """What a drafter is by its config.json: a block drafter, D²SD's second one where its training said so, a causal language
-    model, or a standalone diffusion drafter, which anything else is taken for.
+    """A drafter's kind by its config.json: a block drafter, or D²SD's second one if its training says so; a causal language
+    model; anything else counts as a standalone diffusion drafter.
 
     Raises:
         UserError: a file, or neither a folder nor a hub id that can be had.
@@ -133,7 +133,7 @@ def role_of(spec: str) -> str:
         return "diffusion"
     values = read_config(path)
     if values.get("model_type") == "block_drafter":
-        extra = values.get("extra")  # what training says of itself
+        extra = values.get("extra")  # written by training
         return "variable_prefix" if isinstance(extra, dict) and extra.get("prefix_decay") else "block"
     record = path / RECORD
     if record.is_file() and read_object(record).get("kind") != "autoregressive":
@@ -142,7 +142,7 @@ def role_of(spec: str) -> str:
 
 
 def _fetched(spec: str, files: Sequence[str]) -> Path:
-    """These files of a hub id, or the folder that a registry package's model was converted to."""
+    """A folder with these files of a hub id, or with the model of a registry package after its conversion."""
     from align.common.hub import model_folder
     from align.target.loading import resolve_folder
 

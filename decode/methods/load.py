@@ -1,4 +1,4 @@
-"""`decode.load`: a target and whatever drafts for it, opened and put together."""
+"""`decode.load`: opens a target and its drafter and puts them together."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def load(
         dtype, device: where `target` is to be loaded; see `align.target.loading.load_target`.
         draft_tokens: draft at most this many tokens ahead; default: the drafter's own number.
         tree_nodes: verify this many drafted tokens a call, branching; 0 = a chain of `draft_tokens`. Default:
-            by the temperature (`decode.drafters.block`). For verifiers that test drafts which were drawn: a chain, and
-            trees are drawn with the siblings that the verifier takes.
+            by the temperature (`decode.drafters.block`); a chain for verifiers that are exact for drawn drafts alone, for
+            which trees are drawn with siblings that the verifier accepts.
         steps, order: of standalone drafters: how many passes unmask a draft, and in which order
             (`decode.drafters.diffusion`).
         drafter_tokenizer: hub id or folder of the tokenizer of a standalone drafter whose vocabulary is not the target's.
         copying: where the text repeats itself, copy instead of drafting (`decode.wrappers.copying`).
-        method: a system by name with its options, `specdiff:steps=4` (`decode.methods.registry`); `drafter` is then what it is
-            made of, FOLDER or KIND=FOLDER,…, and no other option of drafting goes with it, unless it is `drafter` or `combined`.
+        method: a system by name with its options, `specdiff:steps=4` (`decode.methods.registry`). `drafter` then names the drafters
+            that it needs, FOLDER or KIND=FOLDER,…; other options of drafting go with the systems `drafter` and `combined` alone.
         trust_remote_code: run Python code that comes with these models.
 
     Raises:
@@ -61,7 +61,7 @@ def load(
     tokenizer = None if drafter_tokenizer is None else str(drafter_tokenizer)
     options = DraftOptions(verifier, draft_tokens, tree_nodes, steps, order, copying, tokenizer)
     if method is not None:
-        chosen = read_method(method)  # what is misspelt or not there is said before anything is loaded
+        chosen = read_method(method)  # before anything is loaded: it may be misspelt
         if options.given and ANY not in chosen.needs:
             raise UserError(
                 f"method={method!r} takes its options behind colons ({chosen.system.name}:gamma=4)"
@@ -83,7 +83,7 @@ def load(
 
 
 def _by_drafter(drafter: object, options: DraftOptions) -> tuple[Method, dict[str, str]]:
-    """What decoding with that drafter is as a method, and its folder by its kind."""
+    """The method that decodes with this drafter, and its folder by its kind."""
     if drafter is None or drafter in NO_FOLDERS:
         if options.steps != 1 or options.order != DraftOptions.order:
             raise UserError(NO_STEPS)

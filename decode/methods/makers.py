@@ -1,7 +1,7 @@
-"""What each system drafts with: one function a system, over the trained drafters at hand.
+"""One function for each system: makes its drafter from the trained drafters that are open.
 
-The keyword arguments are the system's options, which is where their names, defaults and kinds come from; gamma is the number
-of tokens drafted ahead. decode/methods/registry.py has the systems by name.
+The keyword arguments are the system's options, with their names, kinds and defaults; gamma is the number of tokens drafted
+ahead. The docstring is the system's line in the help. decode/methods/registry.py has the systems by name.
 """
 
 from __future__ import annotations

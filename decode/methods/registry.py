@@ -1,7 +1,7 @@
-"""Every system by name: which trained drafters it is made of, its options, the verifier that goes with it.
+"""Every system by name: the trained drafters that it needs, its options and its verifier.
 
-What it drafts with, and so its options, is a function of decode/methods/makers.py; decode/methods/spec.py reads a system with
-options, decode/methods/build.py makes the decoder.
+A function of decode/methods/makers.py makes its drafter and has its options; decode/methods/spec.py reads a system with options,
+decode/methods/build.py makes the decoder.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ if TYPE_CHECKING:
     from decode.drafters.base import Drafter
 
 ROLES = ("block", "variable_prefix", "diffusion", "autoregressive")
-"""What a trained drafter may be in a system: a block drafter, D²SD's second one, a standalone diffusion drafter, a causal
-language model."""
+"""The kinds of trained drafters: a block drafter, D²SD's second one, a standalone diffusion drafter, a causal language model."""
 ANY = "any"
 """In place of a role: the first drafter given, whatever its kind."""
 COMMON = ("verifier", "controller", "copying")
-"""Options of every system that drafts: the verifier, who chooses how many tokens are drafted, and whether text that repeats itself is
-copied instead."""
+"""Options of every system that drafts: its verifier, the controller of the draft length, and whether repeated text is copied."""
 
 
 @dataclass
 class Parts:
-    """The target, and the trained drafters at hand, by role; `ANY` among them where it is not the first."""
+    """The target and the open drafters, by role. `ANY` is among them where it is not the first one."""
 
     target: Target
     drafters: dict[str, Any] = field(default_factory=dict)
@@ -74,15 +72,15 @@ class System:
     """A way to decode, by name.
 
     Args:
-        make: the drafter of some `Parts` and options; None: it drafts nothing.
-        needs: roles of trained drafters, or `ANY`; `also_needs`: those that its options ask for.
-        verifier, controller, copying: those options of `COMMON`, unless a method says otherwise.
-        drafts: anything at all.
-        switches: its sessions read their options anew for every draft (decode/wrappers/adaptive.py).
-        in_all: whether the word `all` means it too.
-        grid: values worth trying, `key=v1,v2` (decode/benchmark/tuning.py).
-        branches: whether its drafts do, under these options (which hold the defaults of those not given, as for `also_needs`).
-        target: what becomes of the target before it decodes.
+        make: (`Parts`, options) → its drafter; None: it drafts nothing.
+        needs: roles of trained drafters, or `ANY`. also_needs: options, with defaults filled in → further roles.
+        verifier, controller, copying: defaults of these options.
+        drafts: whether it drafts.
+        switches: its sessions read their options for every draft, so it may have variants (decode/wrappers/adaptive.py).
+        in_all: whether `all` includes it.
+        grid: values that tuning tries, `key=v1,v2` (decode/benchmark/tuning.py).
+        branches: options, with defaults filled in → whether its drafts may branch.
+        target: changes the target before it decodes.
     """
 
     name: str
@@ -105,7 +103,7 @@ class System:
 
     @property
     def keys(self) -> set[str]:
-        """The names of all options that it has."""
+        """The names of all its options."""
         return {*self.options, *(COMMON if self.drafts else ())}
 
     def filled(self, given: Mapping[str, Any]) -> dict[str, Any]:

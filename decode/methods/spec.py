@@ -1,9 +1,9 @@
-"""Methods as they are written: a system's name with options, over drafters by kind.
+"""Reading methods: a system's name with options, and the drafters by kind that they need.
 
 specdiff:gamma=16:steps=4        a method: a name, and options after colons
-specdiff:steps=1/2/4             several variants, the fastest of which each round takes, by what was measured
---sweep gamma=4,8 steps=1,2      every combination of them, for the methods that have these options
---drafter a,diffusion=b          drafters by kind; a bare folder says itself what it is
+specdiff:steps=1/2/4             a method with variants; each round uses the fastest, as measured so far
+--sweep gamma=4,8 steps=1,2      every combination of these values, for the methods that have the options
+--drafter a,diffusion=b          drafters by kind; the files of a bare folder say its kind
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from decode.method_names import VERIFIERS, written
 from decode.methods.registry import ANY, COMMON, SYSTEMS, System
 
 CONTROLLERS = ("fixed", "adl", "cost")
-"""Always gamma; DiffuSpec's adaptive draft length; the length of the most tokens a second."""
+"""Draft lengths: always gamma; DiffuSpec's adaptive one; the one with the most tokens a second."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Method:
     system: System
     options: Mapping[str, Any]
     variants: tuple[Method, ...] = ()
-    """The method under each choice that its options leave open; none: they leave nothing open."""
+    """The method under each choice of options with several values; empty where every option has one."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -45,16 +45,16 @@ class Method:
 
     @property
     def given(self) -> Mapping[str, Any]:
-        """All options that it says something of, those too that it leaves open."""
+        """All options that were written, those with several values too."""
         return self.variants[0].options if self.variants else self.options
 
     def with_options(self, options: Mapping[str, Any]) -> Method:
-        """The method under its own name, with these options in place of those that it has."""
+        """The method under the same name, with these options changed."""
         variants = tuple(variant.with_options(options) for variant in self.variants)
         return replace(self, options={**self.options, **options}, variants=variants)
 
     def with_defaults(self, options: Mapping[str, Any]) -> Method:
-        """The method under its own name, with those of these options that it says nothing of."""
+        """The method under the same name, with these options where none was written."""
         return self.with_options({key: value for key, value in options.items() if key not in self.given})
 
 
@@ -99,7 +99,7 @@ def read_names(text: str) -> list[str]:
 
 
 def listing() -> str:
-    """Every system with what it is made of and its options, for the help."""
+    """Every system with the drafters that it needs and its options, for the help."""
     lines = ["methods, each with its options behind colons (specdiff:gamma=16:steps=4):"]
     for name, system in SYSTEMS.items():
         needs = f" (needs {', '.join(system.needs)})" if system.needs and ANY not in system.needs else ""
@@ -115,7 +115,7 @@ def listing() -> str:
 
 
 def _shown(default: Any) -> str:
-    """A default as it is typed; one that is not there is the drafter's own, or none."""
+    """A default as it is typed; "" where it is the drafter's own, or none."""
     return "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
 
 
@@ -126,7 +126,7 @@ def _every(values: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
 
 
 def _number(system: System, key: str) -> bool:
-    """Whether the option is a number, of which there may be several."""
+    """Whether the option is a number and may have several values."""
     return key not in COMMON and str(system.options[key].annotation).startswith(("int", "float"))
 
 
@@ -134,7 +134,7 @@ _COMMON_KINDS = {"verifier": "str", "controller": "str", "copying": "bool"}
 
 
 def _value(text: str, system: System, key: str, value: str) -> Any:
-    """A word as the option's kind, which its annotation says."""
+    """A word converted to the kind that the option's annotation says."""
     kind = _COMMON_KINDS.get(key) or str(system.options[key].annotation)
     if value == "none" and "None" in kind:
         return None
@@ -161,8 +161,8 @@ def _value(text: str, system: System, key: str, value: str) -> Any:
 
 
 def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
-    """Each method once for every combination of the `key=v1,v2,…` that its system has options for, those left out that do the same
-    as one before.
+    """Each method once for every combination of the `key=v1,v2,…` that are options of its system. A combination that does the same
+    as an earlier one is left out.
 
     Raises:
         UserError: a malformed word, or a key that no method has.
@@ -196,7 +196,7 @@ def swept(methods: Sequence[Method], sweep: Sequence[str]) -> list[Method]:
 
 
 def _program(method: Method) -> str:
-    """A name that methods have in common which do the same: a draft takes at most as many steps as it has tokens."""
+    """A name shared by methods that do the same: a draft takes no more steps than it has tokens."""
     gamma, steps = (method.options.get(key) for key in ("gamma", "steps"))
     options = dict(method.options)
     if gamma and steps:
@@ -205,17 +205,17 @@ def _program(method: Method) -> str:
 
 
 def role_in(drafters: Mapping[str, Any], role: str) -> str:
-    """The role under which the drafter of `role` was given: the first one's for `ANY`."""
+    """The role of the given drafter that serves as `role`: for `ANY` that of the first one."""
     return next(iter(drafters), ANY) if role == ANY else role
 
 
 def lacking(needs: Sequence[str], drafters: Mapping[str, Any]) -> str | None:
-    """The first kind of drafter that is needed and that is not there."""
+    """The first kind of drafter that is needed and not given."""
     return next((role for role in needs if role_in(drafters, role) not in drafters), None)
 
 
 def with_all(names: Sequence[str], drafters: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The names with every system whose drafter is there in place of `all`, and a line for each that this leaves out."""
+    """The names, with `all` replaced by every system whose drafters are given, and a line for each system that lacks one."""
     if "all" not in names:
         return list(names), []
     every = {name: system for name, system in SYSTEMS.items() if system.in_all}

@@ -1,4 +1,4 @@
-"""What the processors need to know of a request's text, at every node of a proposal."""
+"""The state of the processors at every node of a proposal: which tokens the text before it holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from decode.speculation.tree import ancestors, depths
 
 
 class History:
-    """One request's text as the processors see it. Only what the active processors need is stored.
+    """The part of one request's text that the active processors need.
 
     Args:
         prompt: counts for the repetition penalty, not for the presence penalty and the minimum length.
@@ -48,7 +48,7 @@ class History:
                 held_V[torch.tensor(tokens, dtype=torch.int64, device=held_V.device)] = True
 
     def fork(self) -> History:
-        """A copy that grows on its own."""
+        """An independent copy."""
         twin = copy(self)
         twin.seen_V = None if self.seen_V is None else self.seen_V.clone()
         twin.written_V = None if self.written_V is None else self.written_V.clone()

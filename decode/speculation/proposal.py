@@ -1,21 +1,20 @@
-"""What a drafter hands over: tokens, and their law, which says how they were drawn. A verifier names the laws for which it is
-exact.
+"""A proposal: drafted tokens, and their law, which says how they were drawn. A verifier names the laws for which it is exact.
 
-    point        drawn in any way at all: an argmax, a lookup, a beam, the best of many; there is no q
-    independent  all in one step, each position from its own q given the prefix alone
-    causal       each from a q that may depend on the drafted tokens left of it, and on nothing else
-    unmasked     each from the q of the step that unmasked it, the steps in any order
+    point        chosen in any way: an argmax, a lookup, a beam, the best of many; there is no q
+    independent  all drawn in one step, each position from its own q given the prefix alone
+    causal       each drawn from a q that depends on the drafted tokens left of it, and on nothing else
+    unmasked     each drawn from the q of the step that unmasked it, the steps in any order
 
 Drafts of the laws `independent` and `causal` may branch: every token of a tree is drawn from its q given the tokens on
 its path, and siblings say how they were drawn: without looking at each other, from one q (`iid`) or each from its own
-(`independent`), or from what the earlier ones left of q (`without_replacement`). They stand in the order in which they were drawn and are neither sorted nor made
-distinct: both would change the law. Siblings that were chosen, the most probable say, make a `point` tree.
+(`independent`), or from q without the earlier ones (`without_replacement`). They stand in the order in which they were drawn and
+are neither sorted nor made distinct, which would change the law. Siblings that were chosen, such as the most probable
+ones, make a `point` tree.
 
-The wrong combinations are refused here where the types can see them: a `point` proposal cannot carry a q, the
-other laws cannot come without one, and q is fp32 or fp64 (a draw from a
-half-precision softmax is not a draw from q). What only the values show, a q that is no distribution or siblings that
-were not drawn from one q, is refused at once on a CPU; elsewhere looking would synchronise, so the engine looks when it
-fetches the round's outcome. A q of NaN or infinity is a broken drafter's, not a wrong claim: nothing of it is accepted.
+Wrong combinations are refused here: a `point` proposal has no q, every other law needs one, and q is fp32 or fp64,
+because a draw from a half-precision softmax is not a draw from q. What only the values show, a q that is no distribution or
+siblings that were not drawn from one q, is refused at once on a CPU. Elsewhere reading values would synchronise, so the
+engine reads them with the round's outcome. A q with NaN or infinity comes from a broken drafter: nothing of it is accepted.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ SIBLINGS: tuple[str, ...] = get_args(Siblings)
 
 
 MASS = 1e-4
-"""How far from 1 a row of q may sum: torch's own softmax in fp32 strays up to 5e-5 over 256,000 ids. The total variation that
-it costs the output is no larger."""
+"""How far from 1 the sum of a row of q may be. torch's own softmax in fp32 is off by up to 5e-5 over 256,000 ids. The output's
+distribution changes by no more, in total variation."""
 SEEN_AT_ONCE = frozenset({"cpu"})
-"""Where values are looked at without waiting for them."""
+"""Devices whose values can be read without waiting."""
 FAULTS = (
     "",
     "each row of q must be a distribution: not below 0, sum 1 (processors included)",
@@ -112,8 +111,8 @@ class Proposal:
         parents: a tree: the index of every token's parent, before its own, -1 for the prefix itself
             (decode/speculation/tree.py). None = a chain.
         siblings: how tokens with one parent were drawn; needed where `independent` or `causal` drafts branch.
-        state_only: of `unmasked` drafts: which positions a step unmasks, remasks or leaves out was settled before
-            that step drew its values (field: a confidence of SAMPLED tokens is not state-only).
+        state_only: of `unmasked` drafts: the positions that a step unmasks, remasks or leaves out were decided before
+            that step drew its values. (An order by the confidence of sampled tokens is not state-only.)
 
     Raises:
         ValueError: fields that contradict the law.
@@ -159,7 +158,7 @@ class Proposal:
             raise ValueError(self.fault_in(2))
 
     def faults(self) -> Tensor | None:
-        """What is wrong with the values, an index into `FAULTS`, (1,), int64; None where they were looked at already."""
+        """What is wrong with the values: an index into `FAULTS`, (1,), int64; None where they were checked at once."""
         if self.q is None or self.q.probs.device.type in SEEN_AT_ONCE:
             return None
         return torch.where(_improper(self.q.probs), 1, 2 * self._unlike().long())[None]
@@ -187,7 +186,7 @@ class Proposal:
 
     @property
     def tree(self) -> tuple[int, ...]:
-        """`parents`, of a chain too."""
+        """The parents of all tokens; those of a chain too."""
         return chain(len(self)) if self.parents is None else self.parents
 
     @property
@@ -200,12 +199,12 @@ class Proposal:
 
     @property
     def depth(self) -> int:
-        """Drafted tokens on the longest path; of a chain: all."""
+        """The number of drafted tokens on the longest path."""
         return len(self) if self.parents is None else max(depths(self.parents), default=0)
 
     def cut(self, length: int) -> Proposal:
-        """The first `length` tokens; of a tree, those of at most that depth. Exact as long as `length` was not chosen by looking
-        at the values drawn."""
+        """The first `length` tokens; of a tree, those of at most that depth. The law stays true if `length` was chosen without
+        looking at the values drawn."""
         if length >= self.depth:
             return self
         if self.parents is not None:

@@ -1,11 +1,11 @@
-"""The rules of verification: pure functions of (p, drafts), batched, without host synchronisation and without chance.
+"""The rules of verification: deterministic functions of (p, drafts), batched, without host synchronisation.
 
     stop_BM    the probability that the accepted path ends at node m (0 = the root: nothing accepted)
     rest_BMV   the distribution (unnormalised) of the token after a path that ends there; all zeros stand for p
 
 `resolve` (decode/speculation/verifiers.py) draws for all rules: a node from stop, then the next token from that node's rest.
-So enumerating a rule over all drafts gives the output's distribution exactly; tests/contract/test_laws.py does it for every
-pair of drafts and verifier that the types allow.
+So the output's distribution is computed exactly by applying a rule to all possible drafts; tests/contract/test_laws.py does this
+for every pair of drafts and verifier that the types allow.
 
 p_BMV holds M = N + 1 rows per request: row m is the target's distribution, every processor applied, after the drafted
 tokens on the path to node m. Sources: decode/speculation/verifiers.py.
@@ -300,7 +300,7 @@ def hybrid(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Lossy: accept any token that p does not find too surprising (Medusa, eq. 1)."""
+    """Lossy: accept any token whose probability under p is above a threshold that falls with p's entropy (Medusa, eq. 1)."""
     entropy_BM = -torch.special.xlogy(p_BMV.double(), p_BMV.double()).sum(-1)
     least_BM = (TYPICAL_DELTA * (-entropy_BM).exp()).clamp(max=TYPICAL_EPSILON)
     batch = torch.arange(len(p_BMV), device=p_BMV.device)

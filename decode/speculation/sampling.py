@@ -1,6 +1,7 @@
 """Logits → probabilities, by one function for target and drafter, and draws from them.
 
-Everything is computed in fp32 (a draw's running sum in fp64). Only here does temperature 0 become a one-hot. Ties are broken by the lowest token id everywhere: argmax, the edge of top-k, the edge of top-p.
+Everything is computed in fp32, the running sum of a draw in fp64. Only here temperature 0 becomes a one-hot. Among equal tokens the
+lowest id wins everywhere: in an argmax and at the edges of top-k and top-p.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Sampling:
     min_p: float = 0.0
     """Keep the tokens at least this many times as probable as the most probable one; 0 = all."""
     presence_penalty: float = 0.0
-    """Taken off the logits of tokens that the output, without the prompt, holds already; 0 = off."""
+    """Subtracted from the logits of tokens that the output (without the prompt) already holds; 0 = off."""
     banned: tuple[int, ...] = ()
     """Token ids that are never chosen."""
     min_new_tokens: int = 0
@@ -183,8 +184,8 @@ def probs(
 def _best_only(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
     """Softmax over the tokens of every row that top-k, and then top-p, keep.
 
-    A pass over V costs more than ranking, so only the ranked candidates are normalised. Without top-k a full sort is seldom
-    needed either: a few hundred candidates hold the mass, and only rows that need more get more.
+    A pass over V costs more than ranking, so only the ranked candidates are normalised. A full sort is seldom needed for top-p: a
+    few hundred candidates hold the mass, and only the rows that need more rank more.
     """
     out_RV, size = torch.zeros_like(logits_RV), logits_RV.shape[-1]
     widths = [min(top_k, size)] if top_k else [*(w for w in _TOP_P_WIDTHS if w < size), size]
@@ -210,7 +211,7 @@ def _best_only(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def _settle_ties(out_RV: Tensor, logits_RV: Tensor, rows: Tensor, ranked: Tensor, count: Tensor) -> None:
-    """Redo the rows whose next candidate equals the last one kept: among equal tokens the lowest ids stay."""
+    """Compute the rows again in which the best token left out equals the last one taken: among equals the lowest ids are taken."""
     edge = ranked.gather(1, count - 1)
     tied_rows = (ranked.gather(1, count.clamp(max=ranked.shape[1] - 1)) == edge) & (count < ranked.shape[1])
     for i in tied_rows[:, 0].nonzero()[:, 0].tolist():
@@ -254,6 +255,6 @@ def couple(p_RV: Tensor, noise: Callable[[int], Tensor], positions: Sequence[int
     """Draws from p with the noise of the positions (`position_noise`): argmax of ln p + noise (Daliri et al., arXiv
     2408.07978), (R, V) → (R,).
 
-    They depend on (p, seed, position) alone: with or without drafts, the same tokens come out wherever p is the same.
+    They depend on (p, seed, position) alone: where p is the same, the tokens are the same with drafts and without.
     """
     return (p_RV.double().log() + torch.stack([noise(x) for x in positions])).argmax(-1)

@@ -1,4 +1,4 @@
-"""Drafts that branch: depths, ancestors and the path that the target takes, all from the nodes' parents. Tensors, no model, no
+"""Drafts that branch: depths, ancestors and the accepted path, all computed from the nodes' parents. Tensors, no model, no
 host synchronisation.
 
 Node 0 of a call is the last committed token, the root; node i + 1 is drafted token i. `parents[i]` is the index of
@@ -100,7 +100,7 @@ def path_masks(forest: Forest, size: int) -> Tensor:
 
 
 def follow(tokens_BN: Tensor, forest: Forest, said_BM: Tensor) -> tuple[Tensor, Tensor]:
-    """The path that the target takes through each tree.
+    """The path of each tree that holds the target's own tokens.
 
     Args:
         tokens_BN: drafted tokens.
@@ -111,9 +111,9 @@ def follow(tokens_BN: Tensor, forest: Forest, said_BM: Tensor) -> tuple[Tensor, 
     Returns:
         The node where the path ends, (B,), 0 = the root; and the target's token after it, (B,).
 
-    From a node the path goes on to the child that holds the target's token there. So every output token is one that the target
-    chose after exactly the tokens before it: the output has the target's distribution, however the tree was chosen (as long
-    as that did not look at `said_BM`). Among siblings with the same token the first counts.
+    From a node the path continues with the child that holds the target's token there. So the target chose every output token
+    after exactly the tokens before it, and the output has the target's distribution, however the tree was chosen, as long as
+    its choice did not depend on `said_BM`. Among siblings with the same token the first counts.
     """
     device, size = tokens_BN.device, tokens_BN.shape[1]
     above_BN = parent_rows(forest, size).to(device)

@@ -1,7 +1,7 @@
 """The verification of one round of one request: the target's logits and a proposal in, the accepted drafts and the token
 after them out. Tensors alone: no model, no request.
 
-Whatever a round needs from the device comes to the host in one transfer.
+Everything that a round needs on the host comes from the device in one transfer.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def sample_target(
 ) -> Callable[[slice], Tensor]:
     """The target's own tokens at some rows of a call, each drawn from p there (with `noise`: coupled to its position).
 
-    A function, so that on a CPU p is asked for only where the path goes: p and its running sum at every node of a wide
-    call cost milliseconds. What comes out of a row does not depend on which others are asked for.
+    Returns a function of the rows, so that on a CPU p is computed only at the nodes on the path: p and its running sum at every
+    node of a wide call cost milliseconds. The token of a row does not depend on which other rows are asked for.
     """
 
     def p(rows: slice) -> Tensor:

@@ -1,1 +1,1 @@
-"""Drafters that wrap other drafters: copies first, adaptive length, drafting ahead, two merged, another vocabulary."""
+"""Drafters around other drafters: copying first, adaptive length, drafting ahead, two merged, another vocabulary."""

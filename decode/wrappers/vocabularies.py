@@ -1,8 +1,8 @@
-"""Translation between two vocabularies: the drafter's tokens as the target's, and the other way round.
+"""Translation between two vocabularies: the drafter's tokens to the target's, and back.
 
-Both tokenizers are treated as codes for bytes. Where they split every text alike, tokens are mapped one by one. Otherwise the
-bytes are tokenized again (string-level exact match, arXiv 2502.05202): committed tokens never change, and a draft begins
-exactly where they end. A wrong translation only costs acceptance, because the target verifies every token.
+Both tokenizers are treated as codes for bytes. Where they split every text in the same way, tokens are mapped one by one. Otherwise
+the bytes are tokenized again (string-level exact match, arXiv 2502.05202): committed tokens never change, and a draft begins
+exactly where they end. A wrong translation costs acceptance and nothing else, because the target verifies every token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from align.common.errors import UserError
 CONTEXT = 16
 """Committed tokens used as context: a draft's first token may depend on the word or the run of spaces before it."""
 SYNCHRONISED = 8
-"""How many tokens must come out as before when a text is tokenized again from its middle, for the rest to count as unchanged."""
+"""A text is tokenized again from its middle. When this many tokens are as before, the rest counts as unchanged."""
 _SPACE = "▁"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
@@ -98,7 +98,7 @@ class ByteTokenizer:
         rules = {key: value for key, value in model.items() if not isinstance(value, dict)}
         cut = json.dumps([code | {"model": rules}, sorted(self.ids)], sort_keys=True)
         self.cut = hashlib.sha256(cut.encode()).hexdigest()
-        """Equal for tokenizers that split every text alike; ids and special tokens may differ."""
+        """Equal for tokenizers that split every text in the same way; ids and special tokens may differ."""
 
     def _spell_out(self, model: dict[str, Any], added: dict[int, bool]) -> None:
         """Compute the bytes of every token. added: tokens outside the model, and whether they are special."""
@@ -127,8 +127,8 @@ class ByteTokenizer:
             self.pieces[i] = piece
             self.of.setdefault(piece, i)
         self._sorted, self.longest = sorted(self.of), max(map(len, self.of))
-        # bytes that are no text, and what the tokenizer is known to change or leave out: found there, each would cost
-        # tokenising all after it once more
+        # bytes that are no text, and what the tokenizer changes or leaves out: the text is split there first, because each
+        # would otherwise cost another tokenization of all that follows
         odd = "".join(chr(b) for b in range(128) if bytes([b]) not in self.of) if self.byte_level else _SPACE
         self._odd = re.compile(f"([\udc80-\udcff{re.escape(odd)}])")
 
@@ -141,7 +141,7 @@ class ByteTokenizer:
         return b"".join(self.piece(token) for token in tokens)
 
     def continues(self, data: bytes) -> bool:
-        """Whether some token begins with these bytes and goes on."""
+        """Whether some longer token begins with these bytes."""
         at = bisect_right(self._sorted, data)
         return at < len(self._sorted) and self._sorted[at].startswith(data)
 
@@ -194,7 +194,7 @@ class VocabularyMap:
     agreement: float
     """Share of the drafter's tokens, special ones left out, that the target has too."""
     same: bool
-    """Both split every text alike: tokens are mapped one by one, nothing is tokenized again."""
+    """Whether both split every text in the same way. Then tokens are mapped one by one and nothing is tokenized again."""
 
     def __init__(self, drafter_tokenizer: Any, target_tokenizer: Any) -> None:
         self.drafter = ByteTokenizer(drafter_tokenizer, "drafter")
@@ -203,7 +203,9 @@ class VocabularyMap:
         self._forth = _alike(self.drafter, self.target) | _named(self.drafter, self.target)
         self._forth |= _roles(self.drafter, self.target)  # a drafter that ends ends the target's way
         self._back = _alike(self.target, self.drafter) | _roles(self.target, self.drafter)
-        self._back |= _named(self.target, self.drafter)  # context: the very token, where the drafter has it
+        self._back |= _named(
+            self.target, self.drafter
+        )  # in the context: the token of the same name, if there is one
         self.direct = torch.full((len(self.drafter.pieces),), -1, dtype=torch.int64)
         self.direct[list(self._forth)] = torch.tensor(list(self._forth.values()), dtype=torch.int64)
         self.agreement = sum(i in self._forth for i in self.drafter.ids.values()) / len(self.drafter.ids)
