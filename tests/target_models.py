@@ -68,7 +68,7 @@ _NEEDED = ("head_dim", "num_key_value_heads")
 
 def _takes(config: Any, key: str) -> bool:
     """Whether it is a field, with a value, and no property."""
-    fields = getattr(type(config), "__dataclass_fields__", {})
+    fields = {*getattr(type(config), "__dataclass_fields__", {}), *type(config).attribute_map}
     try:
         return key in fields and (getattr(config, key) is not None or key in _NEEDED)
     except (AttributeError, ValueError, RuntimeError):  # one that varies by layer
