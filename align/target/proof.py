@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from align.common.errors import UserError
 from align.target.anatomy import eos_ids
+from align.target.linear import speed_up_linears
 from align.target.logits import LogitForm, candidates
 from align.target.model import Target
 
@@ -90,12 +91,15 @@ def proven(model: Any, tokenizer: Any, spec: str, fast: bool = True, round_to_bf
     said = ""
     for own_attention in (False, True):
         try:
-            target = Target(model, tokenizer, spec, fast, round_to_bf16, own_attention)
+            target = Target(model, tokenizer, spec, fast and not round_to_bf16, own_attention=own_attention)
             target.logit_form = _form(target, own)
-            said = _difference(target, own, torch.bfloat16 if round_to_bf16 else target.dtype)
+            said = _difference(target, own, target.dtype)
         except Exception as error:
             said = first_line(error)
         if not said:
+            if fast and round_to_bf16:  # proved as it is; a drafter's weights are rounded after that
+                speed_up_linears(model, target.dtype, target.device, round_to_bf16)
+                target.fast = fast
             return target
     raise UserError(f"target {spec!r}: architecture {name!r} can't be run exactly: {said}")
 
