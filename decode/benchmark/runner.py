@@ -166,16 +166,6 @@ def record_of(task: Task, method: str, position: int, generation: Generation, ve
     )
 
 
-def whole(tasks: Sequence[Task], records: Sequence[Record]) -> list[Record]:
-    """The records without those of rounds that a kill or a full disk cut short: such a round is run again as a whole."""
-    again = {
-        (task.suite, task.prompt.id, method, task.repeat)
-        for task in remaining(tasks, records)
-        for method in task.order
-    }
-    return [record for record in records if record.key not in again]
-
-
 def remaining(tasks: Sequence[Task], records: Sequence[Record]) -> Iterator[Task]:
     """The tasks of which some method has no record yet."""
     done = {record.key for record in records}

@@ -66,10 +66,15 @@ class Measurement:
                     progress.done(self.run_task(task, partial(progress.step, task.prompt.id)))
 
     def run_task(self, task: runner.Task, ended: Any = lambda method: None) -> list[Record]:
-        """Run one task and write its records."""
+        """Run one task and write its records; those that a kill or a full disk left of it before are replaced."""
         records = runner.run_task(self.decoders, task, self.settings, ended)
-        append(self.folder, records)
-        self.records += records
+        keys = {record.key for record in records}
+        others = [record for record in self.records if record.key not in keys]
+        if len(others) == len(self.records):
+            append(self.folder, records)
+        else:
+            write_records(self.folder, [*others, *records])
+        self.records = others + records
         return records
 
     def _warm_up(self, task: runner.Task) -> None:
@@ -128,7 +133,4 @@ def begin(
     run, records = open_folder(folder, run, not config.resume)
     named = [(s.name, pairs) for s, pairs in prepared]
     tasks = runner.plan(named, list(decoders), config.repeats, config.seed)
-    whole = runner.whole(tasks, records)
-    if len(whole) < len(records):
-        write_records(folder, whole)
-    return Measurement(config, folder, run, whole, tasks, decoders, console, claim)
+    return Measurement(config, folder, run, records, tasks, decoders, console, claim)
