@@ -68,7 +68,8 @@ class TargetPlaces:
     """p of the next token at every text position P: one pass of the head serves all anchors.
 
     hidden_PD: the target's last hidden states; log_z_P: log-sum-exp over the WHOLE vocabulary of logits/temperature;
-    best_P: argmax p; next_P: the token that follows in the text; log_p_next_P: its log-probability.
+    best_P: argmax p; next_P: the token that follows in the text; log_p_next_P: its log-probability; finish: what the target
+    does to its head's product (rows, columns) before it is a logit, given the columns' ids (None = all), in place or not.
     """
 
     hidden_PD: Tensor
@@ -77,6 +78,7 @@ class TargetPlaces:
     next_P: Tensor
     log_p_next_P: Tensor
     temperature: float = 1.0
+    finish: Callable[[Tensor, Tensor | None], Tensor] | None = None
 
 
 @torch.no_grad()
@@ -86,10 +88,11 @@ def target_places(
     head: Callable[[Tensor], Tensor],
     temperature: float = 1.0,
     chunk: int = 256,
+    finish: Callable[[Tensor, Tensor | None], Tensor] | None = None,
 ) -> TargetPlaces:
     """Run the target's head, (chunk, D) → (chunk, V) logits at a time, which are overwritten.
 
-    p = softmax(logits / temperature).
+    p = softmax(logits / temperature). `finish`: as in `TargetPlaces`; `head` does it already.
     """
     log_z, best, log_p = [], [], []
     for part, following in zip(hidden_PD.split(chunk), next_P.split(chunk), strict=True):
@@ -102,7 +105,8 @@ def target_places(
         log_z.append(logits.sub_(top[:, None]).exp_().sum(-1).log_().add_(top))
         best.append(where)
         log_p.append(chosen - log_z[-1])
-    return TargetPlaces(hidden_PD, torch.cat(log_z), torch.cat(best), next_P, torch.cat(log_p), temperature)
+    parts = (torch.cat(log_z), torch.cat(best), next_P, torch.cat(log_p))
+    return TargetPlaces(hidden_PD, *parts, temperature, finish)
 
 
 @dataclass
@@ -229,6 +233,8 @@ def _target_rows(place_R: Tensor, work: _Work) -> tuple[Tensor, Tensor]:
     """log p over the draft vocabulary at the positions that these rows share, (U, Vd), and each row's index in it."""
     own, where = torch.unique(place_R, return_inverse=True)
     log_p = _product(work.places.hidden_PD[own], work.head_VdD, True)
+    if work.places.finish is not None:
+        log_p = work.places.finish(log_p, work.draft_vocab)
     if work.places.temperature != 1.0:
         log_p /= work.places.temperature
     return log_p.sub_(work.places.log_z_P[own][:, None]).clamp_min_(LOG_ZERO), where

@@ -25,7 +25,7 @@ from align.common.batch import Anchors, Batch
 from align.models.block_config import BlockConfig
 from align.models.block_layers import BlockLayer, ConfidenceHead, MarkovHead, RMSNorm
 from align.target.attention import block_mask
-from align.target.cache import KVCache
+from align.target.cache import KVCache, LayerShape
 from align.target.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
 from align.target.model import Target
 
@@ -229,10 +229,9 @@ class BlockSession:
             )
         self.own: KVCache | None = None
         if config.context == "taps":
-            shape = (1, config.num_key_value_heads, capacity, config.head_dim)
-            self.own = KVCache(
-                len(drafter.layers), shape, drafter.norm.weight.dtype, drafter.norm.weight.device
-            )
+            shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)
+            weight = drafter.norm.weight
+            self.own = KVCache([shape] * len(drafter.layers), 1, capacity, weight.dtype, weight.device)
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -34,7 +34,8 @@ def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None
         if parameter.dim() == 2 and not name.startswith("confidence."):
             parameter.normal_(0.0, 0.02)
     if from_layers:
-        drafter.norm.weight.copy_(_weight(target.body.norm))
+        # q has no scale behind its head: the norm before it starts with the target's
+        drafter.norm.weight.copy_(_weight(target.body.norm) * target.logit_form.scale)
         for layer, index in zip(drafter.blocks, config.init_layer_ids, strict=True):
             _copy_layer(layer, target.layers[index], config)
     if config.context == "taps":

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from align.common.errors import UserError, nearest
 from align.diffusion.parameterization import sedd_log_score
 from align.target.attention import BACKENDS, attend, block_mask, clean_then_noisy, rotate
-from align.target.cache import KVCache, Slab
+from align.target.cache import KVCache, LayerShape, Slab
 from align.target.linear import speed_up_linears
 
 TIME_INPUTS = ("sigma", "zero", "none")
@@ -321,7 +321,8 @@ class DDiT(nn.Module):
     def new_cache(self, rows: int, capacity: int) -> KVCache:
         """Room for `capacity` positions, the noisy block's among them."""
         c, weight = self.config, self.vocab_embed.embedding
-        return KVCache(c.n_blocks, (rows, c.n_heads, capacity, c.head_dim), weight.dtype, weight.device)
+        shape = LayerShape(c.n_heads, c.head_dim, c.head_dim)
+        return KVCache([shape] * c.n_blocks, rows, capacity, weight.dtype, weight.device)
 
     @property
     def kept_at_once(self) -> int:

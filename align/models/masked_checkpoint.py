@@ -29,7 +29,7 @@ from align.common.hub import model_folder
 from align.common.schema import convert, read_json, read_object
 from align.models.families import BASES, Family, family_of
 from align.models.masked_lm import MaskedLM, embedding_names, is_lora
-from align.target.attention import register
+from align.target.interface import register
 from align.target.loading import read_config
 from align.target.model import Target
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from align.common.errors import UserError, in_one_line
 from align.models.families import Family
 from align.target.attention import block_mask, clean_then_noisy
-from align.target.cache import KVCache
+from align.target.cache import KVCache, LayerShape
 from align.target.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
 from align.target.model import Target
 
@@ -71,7 +71,7 @@ class MaskedLM(nn.Module):
         hidden = hidden.to(weight.dtype)
         if torch.is_grad_enabled():
             return F.linear(hidden, weight).float()
-        return self._target[0].head(hidden) if self._target else few_rows(hidden, weight).float()
+        return self._target[0].head_product(hidden) if self._target else few_rows(hidden, weight).float()
 
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
@@ -181,8 +181,8 @@ class MaskedLM(nn.Module):
             )
         c = self.model.config
         width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-        shape = (1, getattr(c, "num_key_value_heads", None) or c.num_attention_heads, capacity, width)
-        return KVCache(c.num_hidden_layers, shape, self.dtype, self.model.device)
+        shape = LayerShape(getattr(c, "num_key_value_heads", None) or c.num_attention_heads, width, width)
+        return KVCache([shape] * c.num_hidden_layers, 1, capacity, self.dtype, self.model.device)
 
     @property
     def kept_at_once(self) -> int:

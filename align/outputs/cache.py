@@ -48,7 +48,8 @@ def compute_target_outputs(
     features, used = target_features(target, step.batch, config), used_places(step)
     following = step.batch.tokens_BL.roll(-1, dims=1).flatten()
     hidden = features.hidden_BLD.flatten(0, 1)[used]
-    return TargetOutputs(features, target_places(hidden, following[used], target.head, temperature), used)
+    places = target_places(hidden, following[used], target.head, temperature, finish=target.finish)
+    return TargetOutputs(features, places, used)
 
 
 class TargetOutputCache:
@@ -104,6 +105,7 @@ class TargetOutputCache:
             step.batch.tokens_BL.roll(-1, dims=1).flatten()[used],
             torch.cat([row.log_p_next_L for row in rows])[used],
             temperature,
+            self.target.finish,
         )
         return TargetOutputs(features, places, used)
 

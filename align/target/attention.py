@@ -1,6 +1,7 @@
 """One attention function for target and drafter: grouped queries without repeating keys, through SDPA.
 
-`attend` is for our own networks: SDPA, or flash-attn where it is asked for and computes the same.
+`attend` is for our own networks: SDPA, or flash-attn where it is asked for and computes the same. `biased_attention` is for
+targets that cap their scores or have sinks. How targets come here: `align.target.interface`.
 
 transformers repeats K and V for every query head as soon as a mask is given (9 heads read 3 times the memory on
 SmolLM2). Here the query heads of a group become extra query rows of their shared key head instead.
@@ -9,18 +10,13 @@ SmolLM2). Here the query heads of a group become extra query rows of their share
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
 from align.common.errors import UserError, nearest
-from align.target.cache import Parts
 
-NAME = "grouped_sdpa"
 BACKENDS = ("sdpa", "flash_attn")
 WIDE = 64  # from here on repeating the keys is cheap beside the product
 
@@ -41,9 +37,14 @@ def block_mask(
         see = see.tril_(past)
     else:
         see[:, past:] = see_LL
-    if groups == 1 or length > WIDE:
-        return see[None, None]
-    added = torch.zeros(see.shape, dtype=dtype, device=device).masked_fill_(~see, -torch.inf)
+    return laid_out(see, groups, dtype)
+
+
+def laid_out(see_LS: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """A mask, bool (L, S), as `grouped_attention` is fastest with it: additive and by its query rows for few tokens."""
+    if groups == 1 or len(see_LS) > WIDE:
+        return see_LS[None, None]
+    added = torch.zeros(see_LS.shape, dtype=dtype, device=see_LS.device).masked_fill_(~see_LS, -torch.inf)
     return added.repeat(groups, 1)[None, None]
 
 
@@ -75,7 +76,39 @@ def grouped_attention(
     rows = query.reshape(batch, kv_heads, groups * length, width)
     if mask is not None and length > 1 and mask.shape[-2] == length:
         mask = mask.expand(-1, -1, length, -1).repeat(1, 1, groups, 1)
-    return F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale).reshape(query.shape)
+    out = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale)
+    return out.reshape(batch, heads, length, value.shape[-1])
+
+
+def biased_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    cap: float | None = None,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """`grouped_attention` with scores s capped, cap·tanh(s/cap), and with a sink: a logit of each head's own that takes a
+    share of the softmax and has no value. Softmax in fp32."""
+    batch, heads, length, width = query.shape
+    kv_heads, size = key.shape[1], key.shape[2]
+    groups = heads // kv_heads
+    rows = query.reshape(batch, kv_heads, groups * length, width)
+    scores = (rows @ key.transpose(-1, -2) * scale).view(batch, kv_heads, groups, length, size)
+    if cap is not None:
+        scores = torch.tanh(scores / cap) * cap
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask[:, :, None], torch.finfo(scores.dtype).min)
+    elif mask is not None:
+        scores = scores + mask.view(1, 1, groups, length, size)
+    scores = scores.float()
+    if sinks_H is not None:
+        sink = sinks_H.float().view(1, kv_heads, groups, 1, 1).expand(batch, -1, -1, length, 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    weights = scores.softmax(-1)[..., :size].to(value.dtype)
+    out = weights.view(batch, kv_heads, groups * length, size) @ value
+    return out.reshape(batch, heads, length, value.shape[-1])
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -138,31 +171,3 @@ def _flash_refusal(query: Tensor, masked: bool) -> str:
     if query.dtype not in (torch.float16, torch.bfloat16):
         return f"computes in float16 or bfloat16, not {str(query.dtype).removeprefix('torch.')}"
     return "takes block-diagonal masks only, and this is another" if masked else ""
-
-
-def _interface(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor | Parts,
-    value: Tensor | Parts,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    causal = bool(kwargs.get("is_causal", getattr(module, "is_causal", True)))
-    if isinstance(key, Parts):  # several requests in one forward, each with its own past
-        assert isinstance(value, Parts)
-        queries = query.split(key.widths, dim=2)
-        each = zip(queries, key.tensors, value.tensors, key.masks, strict=True)
-        out = torch.cat([grouped_attention(q, k, v, mask, scale) for q, k, v, mask in each], dim=2)
-        return out.transpose(1, 2), None
-    assert isinstance(value, Tensor)
-    return grouped_attention(query, key, value, attention_mask, scale, causal).transpose(1, 2), None
-
-
-def register() -> str:
-    """Register the function with transformers (its documented interface) and return its name."""
-    AttentionInterface.register(NAME, _interface)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    return NAME

@@ -1,4 +1,8 @@
-"""A preallocated key/value cache: writing advances a length, rolling back reduces it, nothing is copied."""
+"""A preallocated key/value cache: writing advances a length, rolling back reduces it, nothing is copied.
+
+Layers that keep a recurrent state instead, or beside (convolutions, linear attention), can't be rolled back by a length:
+`align.target.recurrent` does it by snapshots.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,33 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
+
+from align.target.recurrent import Recurrence
+
+
+class LayerShape(NamedTuple):
+    """What a layer keeps of every token: heads, and the widths of a key and of a value."""
+
+    heads: int
+    key: int
+    value: int
+
+    @property
+    def numbers(self) -> int:
+        return self.heads * (self.key + self.value)
 
 
 class Slab(CacheLayerMixin):
-    """One layer's keys and values, (B, Hkv, capacity, head_dim), written where the owning cache says."""
+    """One layer's keys and values, (B, Hkv, capacity, width), written where the owning cache says."""
 
     keys: Tensor
     values: Tensor
+    is_sliding = False
 
-    def __init__(self, owner: KVCache, keys: Tensor, values: Tensor) -> None:
+    def __init__(self, owner: KVCache) -> None:
         super().__init__()
         self.owner = owner
-        self.keys, self.values = keys, values
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -50,29 +68,104 @@ class Slab(CacheLayerMixin):
         return self.owner.capacity
 
 
+class MixedSlab(LinearAttentionLayer, Slab):  # type: ignore[override]
+    """A layer that attends and has a recurrent state too."""
+
+    is_compileable = False
+
+    def __init__(self, owner: KVCache, states: int) -> None:
+        Slab.__init__(self, owner)
+        LinearAttentionLayer.__init__(self, number_of_states=states)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        LinearAttentionLayer.lazy_initialization(self, *args, **kwargs)
+
+    def get_max_length(self) -> int:
+        return Slab.get_max_length(self)
+
+
+class _Block:
+    """The memory of all layers of one shape, so that moving positions is one operation."""
+
+    def __init__(
+        self,
+        slabs: Sequence[Slab],
+        shape: LayerShape,
+        rows: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        def zeros(parts: int, width: int) -> Tensor:
+            size = (len(slabs), parts, rows, shape.heads, capacity, width)
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        self.slabs = list(slabs)
+        same = shape.key == shape.value
+        self.parts = [zeros(2, shape.key)] if same else [zeros(1, shape.key), zeros(1, shape.value)]
+        self._point()
+
+    def _point(self) -> None:
+        for slab, keys, values in zip(self.slabs, self.parts[0], self.parts[-1], strict=True):
+            slab.keys, slab.values = keys[0], values[-1]
+
+    def select(self, rows: Tensor) -> None:
+        for part in self.parts:
+            for layer in part:  # one at a time: little memory on top
+                layer[:, : len(rows)] = layer[:, rows]
+        self.parts = [part[:, :, : len(rows)] for part in self.parts]
+        self._point()
+
+    def move(self, start: int, offsets: Sequence[int]) -> None:
+        kept = torch.tensor(offsets, device=self.parts[0].device) + start
+        for part in self.parts:
+            part[..., start : start + len(offsets), :] = part.index_select(-2, kept)
+
+
 class KVCache(Cache):
-    """The target's keys and values, allocated once; the first `length` positions count.
+    """A model's keys and values, allocated once; the first `length` positions count.
 
     Args:
-        layers: number of layers.
-        shape: (B, Hkv, capacity, head_dim) of each layer's keys and of its values.
+        shapes: of each layer; None = it keeps none of its own.
+        rows: B.
+        capacity: positions.
+        others: by layer, transformers' own cache layer where that is no plain attention.
 
     `cache.length = n` with n ≤ the current length rolls back. With `slots_B` set (B,), a forward of one
     token a row writes row b at `slots_B[b]` instead (batched writing with rows of different lengths).
     """
 
     def __init__(
-        self, layers: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+        self,
+        shapes: Sequence[LayerShape | None],
+        rows: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        others: dict[int, Any] | None = None,
     ) -> None:
         self._length = 0
-        self.capacity = shape[2]
+        self.rows, self.capacity = rows, capacity
         self.slots_B: Tensor | None = None
         self.slots_end = 0
 
-        # one block of memory for all layers, so that moving positions is one operation
-        self._all = torch.zeros((layers, 2, *shape), dtype=dtype, device=device)
-        self.slabs = [Slab(self, pair[0], pair[1]) for pair in self._all]
-        super().__init__(layers=list(self.slabs))
+        others = others or {}
+        layers: list[Any] = []
+        for i, shape in enumerate(shapes):
+            if shape is None:
+                layers.append(others[i])
+            elif i in others:
+                layers.append(MixedSlab(self, others[i].number_of_states))
+            else:
+                layers.append(Slab(self))
+        self._blocks: list[_Block] = []
+        for shape in dict.fromkeys(s for s in shapes if s is not None):
+            same = [layer for layer, its in zip(layers, shapes, strict=True) if its == shape]
+            self._blocks.append(_Block(same, shape, rows, capacity, dtype, device))
+        self.slabs = layers
+        recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
+        self.recurrence = Recurrence(recurrent) if recurrent else None
+        super().__init__(layers=list(layers))
 
     @property
     def length(self) -> int:
@@ -83,6 +176,8 @@ class KVCache(Cache):
         if not 0 <= value <= self._length:
             raise ValueError(f"cache length can only be rolled back: {value} is not within 0..{self._length}")
         self._length = value
+        if self.recurrence is not None:
+            self.recurrence.roll_back(value)
 
     def advance(self, tokens: int) -> None:
         """Count `tokens` more positions, already written, as part of the cache."""
@@ -94,43 +189,51 @@ class KVCache(Cache):
             raise ValueError(f"cache of {self.capacity} positions is full: {self._length} + {tokens}")
 
     def k(self, layer: int) -> Tensor:
-        """(B, Hkv, length, head_dim) view of the layer's keys, rotary positions already applied."""
+        """(B, Hkv, length, width) view of the layer's keys, rotary positions already applied."""
         return self.slabs[layer].keys[:, :, : self._length]
 
     def v(self, layer: int) -> Tensor:
-        """(B, Hkv, length, head_dim) view of the layer's values."""
+        """(B, Hkv, length, width) view of the layer's values."""
         return self.slabs[layer].values[:, :, : self._length]
 
     def select(self, rows: Tensor) -> None:
         """Keep the batch rows at `rows`, in that order."""
-        for slab, pair in zip(self.slabs, self._all, strict=True):  # layer by layer: little memory on top
-            pair[:, : len(rows)] = pair[:, rows]
-            slab.keys, slab.values = pair[0, : len(rows)], pair[1, : len(rows)]
-        self._all = self._all[:, :, : len(rows)]
+        for block in self._blocks:
+            block.select(rows)
+        if self.recurrence is not None:
+            self.recurrence.select(rows)
 
     def keep(self, start: int, offsets: Sequence[int]) -> None:
         """Of the positions written from `start` on, keep those at the ascending `offsets`, made contiguous; the length becomes
         start + len(offsets). This rolls back to one path of a tree."""
         count = len(offsets)
         if list(offsets) != list(range(count)):
-            kept = torch.tensor(offsets, device=self._all.device) + start
-            self._all[..., start : start + count, :] = self._all.index_select(-2, kept)
+            for block in self._blocks:
+                block.move(start, offsets)
         self.length = start + count
 
     def fill(self, source: KVCache) -> None:
         """Copy the one-row `source` to the start of every row; the length does not change."""
-        for slab, other in zip(self.slabs, source.slabs, strict=True):
-            slab.keys[:, :, : source.length] = other.keys[:, :, : source.length]
-            slab.values[:, :, : source.length] = other.values[:, :, : source.length]
+        for block, other in zip(self._blocks, source._blocks, strict=True):
+            for mine, its in zip(block.parts, other.parts, strict=True):
+                mine[..., : source.length, :] = its[..., : source.length, :]
+        if self.recurrence is not None and source.recurrence is not None:
+            self.recurrence.fill(source.recurrence, self.rows)
+
+    def rewind(self) -> Tensor | None:
+        """Before a forward: back to what recurrent states have seen. Returns the tokens (B, R) to run again, if any."""
+        if self.recurrence is None or (lost := self.recurrence.take_lost()) is None:
+            return None
+        self._length = self.recurrence.at
+        return lost
 
 
 class Parts(NamedTuple):
-    """Keys or values of several requests in one forward, each with its own past, its own width in the forward and its own mask;
-    `align.target.attention` separates them."""
+    """Keys or values of several requests in one forward, each with its own past and its own width in the forward;
+    `align.target.interface` separates them."""
 
     tensors: list[Tensor]
     widths: list[int]
-    masks: list[Tensor | None]
 
 
 class _SharedSlab(CacheLayerMixin):
@@ -149,7 +252,7 @@ class _SharedSlab(CacheLayerMixin):
         split = (key_states.split(owner.widths, dim=2), value_states.split(owner.widths, dim=2))
         pairs = [c.slabs[self.layer].update(k, v) for c, k, v in zip(owner.caches, *split, strict=True)]
         keys, values = ([pair[i] for pair in pairs] for i in range(2))
-        return Parts(keys, owner.widths, owner.masks), Parts(values, owner.widths, owner.masks)
+        return Parts(keys, owner.widths), Parts(values, owner.widths)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return query_length, 0
@@ -168,9 +271,11 @@ class SharedCache(Cache):
     Args:
         caches: one row each, of any lengths.
         widths: new tokens of each.
-        masks: of each, as `attention.block_mask` makes them.
     """
 
-    def __init__(self, caches: Sequence[KVCache], widths: list[int], masks: list[Tensor | None]) -> None:
-        self.caches, self.widths, self.masks = list(caches), widths, masks
-        super().__init__(layers=[_SharedSlab(self, i) for i in range(len(caches[0].slabs))])
+    def __init__(self, caches: Sequence[KVCache], widths: list[int]) -> None:
+        self.caches, self.widths = list(caches), widths
+        layers: list[Any] = [
+            _SharedSlab(self, i) if isinstance(slab, Slab) else slab for i, slab in enumerate(caches[0].slabs)
+        ]
+        super().__init__(layers=layers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 DEBUG = {
@@ -14,8 +13,8 @@ DEBUG = {
 """The targets' names and their architectures."""
 
 
-def debug_model(kind: str, attention_of: Callable[[str], str]) -> tuple[Any, Any]:
-    """A random model of 4 layers and its tokenizer; `attention_of` names the attention for a model_type."""
+def debug_model(kind: str) -> tuple[Any, Any]:
+    """A random model of 4 layers, with its own attention, and its tokenizer."""
     import torch
     import transformers
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -56,7 +55,7 @@ def debug_model(kind: str, attention_of: Callable[[str], str]) -> tuple[Any, Any
         },
     }  # fmt: skip
     made = getattr(transformers, f"{kind}Config")
-    config = made(**common, **own[kind], attn_implementation=attention_of(made.model_type))
+    config = made(**common, **own[kind], attn_implementation="eager")
     architecture = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -12,12 +12,13 @@ from align.common.files import expanded
 from align.common.hub import hub_reachable, model_folder, package_file
 from align.common.schema import read_object
 from align.common.text import cut
-from align.target import attention
 from align.target.debug import DEBUG, debug_model
 from align.target.gguf import converted_folder
-from align.target.model import _EAGER, Target
+from align.target.interface import OWN
+from align.target.model import Target
 from align.target.names import DEFAULT_TARGET as DEFAULT_TARGET
 from align.target.names import WHEELS, check_name, packages
+from align.target.proof import proven
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,7 +32,7 @@ def load_target(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Target:
-    """Load a target.
+    """Load a target, and prove on a few tokens that what it computes here is the model's own (`align.target.proof`).
 
     Args:
         spec: hub id, folder in hub layout, `FILE.gguf`, `debug` (a tiny random Llama for tests).
@@ -49,20 +50,19 @@ def load_target(
     number = _dtype(dtype, place)
     if spec in DEBUG:  # the same on every machine
         number = torch.float32 if dtype == "auto" else number
-        model, tokenizer = debug_model(DEBUG[spec], _attention)
+        model, tokenizer = debug_model(DEBUG[spec])
         return Target(model.to(place, number), tokenizer, spec, fast, round_to_bf16)
     check_name(spec)
     folder = resolve_folder(spec)
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
-        kind = AutoConfig.from_pretrained(str(folder), **options).model_type
         pair: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=number,
-            attn_implementation=_attention(kind),
+            attn_implementation=OWN,
             use_safetensors=None,
             output_loading_info=True,
             **options,
@@ -74,7 +74,7 @@ def load_target(
                 f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another shape"
                 + (f", and {len(lacking) - 1} more" if len(lacking) > 1 else "")
             )
-        target = Target(loaded.to(place), tokenizer, spec, fast, round_to_bf16)
+        target = proven(loaded.to(place), tokenizer, spec, fast, round_to_bf16)
         target.revision, target.trust_remote_code = revision, trust_remote_code
         return target
     except UserError:
@@ -91,11 +91,6 @@ def _cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
             "give --trust-remote-code (of recipes: target.trust_remote_code=true)"
         )
     return UserError(f"{what} {str(spec)!r} can't be loaded: {lines[0]}")
-
-
-def _attention(model_type: str) -> str:
-    """The attention implementation for an architecture."""
-    return "eager" if model_type in _EAGER else attention.register()
 
 
 def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:

@@ -7,7 +7,7 @@ head. Everywhere in this project p is the target's distribution.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,11 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from align.common.errors import in_one_line
+from align.common.errors import UserError, in_one_line
 from align.common.provenance import memory_bytes
-from align.target import attention
+from align.target.anatomy import Anatomy, context_limit, decoder, eos_ids, examine
 from align.target.cache import KVCache, SharedCache
+from align.target.interface import install
 from align.target.linear import speed_up_linears
+from align.target.logits import PLAIN, LogitForm
+from align.target.masks import Layout, Together, laid
+from align.target.recurrent import MOST_REPLAYED
 
 
 @dataclass
@@ -46,30 +50,39 @@ class Target:
     """As `load_target` was told."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, spec: str, fast: bool = True, round_to_bf16: bool = False
+        self,
+        model: Any,
+        tokenizer: Any,
+        spec: str,
+        fast: bool = True,
+        round_to_bf16: bool = False,
+        own_attention: bool = False,
     ) -> None:
         self.spec, self.tokenizer = spec, tokenizer
         self.model = model.eval().requires_grad_(False)
-        config = model.config
+        self.config = config = model.config.get_text_config(decoder=True)
         self.device, self.dtype = model.device, model.dtype
-        self.num_layers: int = config.num_hidden_layers
+        install(model, own_attention)
+        self.body = decoder(model)
+        self.anatomy: Anatomy = examine(model, self.body)
+        self.num_layers: int = len(self.anatomy.layers)
+        self.layers = self.anatomy.layers
         self.hidden_size: int = config.hidden_size
-        self.num_heads: int = config.num_attention_heads
-        self.num_kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self.head_dim: int = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        self.eager = config.model_type in _EAGER
-        # beyond a sliding window one call over several tokens and single-token calls would differ
-        window = None if self.eager else _window(config)
-        self.context_limit: int = min(
-            config.max_position_embeddings, window or config.max_position_embeddings
-        )
-        self.body = model.get_decoder()
+        self.num_heads: int = getattr(config, "num_attention_heads", 1)
+        self.num_kv_heads, self.head_dim = self.anatomy.heads(config)
+        self.groups = self.anatomy.groups
+        self.chains_only = self.anatomy.chains_only
+        self.together = self.anatomy.ours and not self.anatomy.recurrent
+        """Whether several requests go through one forward."""
+        self.stepwise = False
+        """Whether its recurrent states go on by single tokens alone."""
+        self.logit_form: LogitForm = PLAIN
+        self.context_limit: int = context_limit(config)
         self.head_weight_VD: Tensor = model.get_output_embeddings().weight
+        self.head_bias_V: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
         self.embedding_VD: Tensor = model.get_input_embeddings().weight
         self.vocab_size: int = self.head_weight_VD.shape[0]
-        self.eos_ids = _eos_ids(model, tokenizer)
+        self.eos_ids = eos_ids(model, tokenizer)
         self.fast = fast
         if fast:
             speed_up_linears(model, self.dtype, self.device, round_to_bf16)
@@ -81,21 +94,16 @@ class Target:
         return str(self.dtype).removeprefix("torch.")
 
     @property
-    def chains_only(self) -> bool:
-        """Whether its attention window counts places in the cache, so that one branch of a tree would push context out of
-        another's window."""
-        return self.eager and any("local" in str(kind) for kind in self.model.config.attention_layers)
-
-    @property
-    def layers(self) -> nn.ModuleList:
-        """The decoder layers, in order."""
-        return self.body.layers if hasattr(self.body, "layers") else self.body.h  # GPT-2's name
+    def attention(self) -> str:
+        """Which attention it runs, in words."""
+        if not self.anatomy.attends:
+            return "none"
+        return "grouped" if self.anatomy.ours else "its own, eager"
 
     @property
     def rope_theta(self) -> float:
-        config = self.model.config
-        rope = getattr(config, "rope_parameters", None) or {}
-        theta: Any = rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        theta: Any = rope.get("rope_theta") or getattr(self.config, "rope_theta", None) or 10000.0
         return float(theta)
 
     @cached_property
@@ -111,13 +119,12 @@ class Target:
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of `capacity` positions for `batch` rows. Raises MemoryError where the machine is too small for it."""
-        size = (
-            2 * self.num_layers * batch * self.num_kv_heads * capacity * self.head_dim * self.dtype.itemsize
-        )
+        shapes = self.anatomy.shapes
+        numbers = sum(shape.numbers for shape in shapes if shape is not None)
+        size = batch * capacity * numbers * self.dtype.itemsize
         if self.device.type == "cpu" and size > (memory_bytes() or size):
             raise MemoryError(f"a cache of {batch} rows of {capacity} tokens takes {size / 2**30:,.0f} GiB")
-        shape = (batch, self.num_kv_heads, capacity, self.head_dim)
-        return KVCache(self.num_layers, shape, self.dtype, self.device)
+        return KVCache(shapes, batch, capacity, self.dtype, self.device, self.anatomy.other_layers())
 
     @torch.no_grad()
     def forward(
@@ -136,8 +143,9 @@ class Target:
         Args:
             tokens_BL: int64 token ids.
             cache: from `new_cache`; None = no past and nothing kept.
-            positions_BL: rotary positions; default: counted on from the cache's length.
-            mask: bool (B or 1, 1, L, S), True = attend, S = cache length + L; default: causal.
+            positions_BL: the tokens' positions; default: counted on from the cache's length.
+            mask: bool (B or 1, 1, L, S), True = attend, S = cache length + L; default: causal. Windows of layers that have one
+                are cut out of it, by position.
             see_LL: instead of a mask, bool (L, L): which of the L tokens each one sees, itself included; all see what
                 is in the cache. A tree: its ancestors. The default position is then the depth.
             taps: layer ids whose outputs are wanted; id i is the output of layer i, `hidden_states[i + 1]`.
@@ -145,39 +153,86 @@ class Target:
 
         Raises:
             ValueError: the cache has no room for L more tokens.
+            UserError: branches, of a target with recurrent states.
         """
+        if cache is not None and cache.recurrence is not None:
+            return self._replaying(tokens_BL, cache, positions_BL, mask, see_LL, taps, logits)
+        return self._forward(tokens_BL, cache, positions_BL, mask, see_LL, taps, logits)
+
+    def _replaying(
+        self,
+        tokens_BL: Tensor,
+        cache: KVCache,
+        positions_BL: Tensor | None,
+        mask: Tensor | None,
+        see_LL: Tensor | None,
+        taps: Sequence[int],
+        logits: bool,
+    ) -> TargetOutput:
+        """`forward` for recurrent states: the tokens that they lost in a rollback run once more, in front."""
+        assert cache.recurrence is not None
+        if see_LL is not None and not torch.equal(see_LL, torch.ones_like(see_LL).tril()):
+            raise UserError(
+                f"target {self.spec!r} has recurrent states: drafts may not branch (tree_nodes=0)"
+            )
+        if cache.slots_B is not None:
+            return self._forward(tokens_BL, cache, positions_BL, mask, None, taps, logits)
+        cache.check_room(tokens_BL.shape[1])
+        lost_BR = cache.rewind()
+        if lost_BR is not None and lost_BR.shape[1] > MOST_REPLAYED:
+            self.forward(lost_BR, cache=cache, logits=False)
+            lost_BR = None
+        again = 0 if lost_BR is None else lost_BR.shape[1]
+        tokens_BL = tokens_BL if lost_BR is None else torch.cat((lost_BR, tokens_BL), dim=1)
+        cache.recurrence.before(tokens_BL.shape[1])
+        one_by_one = self.stepwise and cache.length > 0
+        parts = tokens_BL.split(1, dim=1) if one_by_one else [tokens_BL]
+        outputs = [self._forward(part, cache, None, mask, None, taps, False) for part in parts]
+        cache.recurrence.after(tokens_BL)
+        hidden = torch.cat([output.hidden_BLD for output in outputs], dim=1)[:, again:]
+        tapped = [output.taps_BLFD for output in outputs if output.taps_BLFD is not None]
+        taps_BLFD = torch.cat(tapped, dim=1)[:, again:] if tapped else None
+        return TargetOutput(self.head(hidden) if logits else None, hidden, taps_BLFD)
+
+    def _forward(
+        self,
+        tokens_BL: Tensor,
+        cache: KVCache | None,
+        positions_BL: Tensor | None,
+        mask: Tensor | None,
+        see_LL: Tensor | None,
+        taps: Sequence[int],
+        logits: bool,
+    ) -> TargetOutput:
         length = tokens_BL.shape[1]
         past = cache.length if cache is not None else 0
-        if cache is not None and cache.slots_B is None:
+        slots = cache is not None and cache.slots_B is not None
+        if cache is not None and not slots:
             cache.check_room(length)
-        if positions_BL is None and see_LL is None:
-            positions_BL = torch.arange(past, past + length, device=self.device)[None]
-        elif positions_BL is None:
-            assert see_LL is not None
-            positions_BL = (past - 1 + see_LL.sum(1))[None]
-        if mask is None:
-            groups = self.num_heads // self.num_kv_heads
-            mask = attention.block_mask(see_LL, length, past, groups, self.dtype, self.device)
-        if self.eager and mask is not None and mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=self.dtype).masked_fill_(~mask, torch.finfo(self.dtype).min)
-        hidden_BLD, taps_BLFD = self._run(tokens_BL, mask, positions_BL, cache, taps)
-        if cache is not None and cache.slots_B is None:
+        if positions_BL is None:
+            depth = torch.arange(length, device=self.device) if see_LL is None else see_LL.sum(1) - 1
+            positions_BL = (past + depth)[None]
+        layout = Layout(positions_BL, past, self.groups, self.dtype, see_LL, mask, slots)
+        hidden_BLD, taps_BLFD = self._run(tokens_BL, layout, positions_BL, cache, taps)
+        if cache is not None and not slots:
             cache.advance(length)
         return TargetOutput(self.head(hidden_BLD) if logits else None, hidden_BLD, taps_BLFD)
 
     def _run(
-        self, tokens_BL: Tensor, mask: Tensor | None, positions_BL: Tensor, cache: Any, taps: Sequence[int]
+        self,
+        tokens_BL: Tensor,
+        layout: Layout | Together,
+        positions_BL: Tensor,
+        cache: Any,
+        taps: Sequence[int],
     ) -> tuple[Tensor, Tensor | None]:
         """Normalised last hidden state and tapped layer outputs."""
         hooks = [self.layers[i].register_forward_hook(self._tap(i)) for i in taps]
         try:
-            hidden_BLD = self.body(
-                input_ids=tokens_BL,
-                attention_mask=mask,
-                position_ids=positions_BL,
-                past_key_values=cache,
-                use_cache=cache is not None,
-            ).last_hidden_state
+            with laid(layout):
+                hidden_BLD = self.body(
+                    **self.anatomy.arguments(tokens_BL, positions_BL, cache)
+                ).last_hidden_state
         finally:
             for hook in hooks:
                 hook.remove()
@@ -194,24 +249,24 @@ class Target:
         taps: Sequence[int] = (),
     ) -> list[TargetOutput]:
         """`forward` with logits for several requests at once, each after its own past: (1, L) tokens, a one-row cache and
-        `see_LL` of each → its output. The weights are read once for all of them; nothing is padded."""
-        if self.eager:
+        `see_LL` of each → its output. The weights are read once for all of them; nothing is padded. A target that attends or
+        remembers in its own way runs them one by one."""
+        if not self.together:
             each = zip(tokens, caches, see, strict=True)
             return [self.forward(t, cache=c, see_LL=s, taps=taps) for t, c, s in each]
         widths = [t.shape[1] for t in tokens]
-        groups = self.num_heads // self.num_kv_heads
-        masks, positions = [], []
+        layouts = []
         for cache, see_LL, width in zip(caches, see, widths, strict=True):
             cache.check_room(width)
-            past = cache.length
-            masks.append(attention.block_mask(see_LL, width, past, groups, self.dtype, self.device))
             depth = torch.arange(width, device=self.device) if see_LL is None else see_LL.sum(1) - 1
-            positions.append(past + depth)
-        # each request has its own mask: this keeps transformers from making one
-        none = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.device)
-        shared = SharedCache(caches, widths, masks)
+            positions_1L = (cache.length + depth)[None]
+            layouts.append(Layout(positions_1L, cache.length, self.groups, self.dtype, see_LL))
         hidden_BLD, taps_BLFD = self._run(
-            torch.cat(list(tokens), dim=1), none, torch.cat(positions)[None], shared, taps
+            torch.cat(list(tokens), dim=1),
+            Together(layouts),
+            torch.cat([layout.positions_BL for layout in layouts], dim=1),
+            SharedCache(caches, widths),
+            taps,
         )
         for cache, width in zip(caches, widths, strict=True):
             cache.advance(width)
@@ -230,8 +285,26 @@ class Target:
         return self.model.get_input_embeddings()(tokens)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits in fp32, (…, D) → (…, V)."""
+        """Logits in fp32, (…, D) → (…, V): all that the model does from its last hidden state on."""
+        return self.logit_form(self.head_product(hidden))
+
+    def head_product(self, hidden: Tensor) -> Tensor:
+        """The head's product alone, before a scale or a cap, in fp32, (…, D) → (…, V)."""
         return self.model.get_output_embeddings()(hidden.contiguous()).float()
+
+    @property
+    def finish(self) -> Callable[[Tensor, Tensor | None], Tensor] | None:
+        """What makes logits of hidden @ head_weight_VD.T: the product (…, columns) and the columns' ids, None = all, → logits;
+        None where that is nothing."""
+        if self.head_bias_V is None and self.logit_form == PLAIN:
+            return None
+        return self._finish
+
+    def _finish(self, product: Tensor, columns: Tensor | None) -> Tensor:
+        if self.head_bias_V is not None:
+            bias = self.head_bias_V if columns is None else self.head_bias_V[columns]
+            product = product + bias.to(product.dtype)
+        return self.logit_form(product)
 
     @property
     def has_chat_template(self) -> bool:
@@ -264,25 +337,3 @@ class Target:
 def log_softmax_full(target: Target, hidden: Tensor) -> Tensor:
     """log p over the whole vocabulary in fp32, (…, D) → (…, V)."""
     return F.log_softmax(target.head(hidden), dim=-1)
-
-
-_EAGER = {"gpt_neo"}
-"""Architectures with their own attention, which takes an additive mask and can't be replaced."""
-
-
-def _window(config: Any) -> int | None:
-    """The shortest sliding window of any layer; None where all see everything."""
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-    used = getattr(config, "use_sliding_window", True) and "sliding_attention" in kinds
-    return int(window) if window and used else None
-
-
-def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    ids = getattr(model.generation_config, "eos_token_id", None)
-    if ids is None:
-        ids = model.config.eos_token_id
-    found = set([ids] if isinstance(ids, int) else (ids or []))
-    if tokenizer.eos_token_id is not None:
-        found.add(tokenizer.eos_token_id)
-    return tuple(sorted(found))

@@ -22,7 +22,7 @@ from align.models.masked_checkpoint import adapt, own_layers
 from align.models.masked_lm import MaskedLM, with_lora
 from align.models.standalone import DiffusionConfig, DiffusionDrafter
 from align.models.standalone_checkpoint import architecture, load_standalone
-from align.target.attention import register
+from align.target.interface import register
 from align.target.loading import load_target
 from align.target.model import Target
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from align.common.errors import UserError
 from align.models.masked_checkpoint import adapt, load_masked_lm, save_masked_lm
 from align.models.masked_lm import annealed_see, merge_lora, with_lora
-from align.target.attention import register
+from align.target.interface import register
 from align.target.model import Target
 from tests.builders import QWEN
 from tests.builders import masked_block_logits as block_session

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -61,26 +58,6 @@ def test_base_model_prompt_has_bos_and_no_template(target: Target, monkeypatch: 
     tokens = base.chat_tokens("hi")
     assert tokens[0] == base.tokenizer.bos_token_id and base.decode(tokens) == "hi"
     assert len(target.chat_tokens("hi")) > len(tokens)
-
-
-@pytest.mark.parametrize("kind", ["Mistral", "Qwen2"])
-def test_a_sliding_window_is_the_context(kind: str, tmp_path: Path) -> None:
-    """Beyond it a call over several tokens, whose mask is ours, and transformers' own would be different models."""
-    import transformers
-
-    debug = load_target("debug")
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=debug.vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=512, sliding_window=24, bos_token_id=1, eos_token_id=2,
-        **({"use_sliding_window": True, "max_window_layers": 0} if kind == "Qwen2" else {}),
-    )  # fmt: skip
-    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
-    debug.tokenizer.save_pretrained(tmp_path)
-    assert load_target(str(tmp_path)).context_limit == 24
-    values = json.loads((tmp_path / "config.json").read_text())
-    off = {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
-    (tmp_path / "config.json").write_text(json.dumps({**values, **off}))
-    assert load_target(str(tmp_path)).context_limit == 512
 
 
 def test_gpt_neo_takes_chains_alone() -> None:

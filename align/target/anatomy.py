@@ -1,0 +1,167 @@
+"""What has to be known of a model to run it through a cache of our own, asked of the model itself.
+
+One token goes through it once: which layers write keys and values and of which shapes, which keep another state, and
+whether they attend through our function.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, LinearAttentionLayer
+
+from align.target.cache import LayerShape
+from align.target.masks import Layout, laid
+
+UNLIMITED = 1 << 20
+"""The context of a model whose config names none (ALiBi, recurrent states)."""
+_CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length", "n_positions", "n_ctx")
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A model's layers, and how its decoder is called.
+
+    shapes: of what each layer keeps of every token. others: the layers that keep more, or nothing of their own. ours: whether
+    its layers attend through our function. groups: query heads a key head there, 1 where layers differ. recurrent: whether some layer keeps a state that no length can roll back.
+    by_place: whether the place of a token in memory is its position, so that drafts may not branch.
+    """
+
+    layers: nn.ModuleList
+    empty_cache: Callable[[], Cache]
+    cache_name: str
+    takes_positions: bool
+    shapes: Sequence[LayerShape | None] = ()
+    others: Sequence[int] = ()
+    ours: bool = False
+    groups: int = 1
+    recurrent: bool = False
+    by_place: bool = False
+
+    @property
+    def attends(self) -> bool:
+        return any(shape is not None for shape in self.shapes)
+
+    @property
+    def chains_only(self) -> bool:
+        return self.by_place or self.recurrent
+
+    def other_layers(self) -> dict[int, Any]:
+        """Fresh cache layers, by number, of `others`."""
+        if not self.others:
+            return {}
+        fresh = self.empty_cache().layers
+        return {i: fresh[i] for i in self.others}
+
+    def heads(self, config: Any) -> tuple[int, int]:
+        """Key heads and the width of a key, of the first layer that attends."""
+        first = next((shape for shape in self.shapes if shape is not None), None)
+        return (1, config.hidden_size) if first is None else (first.heads, first.key)
+
+    def arguments(self, tokens_BL: Tensor, positions_BL: Tensor, cache: Any) -> dict[str, Any]:
+        """What the decoder is called with."""
+        arguments: dict[str, Any] = {"input_ids": tokens_BL, "use_cache": cache is not None}
+        if cache is not None:
+            arguments[self.cache_name] = cache
+        else:  # without a mask transformers would look for packed documents in the positions
+            arguments["attention_mask"] = torch.ones_like(tokens_BL)
+        if self.takes_positions:
+            arguments["position_ids"] = positions_BL
+        return arguments
+
+
+@torch.no_grad()
+def examine(model: Any, body: Any) -> Anatomy:
+    """Run one token through the decoder.
+
+    Raises:
+        NotImplementedError: a layer keeps what can be neither shortened nor copied.
+    """
+    config = model.config.get_text_config(decoder=True)
+    names = inspect.signature(body.forward).parameters
+    cache_name = next((n for n in ("cache", "past_key_values", "cache_params") if n in names), "cache")
+    takes_positions = "position_ids" in names
+    layers = _decoder_layers(body, config.num_hidden_layers)
+
+    def empty_cache() -> Cache:
+        return DynamicCache(config=config)
+
+    bare = Anatomy(layers, empty_cache, cache_name, takes_positions)
+    cache, token = empty_cache(), torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    for layer in cache.layers:
+        if type(layer).__name__ not in _KNOWN_LAYERS:
+            raise NotImplementedError(f"its layers keep a {type(layer).__name__}, which can't be rolled back")
+    layout = Layout(token, 0, 1, model.dtype)
+    with laid(layout):
+        body(**bare.arguments(token, token, cache))
+    shapes = [_shape(layer) for layer in cache.layers]
+    states = [isinstance(layer, LinearAttentionLayer) for layer in cache.layers]
+    return replace(
+        bare,
+        shapes=shapes,
+        others=[i for i, shape in enumerate(shapes) if shape is None or states[i]],
+        ours=bool(layout.groups_seen),
+        groups=layout.groups_seen.pop() if len(layout.groups_seen) == 1 else 1,
+        recurrent=any(states),
+        by_place=not takes_positions or bool(getattr(config, "alibi", False)) or _local_by_place(config),
+    )
+
+
+_KNOWN_LAYERS = {
+    "DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer", "DummyLayer",
+}  # fmt: skip
+
+
+def decoder(model: Any) -> Any:
+    """The part of a causal LM that ends with its last hidden state."""
+    body = model.get_decoder()
+    if body is not model:
+        return body
+    inner = [child for child in model.children() if isinstance(child, PreTrainedModel)]
+    if not inner:
+        raise NotImplementedError("it has no decoder apart from its head")
+    return inner[0]
+
+
+def _shape(layer: Any) -> LayerShape | None:
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if keys is None or values is None:
+        return None
+    return LayerShape(keys.shape[1], keys.shape[-1], values.shape[-1])
+
+
+def _decoder_layers(body: nn.Module, count: int) -> nn.ModuleList:
+    """The list of layers, whatever its name."""
+    for _, child in body.named_children():
+        if isinstance(child, nn.ModuleList) and len(child) == count:
+            return child
+    raise NotImplementedError("its decoder has no list of layers")
+
+
+def _local_by_place(config: Any) -> bool:
+    """GPT-Neo's local layers window by place in memory, with a table of their own."""
+    return any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ())
+
+
+def context_limit(config: Any) -> int:
+    """The longest text, in tokens."""
+    found = [getattr(config, name, None) for name in _CONTEXTS]
+    return next((int(value) for value in found if value), UNLIMITED)
+
+
+def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that end a text: the generation config's, else the model's, and the tokenizer's."""
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    if ids is None:
+        ids = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    found = set([ids] if isinstance(ids, int) else (ids or []))
+    if tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return tuple(sorted(found))

@@ -1,0 +1,143 @@
+"""Attention masks by position: what transformers' layers ask for (causal, sliding, chunked), over a cache that keeps everything.
+
+A model asks for one mask for each kind of layer it has, by a rule of positions (`transformers.masking_utils`). The rule is
+evaluated at the positions that our tokens have, wherever they lie in the cache: a node of a tree has its depth, so that a
+sliding window is exact in every branch, after every rollback and for every request of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
+
+from align.target.attention import block_mask, laid_out
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Whether a query attends to a key: (row, head, query's position, key's position), integers that broadcast → bool."""
+
+
+@dataclass
+class Layout:
+    """Where the new tokens of one request, or of rows of one length, stand.
+
+    Args:
+        positions_BL: of the new tokens, (B or 1, L).
+        past: how many positions the cache holds before them; a key's place there is its position.
+        groups: query heads a key head, 1 where layers differ.
+        see_LL: bool, which of the new tokens each one sees; None = those up to itself.
+        mask: bool (B or 1, 1, L, S), instead of `see_LL`: of all S places.
+        slots: whether the new tokens lie somewhere among the S places, each at its position.
+    """
+
+    positions_BL: Tensor
+    past: int
+    groups: int
+    dtype: torch.dtype
+    see_LL: Tensor | None = None
+    mask: Tensor | None = None
+    slots: bool = False
+    groups_seen: set[int] = field(default_factory=set)
+    """Query heads a key head of the layers that came to our attention function."""
+
+    def visible(self, rule: Rule | None) -> Tensor:
+        """Who attends to what, bool (B or 1, 1, L, S); `rule`: None = no more than the order of the tokens."""
+        length, device = self.positions_BL.shape[1], self.positions_BL.device
+        if self.mask is not None:
+            see = self.mask
+        else:
+            see = torch.ones(length, self.past + length, dtype=torch.bool, device=device)
+            if self.see_LL is None:
+                see = see.tril_(self.past)[None, None]
+            else:
+                see[:, self.past :] = self.see_LL
+                see = see[None, None]
+        if rule is None:
+            return see
+        size = see.shape[-1]
+        old = torch.arange(size if self.slots else size - length, device=device)[None]
+        rows = len(self.positions_BL)
+        new = self.positions_BL[:, :0] if self.slots else self.positions_BL
+        keys_BS = torch.cat((old.expand(rows, -1), new), dim=1)
+        row = torch.arange(rows, device=device)[:, None, None, None]
+        return see & rule(row, row.new_zeros(1), self.positions_BL[:, None, :, None], keys_BS[:, None, None])
+
+    def for_grouped(self, rule: Rule | None) -> Tensor | None:
+        """The mask as `attention.grouped_attention` takes it."""
+        length = self.positions_BL.shape[1]
+        if rule is None and self.mask is None:
+            return block_mask(
+                self.see_LL, length, self.past, self.groups, self.dtype, self.positions_BL.device
+            )
+        see = self.visible(rule)
+        if self.mask is not None:
+            return see
+        if length == 1:
+            return None if bool(see.all()) else see
+        return laid_out(see[0, 0], self.groups, self.dtype)
+
+    def for_eager(self, rule: Rule | None) -> Tensor:
+        """An additive mask, (B or 1, 1, L, S), for a model's own attention."""
+        see = self.visible(rule)
+        return torch.zeros_like(see, dtype=self.dtype).masked_fill_(~see, torch.finfo(self.dtype).min)
+
+
+@dataclass
+class Together:
+    """Several requests side by side in one row, each with a layout of its own."""
+
+    parts: Sequence[Layout]
+    groups_seen: set[int] = field(default_factory=set)
+
+    def for_grouped(self, rule: Rule | None) -> Tensor:
+        """A stand-in that carries each request's mask, as `.parts`."""
+        mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.parts[0].positions_BL.device)
+        mask.parts = [part.for_grouped(rule) for part in self.parts]  # type: ignore[attr-defined]
+        return mask
+
+    def for_eager(self, rule: Rule | None) -> Tensor:
+        raise NotImplementedError("a model's own attention takes one request at a time")
+
+
+_CURRENT: ContextVar[Layout | Together | None] = ContextVar("layout", default=None)
+
+
+@contextmanager
+def laid(layout: Layout | Together) -> Iterator[None]:
+    """Within it, models that `align.target.interface` serves attend by this layout."""
+    token = _CURRENT.set(layout)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def note_attended(groups: int) -> None:
+    """Say that our attention function ran; compiled layers need not, and each reading would be a program of its own."""
+    if torch.compiler.is_compiling():
+        return
+    if (layout := _CURRENT.get()) is not None:
+        layout.groups_seen.add(groups)
+
+
+def grouped_mask(**call: Any) -> Tensor | None:
+    """What transformers calls for a mask of ours; without a layout what it would make itself."""
+    layout = _CURRENT.get()
+    return sdpa_mask(**call) if layout is None else layout.for_grouped(_rule(call))
+
+
+def own_mask(**call: Any) -> Tensor | None:
+    """The same for a model's own eager attention."""
+    layout = _CURRENT.get()
+    return eager_mask(**call) if layout is None else layout.for_eager(_rule(call))
+
+
+def _rule(call: dict[str, Any]) -> Rule | None:
+    rule = call.get("mask_function", causal_mask_function)
+    return None if rule is causal_mask_function else rule

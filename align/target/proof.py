@@ -1,0 +1,192 @@
+"""The proof that p is the model's own: on a few tokens, what we compute is what the model computes by itself.
+
+The model runs first as transformers runs it, with its own attention and its own cache. Then we run it: whole, and in pieces
+through our cache with a tree of drafts and a rollback between them, and two requests side by side. Where that differs by
+more than rounding the target is refused; where branches alone differ it takes chains alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, LinearAttentionLayer
+
+from align.common.errors import UserError
+from align.target.anatomy import eos_ids
+from align.target.linear import speed_up_linears
+from align.target.logits import LogitForm, candidates
+from align.target.model import Target
+
+TEXT = "One model, run in two ways, says the same: first whole, then piece by piece through a cache."
+LENGTH, CUT = 14, 9
+"""Tokens of the proof; those in front of the drafts."""
+_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+"""The largest difference that is rounding, in standard deviations of the logits."""
+
+
+@dataclass
+class Own:
+    """What the model computes by itself: logits of the tokens, and what its head saw."""
+
+    tokens_1L: Tensor
+    logits_LV: Tensor
+    head_input_LD: Tensor
+
+
+@torch.no_grad()
+def own_output(model: Any, tokenizer: Any) -> Own:
+    """A call over the first tokens, and the others through the model's own cache; recurrent states one by one, as they are made."""
+    tokens_1L = _tokens(model, tokenizer)
+    config = model.config.get_text_config(decoder=True)
+    seen: list[Tensor] = []
+    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    cache = DynamicCache(config=config)
+    try:
+        logits = []
+        recurrent = any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers)
+        rest = tokens_1L[:, CUT:]
+        for part in (tokens_1L[:, :CUT], *(rest.split(1, dim=1) if recurrent else [rest])):
+            output = model(input_ids=part, use_cache=True, **{_cache_name(model): cache})
+            logits.append(output.logits[0])
+    finally:
+        hook.remove()
+    hidden = [x[0] if x.dim() == 3 else x for x in seen]
+    return Own(tokens_1L, torch.cat(logits).float(), torch.cat(hidden))
+
+
+def _cache_name(model: Any) -> str:
+    from inspect import signature
+
+    names = signature(model.forward).parameters
+    return next((n for n in ("cache", "past_key_values", "cache_params") if n in names), "cache")
+
+
+def _tokens(model: Any, tokenizer: Any) -> Tensor:
+    """The proof's text, without tokens that end one, (1, LENGTH)."""
+    size = model.get_output_embeddings().weight.shape[0]
+    ids = [i for i in tokenizer(TEXT, add_special_tokens=False)["input_ids"] if i < size]
+    ids = [i for i in ids if i not in eos_ids(model, tokenizer)] or list(range(min(size, LENGTH)))
+    return torch.tensor([(ids * LENGTH)[:LENGTH]], device=model.device)
+
+
+def proven(model: Any, tokenizer: Any, spec: str, fast: bool = True, round_to_bf16: bool = False) -> Target:
+    """The target, proved; with our attention where that is the model's, else with the model's own.
+
+    Args:
+        model: as transformers loaded it, with its own eager attention.
+        fast, round_to_bf16: as in `align.target.loading.load_target`.
+
+    Raises:
+        UserError: it does not run, or its outputs differ from the model's own: what differs, in one line.
+    """
+    name = model.config.model_type
+    try:
+        own = own_output(model.eval(), tokenizer)
+    except Exception as error:  # a model's failures have no common class
+        raise UserError(f"target {spec!r}: architecture {name!r} does not run: {first_line(error)}") from None
+    said = ""
+    for own_attention in (False, True):
+        try:
+            target = Target(model, tokenizer, spec, fast and not round_to_bf16, own_attention=own_attention)
+            target.logit_form = _form(target, own)
+            said = _difference(target, own, target.dtype)
+        except Exception as error:
+            said = first_line(error)
+        if not said:
+            if fast and round_to_bf16:  # proved as it is; a drafter's weights are rounded after that
+                speed_up_linears(model, target.dtype, target.device, round_to_bf16)
+                target.fast = fast
+            return target
+    raise UserError(f"target {spec!r}: architecture {name!r} can't be run exactly: {said}")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line, with its kind where that tells more."""
+    lines = str(error).strip().splitlines() or [""]
+    known = isinstance(error, NotImplementedError | UserError)
+    return lines[0] if known else f"{type(error).__name__}: {lines[0]}"
+
+
+def _form(target: Target, own: Own) -> LogitForm:
+    """What the model does behind its head: the form that gives its own logits out of what its head saw."""
+    product = target.model.get_output_embeddings()(own.head_input_LD).float()
+    size = float(own.logits_LV.abs().max())
+
+    def error(form: LogitForm) -> float:
+        logits = form(product)
+        return float((logits - own.logits_LV).abs().max()) if logits.shape == own.logits_LV.shape else size
+
+    best = min(candidates(target.config), key=error)
+    if error(best) > (1e-4 if target.dtype == torch.float32 else 0.03) * size:
+        raise NotImplementedError(
+            "its logits are not its head's product, scaled or capped as its config says"
+        )
+    return best
+
+
+def _difference(target: Target, own: Own, dtype: torch.dtype) -> str:
+    """What differs from the model's own output; nothing = "". Takes from the target what it can't do exactly."""
+    most, tokens = _TOLERANCE[dtype], own.tokens_1L
+    whole = target.forward(tokens).logits_BLV
+    if (found := _apart(whole, own, range(LENGTH), dtype)) > most:
+        return f"its logits differ from the model's own by {found:.2g} standard deviations"
+    if not target.chains_only and _in_pieces(target, own, True, torch.float32) > most:
+        target.chains_only = True
+    if target.anatomy.recurrent:
+        target.stepwise = _in_pieces(target, own, False, torch.float32) > most
+    if target.chains_only and (found := _in_pieces(target, own, False, dtype)) > most:
+        return f"through a cache its logits differ from the model's own by {found:.2g} standard deviations"
+    if target.together:
+        target.together = _side_by_side(target, own, dtype) <= most
+    return ""
+
+
+def _apart(logits_1LV: Tensor | None, own: Own, places: Sequence[int], dtype: torch.dtype) -> float:
+    """How far logits are from the model's own at these places. In 16 bits the median of the places counts: there an expert's
+    router may flip at one of them."""
+    assert logits_1LV is not None
+    wanted = own.logits_LV[list(places)]
+    apart_L = (logits_1LV[0] - wanted).abs().amax(-1) / own.logits_LV.std()
+    return float(apart_L.max() if dtype == torch.float32 else apart_L.median())
+
+
+def _in_pieces(target: Target, own: Own, branching: bool, dtype: torch.dtype) -> float:
+    """The largest difference of a prefix, drafts of which one is rejected, and the rest, through our cache."""
+    tokens, cache = own.tokens_1L, target.new_cache(1, LENGTH + 2)
+    found = [_apart(target.forward(tokens[:, :CUT], cache=cache).logits_BLV, own, range(CUT), dtype)]
+    wrong, a, b, c = tokens[:, :1], *(tokens[:, CUT + i : CUT + i + 1] for i in range(3))
+    try:
+        if branching:  # `wrong` and `b` are siblings
+            see_LL = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
+            drafts, rows = torch.cat((a, wrong, b, c), 1), [0, 2, 3]
+            logits = target.forward(drafts, cache=cache, see_LL=see_LL.to(target.device)).logits_BLV
+        else:
+            drafts, rows = torch.cat((a, b, wrong, wrong), 1), [0, 1]
+            logits = target.forward(drafts, cache=cache).logits_BLV
+    except RuntimeError:
+        if branching:  # its own attention has no place for such a mask
+            return float("inf")
+        raise
+    assert logits is not None
+    found.append(_apart(logits[:, rows], own, range(CUT, CUT + len(rows)), dtype))
+    cache.keep(CUT, rows)
+    rest = target.forward(tokens[:, CUT + len(rows) :], cache=cache).logits_BLV
+    return max(*found, _apart(rest, own, range(CUT + len(rows), LENGTH), dtype))
+
+
+def _side_by_side(target: Target, own: Own, dtype: torch.dtype) -> float:
+    """The largest difference of two requests of different lengths in one forward, twice."""
+    tokens, found = own.tokens_1L, [0.0]
+    caches = [target.new_cache(1, LENGTH) for _ in range(2)]
+    try:
+        for parts in ([(0, CUT), (0, 3)], [(CUT, LENGTH), (3, 5)]):
+            outputs = target.forward_together([tokens[:, a:b] for a, b in parts], caches, [None, None])
+            for output, (a, b) in zip(outputs, parts, strict=True):
+                found.append(_apart(output.logits_BLV, own, range(a, b), dtype))
+    except (RuntimeError, AttributeError, TypeError, NotImplementedError):
+        return float("inf")
+    return max(found)

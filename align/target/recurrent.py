@@ -1,0 +1,109 @@
+"""Recurrent states (convolutions, linear attention, state-space layers) rolled back by snapshot and replay.
+
+Such a state sums up the whole text and can't be shortened by a token. So a copy is kept of what it was before the last
+calls; rolling back returns to a copy, and the next call runs the tokens since then once more, in front of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SPACING = 8
+"""How many single tokens lie between two snapshots; a call over several has one of its own."""
+MOST_REPLAYED = 16
+"""With more tokens to run again they get a call of their own, and a snapshot after it."""
+_FLAGS = (
+    "is_conv_states_initialized",
+    "is_recurrent_states_initialized",
+    "has_previous_state",
+    "conv_kernel_size",
+)
+_STATES = ("conv_states", "recurrent_states")
+_State = list[dict[str, dict[int, Any]]]
+
+
+class Recurrence:
+    """The recurrent states of one cache.
+
+    Args:
+        layers: transformers' cache layers that hold them, still empty.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self.layers = list(layers)
+        self.at = 0
+        """How many tokens the states have seen."""
+        self._tokens_BL: Tensor | None = None
+        self._saved: list[tuple[int, _State]] = [(0, self._copy())]
+
+    def before(self, length: int) -> None:
+        """A call over `length` tokens is to come, which may be rolled back."""
+        last = self._saved[-1][0]
+        if self.at > last and (length > 1 or self.at - last >= SPACING):
+            self._saved = [self._saved[0], *self._saved[1:][-1:], (self.at, self._copy())]
+
+    def after(self, tokens_BL: Tensor) -> None:
+        """The states have seen these tokens."""
+        fed = tokens_BL if self._tokens_BL is None else torch.cat((self._tokens_BL, tokens_BL), dim=1)
+        self._tokens_BL = fed
+        self.at += tokens_BL.shape[1]
+
+    def roll_back(self, length: int) -> None:
+        """Only the first `length` tokens count: back to the last snapshot that has seen no more."""
+        if length >= self.at:
+            self._cut(length)
+            return
+        self._saved = [saved for saved in self._saved if saved[0] <= length]
+        self.at, state = self._saved[-1]
+        for layer, parts in zip(self.layers, state, strict=True):
+            _write(layer, parts, Tensor.clone)
+        self._cut(length)
+
+    def _cut(self, length: int) -> None:
+        if self._tokens_BL is not None:
+            self._tokens_BL = self._tokens_BL[:, :length]
+
+    def take_lost(self) -> Tensor | None:
+        """The tokens (B, R) that count and that the states have not seen; they are about to be run again."""
+        if self._tokens_BL is None or self._tokens_BL.shape[1] <= self.at:
+            return None
+        lost = self._tokens_BL[:, self.at :]
+        self._tokens_BL = self._tokens_BL[:, : self.at]
+        return lost
+
+    def fill(self, source: Recurrence, rows: int) -> None:
+        """The one row of `source` for every row, all that it has seen too."""
+        for layer, parts in zip(self.layers, source._copy(), strict=True):
+            _write(layer, parts, lambda t: t.expand(rows, *t.shape[1:]).clone())
+        seen = source._tokens_BL
+        self._tokens_BL = None if seen is None else seen[:, : source.at].expand(rows, -1)
+        self.at, self._saved = source.at, [self._saved[0], (source.at, self._copy())]
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the batch rows at `rows`."""
+        for layer in self.layers:
+            _write(layer, _read(layer), lambda t: t.index_select(0, rows.to(t.device)))
+
+    def _copy(self) -> _State:
+        return [_read(layer, Tensor.clone) for layer in self.layers]
+
+
+def _read(layer: Any, change: Callable[[Tensor], Tensor] = lambda t: t) -> dict[str, dict[int, Any]]:
+    parts = {name: dict(getattr(layer, name)) for name in _FLAGS}
+    for name in _STATES:
+        held = getattr(layer, name).items()
+        parts[name] = {i: None if state is None else change(state) for i, state in held}
+    return parts
+
+
+def _write(layer: Any, parts: dict[str, dict[int, Any]], change: Callable[[Tensor], Tensor]) -> None:
+    for name in _FLAGS:
+        setattr(layer, name, dict(parts[name]))
+    for name in _STATES:
+        setattr(
+            layer, name, {i: None if state is None else change(state) for i, state in parts[name].items()}
+        )

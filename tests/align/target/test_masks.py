@@ -1,0 +1,53 @@
+"""Windows, chunks, trees and batches by position, over a cache that keeps everything: each is the model's own whole forward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.target_models import WINDOW, some_text, tiny_model, tiny_target
+
+LENGTH = 2 * WINDOW + 12
+KINDS = {
+    "windows of every second layer": "gemma3_text",
+    "windows and sinks": "gpt_oss",
+    "chunks": "llama4_text",
+    "caps and windows": "gemma2",
+    "keys and values of different widths": "deepseek_v3",
+    "heads that vary by layer": "mimo_v2_flash",
+    "interleaved, scaled logits": "cohere2",
+    "learned positions": "gpt2",
+    "one key head, its own attention": "falcon",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_trees_and_rollback_beyond_the_window(kind: str) -> None:
+    """Against the model alone, which has its own attention, masks and no cache."""
+    target, own = tiny_target(kind), tiny_model(kind, 260)
+    tokens, branch = some_text(target, LENGTH), some_text(target, 3, 1)
+    start = LENGTH - 8
+    with torch.no_grad():
+        wanted = own(tokens).logits
+        other = own(torch.cat((tokens[:, : start + 1], branch), 1)).logits[:, start + 1 :]
+    cache = target.new_cache(1, LENGTH + 8)
+    first = target.forward(tokens[:, :start], cache=cache).logits_BLV
+    # last token; a branch of three drafts; beside it the text's own next two
+    see_LL = torch.eye(6, dtype=torch.bool)
+    see_LL[:, 0] = True
+    see_LL[2, 1] = see_LL[3, 1] = see_LL[3, 2] = see_LL[5, 4] = True
+    drafts = torch.cat((tokens[:, start : start + 1], branch, tokens[:, start + 1 : start + 3]), 1)
+    tree = target.forward(drafts, cache=cache, see_LL=see_LL).logits_BLV
+    cache.keep(start, [0, 4, 5])
+    rest = target.forward(tokens[:, start + 3 :], cache=cache).logits_BLV
+    assert first is not None and tree is not None and rest is not None
+    found = torch.cat((first, tree[:, [0, 4, 5]], rest), 1)
+    torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(tree[:, 1:4], other, atol=2e-4, rtol=1e-4)
+    together = [target.new_cache(1, LENGTH) for _ in range(2)]
+    parts = [tokens, some_text(target, WINDOW + 9, 2)]
+    target.forward_together([p[:, :-4] for p in parts], together, [None, None])
+    ends = target.forward_together([p[:, -4:] for p in parts], together, [None, None])
+    for part, end in zip(parts, ends, strict=True):
+        with torch.no_grad():
+            torch.testing.assert_close(end.logits_BLV, own(part).logits[:, -4:], atol=2e-4, rtol=1e-4)

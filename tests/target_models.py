@@ -1,0 +1,122 @@
+"""Tiny random models of transformers' architectures, as targets: 4 layers of width 64 over a small vocabulary."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from align.target.debug import debug_model
+from align.target.model import Target
+from align.target.proof import proven
+
+WINDOW = 24
+"""Tokens that a sliding layer sees; texts in tests are longer."""
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "max_position_embeddings": 512, "sliding_window": WINDOW, "attention_chunk_size": WINDOW,
+    "initializer_range": 0.15, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
+    "attention_dropout": 0.0, "use_sliding_window": True, "max_window_layers": 1, "sliding_window_pattern": 2,
+    # experts
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "moe_num_experts": 4,
+    "moe_k": 2, "norm_topk_prob": True, "decoder_sparse_step": 1, "num_experts_per_token": 2,
+    # low-rank keys and values
+    "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 12,
+    "qk_head_dim": 32,
+    # recurrent states
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2, "mamba_n_groups": 1,
+    "mamba_d_ssm": 128, "state_size": 8, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 1, "ssm_state_size": 8,
+    "block_size": 4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "laurel_rank": 8,
+    "query_pre_attn_scalar": 16, "final_logit_softcapping": 5.0, "attn_logit_softcapping": 5.0, "logit_scale": 0.25,
+    "logits_scaling": 4.0,
+}  # fmt: skip
+"""What a config gets where it has a key of that name."""
+OWN: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"num_layers": 4, "num_heads": 4, "attention_types": [[["global", "local"], 2]], "window_size": 24},
+    "mpt": {"d_model": 64, "n_heads": 4, "n_layers": 4, "max_seq_len": 512},
+    "falcon": {"new_decoder_architecture": False, "multi_query": True, "alibi": False},
+    "falcon_alibi": {"new_decoder_architecture": False, "multi_query": False, "alibi": True},
+    "gptj": {"rotary_dim": 8},
+    "codegen": {"rotary_dim": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_ff_dim": 96, "conv_L_cache": 3},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "gemma3n_text": {"vocab_size_per_layer_input": 260, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "llama4_text": {"intermediate_size_mlp": 96, "no_rope_layers": [1, 1, 1, 0], "interleave_moe_layer_step": 2},
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "youtu"), {"num_key_value_heads": 4}),
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "minimax": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
+}  # fmt: skip
+"""By architecture, what it needs beside."""
+KINDS = {"falcon_alibi": "falcon"}
+"""Second variants of an architecture, by its model_type."""
+
+
+_NEEDED = ("head_dim", "num_key_value_heads")
+
+
+def _takes(config: Any, key: str) -> bool:
+    """Whether it is a field, with a value, and no property."""
+    fields = {*getattr(type(config), "__dataclass_fields__", {}), *type(config).attribute_map}
+    try:
+        return key in fields and (getattr(config, key) is not None or key in _NEEDED)
+    except (AttributeError, ValueError, RuntimeError):  # one that varies by layer
+        return False
+
+
+def tiny_config(name: str, vocab_size: int) -> Any:
+    """A small config of the architecture `name`."""
+    kind = KINDS.get(name, name)
+    made = transformers.AutoConfig.for_model(kind)
+    text = made.get_text_config(decoder=True)
+    given = {key: value for key, value in COMMON.items() if _takes(text, key)}
+    given |= {"vocab_size": vocab_size, **OWN.get(name, {})}
+    if text is made:
+        return transformers.AutoConfig.for_model(kind, **given)
+    whole = copy.deepcopy(made)
+    key = next(k for k in whole.sub_configs if getattr(made, k) is text)
+    setattr(whole, key, type(text)(**given))
+    return whole
+
+
+def tiny_model(name: str, vocab_size: int, seed: int = 0) -> Any:
+    """A random model of it, with its own attention, in fp32."""
+    config = tiny_config(name, vocab_size)
+    kind = KINDS.get(name, name)
+    names = (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        else (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    )
+    architecture = names[kind]
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = getattr(transformers, architecture)(config)
+        with torch.no_grad():  # what starts at one or zero says nothing about a slip
+            for parameter in model.parameters():
+                if parameter.dim() < 2:
+                    parameter.add_(torch.randn(parameter.shape) * 0.1)
+    return model.eval()
+
+
+def tiny_target(name: str, tokenizer: Any = None, seed: int = 0) -> Target:
+    """The architecture as a proved target. Raises UserError where it is refused."""
+    tokenizer = debug_model("Llama")[1] if tokenizer is None else tokenizer
+    return proven(tiny_model(name, len(tokenizer), seed), tokenizer, name)
+
+
+def some_text(target: Target, length: int, seed: int = 0) -> torch.Tensor:
+    """Random tokens, (1, length)."""
+    return torch.randint(4, target.vocab_size, (1, length), generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,149 @@
+"""A table of architectures and what works, from tiny random models: docs/targets.md holds it.
+
+python -m tests.targets                    # all, some minutes: before a release
+python -m tests.targets llama gemma2       # these, printed
+
+Columns. *p*: the largest total variation of our p, through the cache in pieces, to the model's own logits in one call.
+*plain*: greedy output = transformers' own `generate`, token for token, past the window. *lookup* and *batch*: outputs with drafts
+copied from the text, and of four requests at once, = plain. *tree*: TV of branching drafts, or that it takes chains alone.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from align.common.errors import UserError
+from align.target.debug import debug_model
+from align.target.model import Target
+from decode.drafters.lookup import LookupDrafter
+from decode.engine.decoder import Decoder
+from tests.target_models import WINDOW, some_text, tiny_model, tiny_target
+
+NAMES = """
+afmoe apertus arcee aria_text bamba biogpt bitnet bloom codegen cohere cohere2 cwm deepseek_v3 diffllama doge ernie4_5 ernie4_5_moe exaone4
+falcon falcon_alibi falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3_text gemma3n_text glm glm4 glm4_moe gpt2 gpt_bigcode
+gpt_neo gpt_neox gpt_oss gptj granite granite_swa granitemoe granitemoehybrid helium hunyuan_v1_dense jamba jetmoe lfm2 llama
+llama4_text mamba mimo_v2_flash minimax ministral3 mistral mixtral modernbert-decoder mpt nemotron nemotron_h olmo olmo2 olmo3 olmoe
+opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next recurrent_gemma seed_oss smollm3 stablelm
+starcoder2 vaultgemma xglm youtu
+"""
+HEAD = "| architecture | attention | states | p | plain | lookup | batch | tree |\n|---|---|---|---|---|---|---|---|\n"
+BEGIN, END = "<!-- architectures -->", "<!-- /architectures -->"
+NEW = 24
+"""Tokens written after a prompt that is longer than the window."""
+PAGE = Path(__file__).parents[1] / "docs/targets.md"
+
+
+def main(names: list[str]) -> int:
+    transformers.logging.set_verbosity_error()
+    rows = []
+    for name in names or NAMES.split():
+        rows.append(row(name))
+        print(rows[-1], flush=True)
+    if not names:
+        table = f"{BEGIN}\n{HEAD}{''.join(r + chr(10) for r in rows)}{END}"
+        text = re.sub(f"{BEGIN}.*{END}", lambda _: table, PAGE.read_text(), flags=re.DOTALL)
+        PAGE.write_text(text)
+    return any("wrong" in r or "traceback" in r for r in rows)
+
+
+def row(name: str) -> str:
+    """One line of the table; a refusal is one, a traceback a fault."""
+    try:
+        target = tiny_target(name)
+        cells = judged(target, tiny_model(name, len(debug_model("Llama")[1])))
+    except UserError as error:
+        why = str(error).partition(f"architecture {name.partition('_alibi')[0]!r} ")[2]
+        return f"| {name} | refused: {why[:150].replace('|', '/')} | | | | | | |"
+    except Exception:
+        traceback.print_exc()
+        return f"| {name} | traceback | | | | | | |"
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def judged(target: Target, own: Any) -> list[str]:
+    """The cells of one architecture."""
+    prompts = [prompt(target, seed) for seed in range(4)]
+    plain = [Decoder(target).generate(p, max_new_tokens=NEW).tokens for p in prompts]
+    drafted = Decoder(target, LookupDrafter(4))
+    lookup = [drafted.generate(p, max_new_tokens=NEW).tokens for p in prompts]
+    batch = [o.tokens for o in drafted.generate_batch(prompts, batch_size=4, max_new_tokens=NEW)]
+    wanted = [generated(own, target, p) for p in prompts]
+    states = "replayed, by token" if target.stepwise else "replayed" if target.anatomy.recurrent else "—"
+    return [
+        target.attention,
+        states,
+        # a state summed by chunks and by steps rounds apart: in transformers' own cache as much as in ours
+        within(in_pieces(target, own), 5e-5 if target.anatomy.recurrent else 1e-5),
+        *(
+            "yes" if found == right else "wrong"
+            for found, right in ((plain, wanted), (lookup, plain), (batch, plain))
+        ),
+        "chains alone" if target.chains_only else within(in_a_tree(target, own)),
+    ]
+
+
+def prompt(target: Target, seed: int) -> list[int]:
+    """Longer than the window; its end repeats its beginning."""
+    tokens: list[int] = some_text(target, WINDOW + 6 + seed, seed)[0].tolist()
+    return tokens + tokens[:8]
+
+
+def generated(own: Any, target: Target, tokens: list[int]) -> list[int]:
+    """What transformers' `generate` writes, by the model that we do not touch."""
+    given = torch.tensor([tokens])
+    out = own.generate(
+        given,
+        attention_mask=torch.ones_like(given),
+        max_new_tokens=NEW,
+        do_sample=False,
+        eos_token_id=list(target.eos_ids),
+        pad_token_id=2,
+    )
+    return out[0, len(tokens) :].tolist()
+
+
+def variation(one: Tensor, other: Tensor) -> float:
+    """The largest total variation of the softmax of two rows of logits."""
+    return float((one.double().softmax(-1) - other.double().softmax(-1)).abs().sum(-1).max() / 2)
+
+
+def within(found: float, limit: float = 1e-5) -> str:
+    return f"{found:.0e}" if found < limit else f"wrong: {found:.1e}"
+
+
+@torch.no_grad()
+def in_pieces(target: Target, own: Any) -> float:
+    tokens, cache = some_text(target, 2 * WINDOW + 10, 9), target.new_cache(1, 2 * WINDOW + 10)
+    parts = tokens.split([30, 1, 5, 1, 2 * WINDOW + 10 - 37], dim=1)
+    found = [target.forward(part, cache=cache).logits_BLV for part in parts]
+    return variation(torch.cat([x for x in found if x is not None], 1), own(tokens).logits)
+
+
+@torch.no_grad()
+def in_a_tree(target: Target, own: Any) -> float:
+    """Two branches behind a text that is longer than the window, each against its text alone."""
+    tokens = some_text(target, WINDOW + 20, 5)
+    size, cache = tokens.shape[1], target.new_cache(1, WINDOW + 30)
+    target.forward(tokens[:, :-5], cache=cache)
+    see_LL = torch.tensor(
+        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 0, 0, 1, 0], [1, 0, 0, 1, 1]],
+        dtype=torch.bool,
+    )
+    found = target.forward(tokens[:, -5:], cache=cache, see_LL=see_LL).logits_BLV
+    assert found is not None
+    first = own(tokens[:, :-2]).logits[:, size - 5 :]
+    second = own(torch.cat((tokens[:, :-4], tokens[:, -2:]), 1)).logits[:, size - 5 :]
+    return max(variation(found[:, [0, 1, 2]], first), variation(found[:, [0, 3, 4]], second))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
