@@ -74,13 +74,26 @@ def _check_data(recipe: Recipe) -> None:
     folder = recipe.data_folder
     if recipe.data.write == "missing":
         check_writing(recipe)
-    if recipe.data.write == "missing" or (folder / "manifest.json").exists():
+    if (folder / "manifest.json").exists():
+        return
+    if recipe.data.write == "missing":
+        _check_empty(folder)
         return
     words = [f"recipe={recipe.name}", f"output={recipe.output}", f"target.name={recipe.target.name}"]
     raise UserError(
         f"{folder}: no data yet, and data.write=never; write them with python -m align.synthesize {shlex.join(words)} "
         "(or name others that this target wrote: data.path=FOLDER)"
     )
+
+
+def _check_empty(folder: Path) -> None:
+    """Whether data may be begun there: not beside other things, a drafter's for example, where a wrong path leads."""
+    own = ("shard-*", "text", ".*")  # a writing that was stopped before its manifest
+    others = sorted(p.name for p in folder.glob("*") if not any(p.match(name) for name in own))
+    if others:
+        raise UserError(
+            f"data.path={folder}: no data there, but {others[0]!r}; name a folder of data, or a new one"
+        )
 
 
 def _check_folder(folder: Path, key: str) -> None:

@@ -102,3 +102,15 @@ def test_what_a_start_lacks_is_said_before_the_target_writes(tmp_path: Path) -> 
     with pytest.raises(UserError, match="drafter.init=.*no/such/drafter.*no such folder"):
         train(load_recipe([*words, f"output={tmp_path}"]), quiet=True)
     assert not (tmp_path / "data").exists()
+
+
+def test_data_are_not_begun_beside_other_things(tmp_path: Path) -> None:
+    """A wrong data.path, of a drafter for example, is no place to write to."""
+    recipe = load_recipe(["recipe=debug_block", f"output={tmp_path / 'o'}", f"data.path={tmp_path / 'd'}"])
+    check_training(recipe)  # nothing there: it will be written
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/shard-00000.safetensors").touch()
+    check_training(recipe)  # stopped before its manifest
+    (tmp_path / "d/config.json").touch()
+    with pytest.raises(UserError, match="no data there, but 'config.json'"):
+        check_training(recipe)
