@@ -129,8 +129,8 @@ def prune(folder: Path, keep: int) -> None:
 
 def make_room(folder: Path, keep: int) -> None:
     """Where the disk can't hold one checkpoint more, remove at once the one that would go after it; never the only one."""
-    complete = [path for path in _steps(folder) if fault(path) is None]
-    if 1 < keep <= len(complete) and shutil.disk_usage(folder).free < sum(_sizes(complete[0]).values()):
+    size = max((sum(_sizes(path).values()) for path in _steps(folder)), default=0)
+    if size and keep > 1 and shutil.disk_usage(folder).free < size:  # only then is every checkpoint read
         prune(folder, keep - 1)
 
 
