@@ -26,7 +26,7 @@ from align.models.block_config import BlockConfig
 from align.models.block_layers import BlockLayer, ConfidenceHead, MarkovHead, RMSNorm
 from align.target.attention import block_mask
 from align.target.cache import KVCache, LayerShape
-from align.target.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
+from align.kernels.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
 from align.target.model import Target
 
 
