@@ -46,17 +46,20 @@ class _Request(Structure):
     ]
 
 
+Matrix = tuple[Tensor, Tensor | None]
+
+
 @dataclass
 class Weights:
     """One layer's: matrices (out, in) in fp32 or bf16 with a bias (out,) or None, norms (width,) or None, all contiguous."""
 
-    q: tuple[Tensor, Tensor | None]
-    k: tuple[Tensor, Tensor | None]
-    v: tuple[Tensor, Tensor | None]
-    o: tuple[Tensor, Tensor | None]
-    gate: tuple[Tensor, Tensor | None]
-    up: tuple[Tensor, Tensor | None]
-    down: tuple[Tensor, Tensor | None]
+    q: Matrix
+    k: Matrix
+    v: Matrix
+    o: Matrix
+    gate: Matrix
+    up: Matrix
+    down: Matrix
     before_attention: Tensor
     before_mlp: Tensor
     q_norm: Tensor | None = None

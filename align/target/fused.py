@@ -24,8 +24,8 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
 from align.kernels.layers import LayerStack, Memory, Rows, Weights
-from align.target.cache import KVCache
 from align.kernels.linear import MOST_ROWS, RowsLinear, rows_library
+from align.target.cache import KVCache
 from align.target.masks import Layout, Together
 
 _MODULES = {
@@ -105,7 +105,8 @@ def fused(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
     if rows_library() is None or not _of_the_kind(model, body, layers):
         return None
     config = model.config.get_text_config(decoder=True)
-    attention = layers[0].self_attn
+    first: Any = layers[0]
+    attention = first.self_attn
     width = int(attention.head_dim)
     weights = [_weights(layer) for layer in layers]
     kv_heads = weights[0].k[0].shape[0] // width
@@ -114,14 +115,13 @@ def fused(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
     )
     if width % 8 or not same:
         return None
-    norms = layers[0].input_layernorm
     stack = LayerStack(
         weights,
         heads=weights[0].q[0].shape[0] // width,
         kv_heads=kv_heads,
         head_width=width,
         scale=float(attention.scaling),
-        eps=float(norms.variance_epsilon),
+        eps=float(first.input_layernorm.variance_epsilon),
         last_norm=body.norm.weight.detach(),
         head_eps=float(attention.q_norm.variance_epsilon) if hasattr(attention, "q_norm") else 0.0,
     )
@@ -137,18 +137,13 @@ def _matrices(weights: Weights) -> list[tuple[Tensor, Tensor | None]]:
 def _weights(layer: Any) -> Weights:
     attention, mlp = layer.self_attn, layer.mlp
 
-    def pair(linear: Any) -> tuple[Tensor, Tensor | None]:
-        return linear.weight, linear.bias
-
-    q_norm, k_norm = (getattr(getattr(attention, n, None), "weight", None) for n in ("q_norm", "k_norm"))
-    return Weights(
-        *(pair(getattr(attention, name)) for name in ("q_proj", "k_proj", "v_proj", "o_proj")),
-        *(pair(getattr(mlp, name)) for name in ("gate_proj", "up_proj", "down_proj")),
-        layer.input_layernorm.weight,
-        layer.post_attention_layernorm.weight,
-        q_norm,
-        k_norm,
+    linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    q, k, v, o, gate, up, down = (
+        (linear.weight, linear.bias) for linear in (*linears, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     )
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    norms += [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+    return Weights(q, k, v, o, gate, up, down, *(norm.weight for norm in norms))
 
 
 def _of_the_kind(model: Any, body: Any, layers: nn.ModuleList) -> bool:
@@ -194,7 +189,8 @@ def _children(module: nn.Module, names: str) -> bool:
 
 def _like(module: nn.Module, part: str) -> bool:
     """Whether a module's code is that of this part of one of `_MODULES`."""
-    return "forward" not in vars(module) and _code(type(module)) in _known(part)
+    kind: Any = type(module)
+    return "forward" not in vars(module) and _code(kind) in _known(part)
 
 
 @cache
@@ -204,7 +200,7 @@ def _known(part: str) -> frozenset[str]:
 
 
 @cache
-def _code(cls: type) -> str:
+def _code(cls: Any) -> str:
     """What a module's forward does, helpers of its file included, without names of types and documentation."""
     module = sys.modules[cls.__module__]
     helpers = ("apply_rotary_pos_emb", "rotate_half") if cls.__name__.endswith("Attention") else ()

@@ -18,11 +18,11 @@ from torch.nn import functional as F
 
 from align.common.errors import UserError, in_one_line
 from align.common.provenance import memory_bytes
+from align.kernels.linear import speed_up_linears
 from align.target.anatomy import Anatomy, context_limit, decoder, eos_ids, examine
 from align.target.cache import KVCache, SharedCache
 from align.target.fused import FusedLayers, fused
 from align.target.interface import install
-from align.kernels.linear import speed_up_linears
 from align.target.logits import PLAIN, LogitForm
 from align.target.masks import Layout, Together, laid
 from align.target.recurrent import MOST_REPLAYED

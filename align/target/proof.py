@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from align.common.errors import UserError
+from align.kernels.linear import speed_up_linears
 from align.target.anatomy import eos_ids
 from align.target.fused import fused
-from align.kernels.linear import speed_up_linears
 from align.target.logits import LogitForm, candidates
 from align.target.model import Target
 

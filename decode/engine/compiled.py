@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from align.common.errors import UserError
+from align.kernels.linear import RowsLinear, fast_linear
 from align.target.attention import WIDE
 from align.target.cache import KVCache, SharedCache, Slab
-from align.kernels.linear import RowsLinear, fast_linear
 from align.target.loading import reload
 from align.target.model import Target
 

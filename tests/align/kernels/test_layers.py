@@ -109,7 +109,7 @@ class Request:
             see[:, past:] = self.rows.see
         old = [
             (k[0, :, :past].transpose(0, 1), v[0, :, :past].transpose(0, 1))
-            for k, v in zip(self.keys, self.values)
+            for k, v in zip(self.keys, self.values, strict=True)
         ]
         return plainly(stack, self.x, self.cos, self.sin, old, see)
 
