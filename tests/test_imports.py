@@ -17,19 +17,20 @@ ROOT = Path(__file__).resolve().parent.parent
 
 ROOMS = {
     "align.common": "",
-    "align.target": "align.common",
+    "align.kernels": "",
+    "align.target": "align.common align.kernels",
     "align.config": "align.common align.target",
     "align.diffusion": "align.common",
-    "align.models": "align.common align.target align.diffusion",
+    "align.models": "align.common align.kernels align.target align.diffusion",
     "align.losses": "align.common align.diffusion",
     "align.data": "align.common align.config align.target",
     "align.outputs": "align.common align.config align.target align.diffusion align.models align.losses",
     "align.training": "align.common align.config align.target align.diffusion align.models align.losses align.data align.outputs",
     "decode.method_names": "",
     "decode.speculation": "align.common",
-    "decode.drafters": "align.common align.target align.models decode.speculation",
+    "decode.drafters": "align.common align.kernels align.target align.models decode.speculation",
     "decode.wrappers": "align.common align.target decode.speculation decode.drafters",
-    "decode.engine": "align.common align.target decode.speculation decode.drafters",
+    "decode.engine": "align.common align.kernels align.target decode.speculation decode.drafters",
     "decode.methods": "align.common align.target align.models decode.method_names decode.speculation decode.drafters "
     "decode.wrappers decode.engine",
     "decode.suites": "align.common decode.engine",
@@ -43,7 +44,7 @@ ROOMS = {
 """What each room may import. Commands (align.train, decode.eval, …) may import any room of their own package and
 `align.common`; nobody imports a command. Only `decode.methods.load` answers to `import decode`."""
 
-SEEN_BY_DECODE = {"align.common", "align.target", "align.models", "align.diffusion"}
+SEEN_BY_DECODE = {"align.common", "align.kernels", "align.target", "align.models", "align.diffusion"}
 """All that `decode` may reach of `align`, through whatever stands between."""
 
 

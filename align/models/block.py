@@ -22,11 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from align.common.batch import Anchors, Batch
+from align.kernels.layers import LayerStack
+from align.kernels.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
 from align.models.block_config import BlockConfig
 from align.models.block_layers import BlockLayer, ConfidenceHead, MarkovHead, RMSNorm
+from align.models.block_stack import draft_stack, drafted
 from align.target.attention import block_mask
 from align.target.cache import KVCache, LayerShape
-from align.target.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
 from align.target.model import Target
 
 
@@ -98,6 +100,8 @@ class BlockDrafter(nn.Module):
         self.confidence = ConfidenceHead(config.hidden_size) if config.confidence_head else None
         self._head: Tensor | None = None
         self._rounded: _RoundedWeights | None = None
+        self.stack: LayerStack | None = None
+        """Its layers in one call, after `prepare_for_drafting`, where they are of that kind."""
 
     @property
     def target(self) -> Target:
@@ -207,6 +211,7 @@ class BlockDrafter(nn.Module):
         if self.markov is not None:  # one product less per token: basis ∘ out
             basis = (self.markov.basis.t() @ self.markov.out.weight.to(dtype)).to(kept).contiguous()
         self._rounded = _RoundedWeights(self.head_weight_VdD.to(kept), basis)
+        self.stack = draft_stack(self)
 
 
 class BlockSession:
@@ -273,8 +278,12 @@ class BlockSession:
         positions = torch.arange(start, start + size, device=x.device).repeat(count)[None]
         cos, sin = drafter._tables(x, positions)
         mask = None
+        block = torch.arange(count, device=x.device).repeat_interleave(size)
+        if drafter.stack is not None:
+            found = self._in_one_call(drafter.stack, x[0], cos[0], sin[0], block[:, None] == block)
+            if found is not None:
+                return found.view(count, size, -1)
         if count > 1:
-            block = torch.arange(count, device=x.device).repeat_interleave(size)
             groups = config.num_attention_heads // config.num_key_value_heads
             dtype = drafter.norm.weight.dtype
             mask = block_mask(block[:, None] == block, count * size, start, groups, dtype, x.device)
@@ -288,6 +297,14 @@ class BlockSession:
                 ctx_k, ctx_v = self.own.k(i), self.own.v(i)
             x = layer.draft(x, cos, sin, ctx_k, ctx_v, mask)
         return drafter.norm(x)[0].view(count, size, -1)
+
+    def _in_one_call(
+        self, stack: LayerStack, x_RD: Tensor, cos_Rw: Tensor, sin_Rw: Tensor, see_RR: Tensor
+    ) -> Tensor | None:
+        if self.own is not None:
+            return drafted(stack, x_RD, cos_Rw, sin_Rw, self.own, None, see_RR)
+        shared = tuple(self.drafter.config.target_layer_ids)
+        return drafted(stack, x_RD, cos_Rw, sin_Rw, self.cache, shared, see_RR)
 
     @torch.no_grad()
     def bias_inputs(self, hidden_KD: Tensor) -> Tensor | None:

@@ -28,7 +28,7 @@ from decode.speculation.sampling import ProcessorState, Sampling, best, couple, 
 from decode.speculation.tree_drafts import best_first, draw_tree, drawn_tree_parents
 
 TREE_NODES = 5
-"""With the root six rows a call: one pass through the weights (align/target/rows.c), at 1.1 times the price of one row."""
+"""With the root six rows a call: one pass through the weights (align/kernels/rows.c), at 1.1 times the price of one row."""
 TREES_UP_TO = 0.7
 """The highest temperature at which trees are the default."""
 
