@@ -198,8 +198,7 @@ class BlockDrafts(DraftSession):
             above_P = columns_P if self._ids is None else self._ids[columns_P]
             above_P = torch.where(columns_P < 0, last, above_P)
             logits_PV = self._after(logits_KV, inputs_Kr, k, above_P)
-            q_PV = probs(logits_PV, self.request.sampling, self._before(k))
-            return q_PV if len(q_PV) == len(columns_P) else q_PV.expand(len(columns_P), -1)
+            return probs(logits_PV, self.request.sampling, self._before(k)).expand(len(columns_P), -1)
 
         columns_N, probs_NV = draw_tree(parents, q_of, siblings, self.request.generator, logits_KV.device)
         branches = len(set(parents)) < len(parents)
