@@ -258,6 +258,8 @@ NO_TEST_OF_THEIR_OWN = {
     "align.training.callbacks": "seen in a run: test_run.py",
     "align.training.base_module": "what the modules of all drafters share: test_run.py",
     "decode.benchmark.progress": "what a terminal shows meanwhile: test_eval.py",
+    "decode.losslessness.compared": "the first checks of decode.verify: test_checks.py, test_verify.py",
+    "decode.losslessness.dropped": "planted in test_options.py",
     "decode.losslessness.config": "a plain record of options: test_verify.py",
     "decode.drafters.base": "protocols alone",
     "decode.method_names": "two constants and a join: test_spec.py",
