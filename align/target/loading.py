@@ -17,10 +17,10 @@ from align.target.gguf import converted_folder
 from align.target.interface import OWN
 from align.target.model import Target
 from align.target.names import DEFAULT_TARGET as DEFAULT_TARGET
-from align.target.names import WHEELS, check_name, packages
+from align.target.names import DTYPES, WHEELS, check_dtype, check_name, packages
 from align.target.proof import proven
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
 def load_target(
@@ -154,8 +154,7 @@ def _device(name: str) -> torch.device:
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if has_fast_bf16(device) else torch.float32
-    if name not in _DTYPES:
-        raise UserError(f"dtype {name!r} is unknown{nearest(name, ['auto', *_DTYPES])}")
+    check_dtype(name)
     return _DTYPES[name]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
 from align.common.hub import is_hub_id
@@ -43,3 +45,26 @@ def check_name(spec: str) -> None:
         raise UserError(
             f"target {spec!r}: neither a folder in hub layout, a .gguf file, nor a hub id (owner/name)"
         )
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+_DEVICES = ("auto", "cpu", "cuda")
+
+
+def check_device(name: str) -> None:
+    """Raises UserError for what can be no device of torch; whether the machine has it is not asked."""
+    if name != "auto" and not re.fullmatch(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d{1,3})?", name):
+        raise UserError(f"device {name!r} is unknown{nearest(name, _DEVICES)}")
+
+
+def check_dtype(name: str) -> None:
+    """Raises UserError for a type in which no target is loaded."""
+    if name not in ("auto", *DTYPES):
+        raise UserError(f"dtype {name!r} is unknown{nearest(name, ['auto', *DTYPES])}")
+
+
+def check_given(spec: str | None, device: str, dtype: str = "auto") -> None:
+    """Raises UserError for a target (None = the default one), a device or a type that can't be. No torch is asked."""
+    check_name(DEFAULT_TARGET if spec is None else spec)
+    check_device(device)
+    check_dtype(dtype)

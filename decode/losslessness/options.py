@@ -29,6 +29,8 @@ from decode.speculation.sampling import Sampling
 
 NEW = 12
 """Tokens of a text."""
+FEW = 8
+"""Tokens of a text whose settings leave few possible."""
 RAW = "The best way to begin is"
 IMPOSSIBLE = -1e4
 """Stands for −∞ where differences are taken."""
@@ -93,12 +95,12 @@ def _drawn(said: list[int], seed: int) -> list[Setting]:
     hot = partial(Sampling, 3.0, seed=seed)
     usual = tuple(sorted(set(said)))
     return [
-        Setting("seed", hot(), NEW),
-        Setting("top-k", hot(top_k=2), NEW),
-        Setting("top-p", hot(top_p=0.3), NEW),
-        Setting("min-p", hot(min_p=0.6), NEW),
-        Setting("banned tokens", Sampling(0.3, banned=usual, seed=seed), NEW),
-        Setting("minimum length", Sampling(0.3, min_new_tokens=NEW - 3, seed=seed), NEW, ends=usual),
+        Setting("seed", hot(), FEW),
+        Setting("top-k", hot(top_k=2), FEW),
+        Setting("top-p", hot(top_p=0.3), FEW),
+        Setting("min-p", hot(min_p=0.6), FEW),
+        Setting("banned tokens", Sampling(0.3, banned=usual, seed=seed), FEW),
+        Setting("minimum length", Sampling(0.3, min_new_tokens=FEW - 2, seed=seed), FEW, ends=usual),
     ]
 
 
