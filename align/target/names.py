@@ -39,7 +39,7 @@ def check_name(spec: str) -> None:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"target {spec!r}: {path} has no config.json")
-        check_sizes(path, spec)
+        check_sizes(path, f"target {spec!r}")
     elif spec.endswith(".gguf"):
         if not path.is_file():
             raise UserError(f"target {spec!r}: no such file")
@@ -88,7 +88,7 @@ _SQUARED = {"gpt2": 1, "gpt_neo": 1, "gptj": 1, "codegen": 1}
 """Architectures that hold a mask of positions × positions, and its bytes an entry."""
 
 
-def check_sizes(folder: Path, spec: str) -> None:
+def check_sizes(folder: Path, what: str) -> None:
     """Raises UserError for a size in config.json that the weights beside it are far too small for: half a byte a number is the
     least that any format takes, and a layer has a square of the width in numbers. Before anything is built, which would take for ever."""
     try:
@@ -98,12 +98,12 @@ def check_sizes(folder: Path, spec: str) -> None:
     files = [p for p in folder.glob("*") if p.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")]
     room = 4 * 2 * sum(p.stat().st_size for p in files if p.is_file())
     for values in (config, *(v for v in config.values() if isinstance(v, dict))):
-        _check_values(values, room, spec)
+        _check_values(values, room, what)
 
 
-def _check_values(values: dict[str, Any], room: int, spec: str) -> None:
+def _check_values(values: dict[str, Any], room: int, what: str) -> None:
     def refuse(key: str, why: str) -> None:
-        raise UserError(f"target {spec!r}: config.json: {key}={values[key]}: {why}")
+        raise UserError(f"{what}: config.json: {key}={values[key]}: {why}")
 
     sizes = {key: value for key, value in values.items() if type(value) is int}
     hidden = max(1, next((sizes[key] for key in _HIDDEN if key in sizes), 1))
