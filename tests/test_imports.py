@@ -116,6 +116,13 @@ def faults(modules: dict[str, str]) -> list[str]:
     return found + cycles(modules)
 
 
+def test_only_commands_end_the_process() -> None:
+    """Below a command nothing raises SystemExit; `align.common.errors.cli` turns what is raised into an exit code."""
+    for name, source in tree().items():
+        if room_of(name) not in ("align", "decode") and name.count(".") > 1 and name != "align.common.errors":
+            assert "raise SystemExit" not in source and "sys.exit(" not in source, name
+
+
 def is_room(room: str, package: str) -> bool:
     return room.startswith(package + ".")
 
@@ -259,16 +266,19 @@ NO_TEST_OF_THEIR_OWN = {
     "align.training.callbacks": "seen in a run: test_run.py",
     "align.training.base_module": "what the modules of all drafters share: test_run.py",
     "decode.benchmark.progress": "what a terminal shows meanwhile: test_eval.py",
+    "decode.losslessness.compared": "the first checks of decode.verify: test_checks.py, test_verify.py",
+    "decode.losslessness.dropped": "planted in test_options.py",
     "decode.losslessness.config": "a plain record of options: test_verify.py",
     "decode.drafters.base": "protocols alone",
     "decode.method_names": "two constants and a join: test_spec.py",
     "decode.speculation.drafts": "what every rule reads: test_verifiers.py",
+    "decode.speculation.settings": "settings out of their range: test_sampling.py",
     "decode.speculation.verification": "a round of the engine: test_engine.py",
     "decode.suites.*": "one row format each, one table of cases: test_suites.py",
 }
 NO_MODULE_OF_THEIR_OWN = {
     "tests/test_imports.py", "tests/test_packaging.py", "tests/decode/suites/test_suites.py",
-    "tests/decode/test_malformed.py", "tests/decode/test_draws.py", "tests/decode/engine/test_real_target.py",
+    "tests/decode/test_malformed.py", "tests/decode/test_early.py", "tests/decode/test_draws.py", "tests/decode/engine/test_real_target.py",
     "tests/test_docs.py", "tests/test_exact_distribution.py", "tests/test_fuzz.py",
     "tests/test_kills.py",
 }  # fmt: skip

@@ -34,8 +34,8 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe:
-    """The recipe of a command line; `--help` and `--print` print and end the process with 0.
+def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | None:
+    """The recipe of a command line; None after `--help` and `--print`, which print: the command ends then.
 
     Raises:
         UserError: see `load_recipe`.
@@ -43,11 +43,11 @@ def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe:
     words = list(argv)
     if "-h" in words or "--help" in words:
         say(help_text(prog, description))
-        raise SystemExit(0)
+        return None
     recipe = load_recipe([w for w in words if w != "--print"])
     if "--print" in words:
         say(dump_yaml(resolve(recipe)), end="")
-        raise SystemExit(0)
+        return None
     return recipe
 
 

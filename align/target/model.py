@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from align.common.bounded import bounded
 from align.common.errors import UserError, in_one_line
 from align.common.provenance import memory_bytes
 from align.kernels.linear import speed_up_linears
@@ -26,6 +27,9 @@ from align.target.interface import install
 from align.target.logits import PLAIN, LogitForm
 from align.target.masks import Layout, Together, laid
 from align.target.recurrent import MOST_REPLAYED
+
+MOST_WRITTEN = 1 << 20
+"""Characters that a chat template may add."""
 
 
 @dataclass
@@ -323,7 +327,7 @@ class Target:
         if not self.has_chat_template:
             return self.text_tokens("\n\n".join(m["content"] for m in messages))
         with in_one_line(f"target {self.spec!r}: its chat template refuses this"):
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = rendered(self.tokenizer, messages)
         return self._ids(text)
 
     def _ids(self, text: str) -> list[int]:
@@ -338,6 +342,20 @@ class Target:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+
+def rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
+    """The messages in the tokenizer's chat template, up to where the answer begins; a template is a program, and runs bounded.
+
+    Raises:
+        UserError: it takes too long, too much memory, or writes too much.
+    """
+    with bounded("it"):
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    most = MOST_WRITTEN + 16 * sum(len(m["content"]) for m in messages)
+    if len(text) > most:
+        raise UserError(f"it writes {len(text)} characters, more than {most}")
+    return text
 
 
 def log_softmax_full(target: Target, hidden: Tensor) -> Tensor:
