@@ -325,6 +325,11 @@ class TrainerConfig(Group):
     validate_every: int = option(200, "steps between validations", low=1)
     validation_rows: int = option(16, "packed rows to validate on", low=1)
     checkpoint_every: int = option(200, "steps between checkpoints", low=1)
+    milestones: list[int] = option(
+        [],
+        "text tokens after which the drafter is saved as it is, in milestones/TOKENS of the output folder",
+        low=1,
+    )
     keep_checkpoints: int = option(2, "checkpoints that stay on disk", low=1)
     resume: str = option(
         "auto", "auto = newest complete checkpoint of the output folder, never, or a checkpoint's path"
