@@ -24,6 +24,8 @@ LINE_EVERY = 30.0
 def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     recipe = parse_command(words, "align.features", __doc__ or "")
+    if recipe is None:
+        return
     if not recipe.trainer.features_gb:
         raise UserError("trainer.features_gb=0 stores nothing: give the GB of disk that it may take")
     check_training(recipe)

@@ -23,6 +23,8 @@ from align.data.text_sources import check_text_source
 def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     recipe = parse_command(words, "align.synthesize", __doc__ or "")
+    if recipe is None:
+        return
     check_writing(recipe)
     check_source(recipe.data.prompts)
     for source in recipe.data.text:

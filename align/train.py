@@ -24,6 +24,8 @@ from align.training.checkpoints import check_named
 def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     recipe = parse_command(words, "align.train", __doc__ or "")
+    if recipe is None:
+        return
     check_training(recipe)
     check_source(recipe.data.prompts)
     for source in recipe.data.text:

@@ -18,12 +18,13 @@ from align.common.claims import Claim
 from align.common.commands import command
 from align.common.errors import UserError, cli
 from align.common.terminal import PlainConsole
+from align.target.names import check_given
 from decode.benchmark.config import TUNING_PROMPTS, TUNING_SUITE, EvalConfig
 from decode.benchmark.folder import check_early
 from decode.benchmark.plan import DEFAULT_METHODS, buildable, checked_names, make_plan
 from decode.cli import Parser, path, whole
 from decode.method_names import COMBINED, DRAFTER, LOOKUP, PLAIN
-from decode.methods.drafter_spec import given_drafters
+from decode.methods.drafter_spec import check_named, given_drafters
 from decode.methods.options import DraftOptions
 from decode.methods.registry import ROLES, SYSTEMS
 from decode.methods.spec import listing
@@ -128,7 +129,6 @@ def evaluate(config: EvalConfig, console: PlainConsole, typed: str = "") -> tupl
     from decode.benchmark.session import begin
     from decode.benchmark.tuning import OutputChanged, tuned
 
-    config.sampling  # noqa: B018  (refuses numbers out of their range)
     plan, left_out = make_plan(config, lambda line: say([line]))
     skipped += left_out
     say([suite.describe() for suite in suites])
@@ -152,7 +152,9 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
     Raises:
         UserError: what is misspelt or not there.
     """
-    checked_names(config.methods)
+    names = checked_names(config.methods)
+    config.sampling  # noqa: B018  (refuses numbers out of their range)
+    check_given(config.target, config.device, config.dtype)
     chosen = () if config.prompts else resolve(config.suite or "builtin")
     if config.tune and TUNING_SUITE in {suite.name for suite, _ in chosen}:
         raise UserError(
@@ -160,6 +162,7 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
         )
     check_early(config)
     given_drafters(config.drafter)
+    check_named(names or [], config.drafter, config.target)
     return prompts_of(config.suite, config.prompts, config.data_dir, config.limit)
 
 

@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING
 
 from align.common.errors import UserError, cli
 from align.common.text import plural, say
+from align.target.names import DEFAULT_TARGET, check_given
 from decode.cli import Parser, number, whole
 from decode.engine.output import MAX_NEW_TOKENS
 from decode.method_names import LOOKUP, LOSSY
-from decode.methods.drafter_spec import DEFAULT_DRAFTER, check_there, given_drafters, shipped_for
+from decode.methods.drafter_spec import (
+    DEFAULT_DRAFTER,
+    check_named,
+    check_there,
+    given_drafters,
+    shipped_for,
+)
 from decode.methods.options import DraftOptions
 from decode.methods.spec import read_method
+from decode.speculation.settings import Sampling
 
 if TYPE_CHECKING:
     from decode.engine.decoder import Decoder
@@ -91,11 +99,14 @@ def _check(args: argparse.Namespace) -> DraftOptions:
         given_drafters(args.drafter)
     elif args.drafter is not None:
         check_there(args.drafter)
-    return DraftOptions.out_of({**vars(args)})
+    options = DraftOptions.out_of({**vars(args)})
+    check_given(args.target, args.device, args.dtype)
+    if args.method is not None:
+        check_named([args.method], args.drafter, args.target)
+    return options
 
 
 def _load(args: argparse.Namespace, options: DraftOptions) -> Decoder:
-    from align.target.loading import DEFAULT_TARGET
     from decode.methods.load import load
 
     target = DEFAULT_TARGET if args.target is None else args.target
@@ -143,8 +154,6 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command. Exit code 0, 2 for an input that can't be used, 130 when interrupted."""
     args = _parse(argv)
     options = _check(args)
-    from decode.speculation.sampling import Sampling
-
     sampling = Sampling(**{field.name: getattr(args, field.name) for field in fields(Sampling)})
     text = _read_prompt(args.prompt)
     decoder = _load(args, options)

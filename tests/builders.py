@@ -105,6 +105,9 @@ TRAINED_BLOCKS = [
     {"context": "taps"},
     {"context": "shared_kv", "markov_rank": 8},
     {"context": "taps", "init_from_target": False},
+    {"context": "shared_kv", "markov_rank": 8, "markov": "table", "convolution": True},
+    {"context": "taps", "markov_rank": 8, "markov": "gated", "convolution": True},
+    {"context": "shared_kv", "markov_rank": 8, "markov": "mlp", "markov_width": 12},
 ]
 
 
@@ -182,14 +185,26 @@ BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
     "confidence": {"context": "shared_kv", "confidence": True},
     "markov confidence": {"context": "shared_kv", "markov_rank": 8, "confidence": True},
     "markov whole vocabulary": {"context": "shared_kv", "markov_rank": 8, "whole": True},
+    "table convolution": {
+        "context": "shared_kv",
+        "markov_rank": 8,
+        "options": {"markov": "table", "convolution": True},
+    },
+    "gated": {"context": "taps", "markov_rank": 8, "options": {"markov": "gated"}},
+    "mlp": {"context": "shared_kv", "markov_rank": 8, "options": {"markov": "mlp"}},
 }
 
 
 def block_network(
-    target: Target, context: str, markov_rank: int = 0, whole: bool = False, confidence: bool = False
+    target: Target,
+    context: str,
+    markov_rank: int = 0,
+    whole: bool = False,
+    confidence: bool = False,
+    options: dict[str, Any] | None = None,
 ) -> BlockDrafter:
-    options = DrafterConfig(context=context, taps=2, markov_rank=markov_rank, confidence_head=confidence)
-    drafter = from_target(target, options, None if whole else DRAFT_IDS)
+    sizes = {"context": context, "taps": 2, "markov_rank": markov_rank, "confidence_head": confidence}
+    drafter = from_target(target, DrafterConfig(**{**sizes, **(options or {})}), None if whole else DRAFT_IDS)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in drafter.parameters():

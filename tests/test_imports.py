@@ -18,19 +18,20 @@ ROOT = Path(__file__).resolve().parent.parent
 
 ROOMS = {
     "align.common": "",
-    "align.target": "align.common",
+    "align.kernels": "",
+    "align.target": "align.common align.kernels",
     "align.config": "align.common align.target",
     "align.diffusion": "align.common",
-    "align.models": "align.common align.target align.diffusion",
+    "align.models": "align.common align.kernels align.target align.diffusion",
     "align.losses": "align.common align.diffusion",
     "align.data": "align.common align.config align.target",
     "align.outputs": "align.common align.config align.target align.diffusion align.models align.losses",
     "align.training": "align.common align.config align.target align.diffusion align.models align.losses align.data align.outputs",
     "decode.method_names": "",
     "decode.speculation": "align.common",
-    "decode.drafters": "align.common align.target align.models decode.speculation",
+    "decode.drafters": "align.common align.kernels align.target align.models decode.speculation",
     "decode.wrappers": "align.common align.target decode.speculation decode.drafters",
-    "decode.engine": "align.common align.target decode.speculation decode.drafters",
+    "decode.engine": "align.common align.kernels align.target decode.speculation decode.drafters",
     "decode.methods": "align.common align.target align.models decode.method_names decode.speculation decode.drafters "
     "decode.wrappers decode.engine",
     "decode.suites": "align.common decode.engine",
@@ -44,7 +45,7 @@ ROOMS = {
 """What each room may import. Commands (align.train, decode.eval, …) may import any room of their own package and
 `align.common`; nobody imports a command. Only `decode.methods.load` answers to `import decode`."""
 
-SEEN_BY_DECODE = {"align.common", "align.target", "align.models", "align.diffusion"}
+SEEN_BY_DECODE = {"align.common", "align.kernels", "align.target", "align.models", "align.diffusion"}
 """All that `decode` may reach of `align`, through whatever stands between."""
 
 
@@ -114,6 +115,13 @@ def faults(modules: dict[str, str]) -> list[str]:
             if loaded & {"torch", "transformers"}:
                 found.append(f"{name} imports torch")
     return found + cycles(modules)
+
+
+def test_only_commands_end_the_process() -> None:
+    """Below a command nothing raises SystemExit; `align.common.errors.cli` turns what is raised into an exit code."""
+    for name, source in tree().items():
+        if room_of(name) not in ("align", "decode") and name.count(".") > 1 and name != "align.common.errors":
+            assert "raise SystemExit" not in source and "sys.exit(" not in source, name
 
 
 def is_room(room: str, package: str) -> bool:
@@ -245,8 +253,8 @@ def test_no_test_file_imports_another() -> None:
 
 NO_MODULE_OF_THEIR_OWN = {
     "tests/test_imports.py", "tests/test_packaging.py", "tests/decode/test_malformed.py", "tests/decode/test_draws.py",
-    "tests/decode/engine/test_real_target.py", "tests/test_docs.py", "tests/test_exact_distribution.py",
-    "tests/test_fuzz.py", "tests/test_kills.py",
+    "tests/decode/test_early.py", "tests/decode/engine/test_real_target.py", "tests/test_docs.py",
+    "tests/test_exact_distribution.py", "tests/test_fuzz.py", "tests/test_kills.py",
 }  # fmt: skip
 """Tests of several rooms together, beside those of contract/."""
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from align.common.library_output import guard_library_output
 from align.common.text import say
 
 
@@ -83,6 +84,7 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
 
     @functools.wraps(main)
     def run(*args: Any, **kwargs: Any) -> None:
+        guard_library_output()
         alone = threading.current_thread() is threading.main_thread()
         if alone and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -26,7 +26,8 @@ __all__ = ["find", "help_text", "load_recipe", "parse_command", "resolve", "save
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 _COMMAND = "command line"
-_TERMS = "objective.terms"
+_MAPPINGS = ("objective.terms", "trainer.learning_rates")
+"""Keys whose entries may be given one by one: `objective.terms.forward_kl=1`."""
 
 
 def shipped() -> list[str]:
@@ -34,8 +35,8 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe:
-    """The recipe of a command line; `--help` and `--print` print and end the process with 0.
+def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | None:
+    """The recipe of a command line; None after `--help` and `--print`, which print: the command ends then.
 
     Raises:
         UserError: see `load_recipe`.
@@ -43,11 +44,11 @@ def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe:
     words = list(argv)
     if {"-h", "--help", "--help-all"} & {*words}:
         say(help_text(prog, description, every="--help-all" in words))
-        raise SystemExit(0)
+        return None
     recipe = load_recipe([w for w in words if w != "--print"])
     if "--print" in words:
         say(dump_yaml(resolve(recipe)), end="")
-        raise SystemExit(0)
+        return None
     return recipe
 
 
@@ -68,9 +69,9 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     layers.append((_COMMAND, _unique(pairs, _COMMAND)))
     values: dict[str, tuple[Any, str]] = {}  # dotted key → value, and where it came from
     for where, flat in layers:
-        for key in sorted(flat, key=lambda key: key != _TERMS):  # the mapping, then its entries
-            if key == _TERMS:
-                values = {k: v for k, v in values.items() if not k.startswith(f"{_TERMS}.")}
+        for key in sorted(flat, key=lambda key: key not in _MAPPINGS):  # the mapping, then its entries
+            if key in _MAPPINGS:
+                values = {k: v for k, v in values.items() if not k.startswith(f"{key}.")}
             values.pop(key, None)
             values[key] = (flat[key], where)
     return _build(values, path)
@@ -207,9 +208,11 @@ def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
         key = known.get(name)
         if name == "base":
             raise UserError(f"{where}: base stands in a recipe's file; choose a recipe with recipe=NAME")
-        if key is None and name.startswith(f"{_TERMS}."):  # one entry of the mapping
-            number = _convert(value, float, name, where)
-            recipe.objective.terms = {**recipe.objective.terms, name.removeprefix(f"{_TERMS}."): number}
+        mapping = next((m for m in _MAPPINGS if name.startswith(f"{m}.")), None)
+        if key is None and mapping is not None:  # one entry of it
+            number, (part, _, field) = _convert(value, float, name, where), mapping.partition(".")
+            own, entry = getattr(recipe, part), name.removeprefix(f"{mapping}.")
+            setattr(own, field, {**getattr(own, field), entry: number})
             continue
         if key is None:
             raise UserError(f"{where}: unknown key {short(name)}{nearest(name, known)}")

@@ -10,6 +10,7 @@ from align.common.commands import command
 from align.common.errors import UserError
 from align.common.hub import is_hub_id, local_path, nearby
 from align.common.provenance import memory_bytes
+from align.common.schema import read_object
 from align.config.hardware import accelerator, gpu_count
 from align.config.parser import shipped
 from align.config.recipe import Recipe
@@ -36,6 +37,7 @@ def check_training(recipe: Recipe) -> None:
 def check_writing(recipe: Recipe) -> None:
     """Raises UserError for what `align.synthesize` will lack."""
     check_name(recipe.target.name)
+    _check_init(recipe)
     if recipe.target.device.startswith("cuda") and not gpu_count():
         raise UserError(f"device {recipe.target.device!r} was asked for, but torch sees no CUDA device")
     _check_folder(recipe.data_folder, "data.path" if recipe.data.path else "output")
@@ -64,7 +66,15 @@ def _fits(needed: int, key: str) -> None:
 
 def _check_init(recipe: Recipe) -> None:
     init = recipe.drafter.init
-    if init is None or local_path(init).exists() or is_hub_id(init):
+    if init is None:
+        return
+    config = local_path(init) / "config.json"
+    if config.is_file():
+        said, kind = read_object(config).get("model_type"), recipe.drafter.kind
+        if (said == "block_drafter") != (kind == "block"):
+            other = "a block drafter" if said == "block_drafter" else "no block drafter"
+            raise UserError(f"drafter.init={init!r}: that is {other}, and drafter.kind={kind}")
+    if local_path(init).exists() or is_hub_id(init):
         return
     maker = Path(init).parent.name
     made = (

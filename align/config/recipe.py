@@ -26,6 +26,10 @@ LOSS_NAMES = (
 )
 
 
+PARTS = {"markov": "markov.", "convolution": "_conv.", "confidence": "confidence."}
+"""Parts of a block drafter that may have a learning rate of their own, and what their weights' names hold."""
+
+
 def option(
     default: Any, doc: str, low: float | None = None, high: float | None = None, above: float | None = None
 ) -> Any:
@@ -181,6 +185,20 @@ class DrafterConfig(Group):
     markov_rank: int = option(
         192, "rank of the bias from the token before; 0 = independent positions", low=0, high=2**16
     )
+    markov: Literal["mixed", "mlp", "table", "gated"] | None = option(
+        None,
+        "block: how that bias is made. mixed = one layer over hidden state and embedding, mlp = two, table = a row for each token, "
+        "gated = the same times a gate; null = mixed, or what drafter.init has; another kind or rank than that replaces it, "
+        "fresh",
+    )
+    markov_width: int = option(
+        0, "width of the first layer of drafter.markov=mlp; 0 = twice the rank", low=0, high=2**16
+    )
+    convolution: bool = option(
+        False,
+        "block: two-tap convolutions around attention and feed-forward; they start as the identity, so that drafter.init drafts "
+        "as before",
+    )
     confidence_head: bool = option(
         False,
         "block: a head that predicts each position's acceptance (objective.terms.confidence trains it)",
@@ -272,6 +290,12 @@ class TrainerConfig(Group):
     batch_size: int = option(2, "packed rows a step, over all devices", low=1)
     anchors: int = option(256, "random anchors a row", low=1)
     learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0, high=100)
+    learning_rates: dict[str, float] = option(
+        {},
+        f"peak rates of parts of a block drafter, part: rate; the others take learning_rate. Parts: {', '.join(PARTS)}",
+        above=0,
+        high=100,
+    )
     min_learning_rate_ratio: float = option(0.05, "last learning rate over the peak", low=0, high=1)
     warmup_steps: int = option(50, "linear warm-up", low=0)
     weight_decay: float = option(0.01, "AdamW's decoupled weight decay", low=0)

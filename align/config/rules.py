@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from align.common.errors import UserError, nearest
-from align.config.recipe import GROUPS, LOGGERS, LOSS_NAMES, Recipe
+from align.config.recipe import GROUPS, LOGGERS, LOSS_NAMES, PARTS, Recipe
 
 
 def check(recipe: Recipe) -> None:
@@ -25,6 +25,11 @@ def _together(recipe: Recipe) -> list[str]:
         f"objective.terms.{name}: unknown loss{nearest(name, LOSS_NAMES)}"
         for name in recipe.objective.terms
         if name not in LOSS_NAMES
+    ]
+    found += [
+        f"trainer.learning_rates.{name}: unknown part{nearest(name, PARTS)}"
+        for name in recipe.trainer.learning_rates
+        if name not in PARTS
     ]
     found += [
         f"trainer.logger: unknown logger {name!r}{nearest(name, LOGGERS)}"
@@ -71,6 +76,18 @@ def _drafter_rules(recipe: Recipe) -> list[tuple[bool, str]]:
         (
             d.confidence_head and d.kind != "block",
             "drafter.confidence_head=true needs drafter.kind=block",
+        ),
+        (
+            (d.markov is not None or d.convolution) and d.kind != "block",
+            f"drafter.{'convolution' if d.convolution else 'markov'} needs drafter.kind=block",
+        ),
+        (
+            d.markov is not None and d.markov_rank == 0,
+            f"drafter.markov={d.markov} needs drafter.markov_rank above 0",
+        ),
+        (
+            d.markov_width > 0 and d.markov != "mlp",
+            f"drafter.markov_width={d.markov_width} needs drafter.markov=mlp",
         ),
         (
             d.train == "confidence_head" and not d.confidence_head,
@@ -150,6 +167,10 @@ def _trainer_rules(recipe: Recipe) -> list[tuple[bool, str]]:
         (
             t.warmup_steps > t.max_steps,
             f"trainer.warmup_steps={t.warmup_steps} must be at most trainer.max_steps={t.max_steps}: give both",
+        ),
+        (
+            bool(t.learning_rates) and recipe.drafter.kind != "block",
+            "trainer.learning_rates needs drafter.kind=block",
         ),
         (len(t.betas) != 2, f"trainer.betas={t.betas} must be two numbers"),
         (

@@ -23,7 +23,7 @@ from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.generation import Row, Writer, WriterSettings
 from align.data.prompts import NearDuplicates, read_prompts
-from align.target.model import Target
+from align.target.model import Target, rendered
 
 _MARK = "\u2402PROMPT\u2402"
 
@@ -44,9 +44,7 @@ def chat_template(target: Target) -> Template:
         first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else target.eos_ids[0]
         return Template((first,), (), hashlib.sha256(b"").hexdigest())
     with in_one_line(f"target {target.spec!r}: its chat template refuses a user's text"):
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=True
-        )
+        text = rendered(tokenizer, [{"role": "user", "content": _MARK}])
     before, found, after = text.partition(_MARK)
     if not found:
         raise UserError(f"target {target.spec!r}: its chat template does not keep the user's text")

@@ -22,11 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from align.common.batch import Anchors, Batch
+from align.kernels.layers import LayerStack
+from align.kernels.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
 from align.models.block_config import BlockConfig
-from align.models.block_layers import BlockLayer, ConfidenceHead, MarkovHead, RMSNorm
+from align.models.block_layers import BlockLayer, ConfidenceHead, RMSNorm
+from align.models.block_stack import draft_stack, drafted
+from align.models.markov import MarkovHead, markov_head
 from align.target.attention import block_mask
 from align.target.cache import KVCache, LayerShape
-from align.target.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
 from align.target.model import Target
 
 
@@ -90,14 +93,19 @@ class BlockDrafter(nn.Module):
         )
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.register_buffer("draft_vocab", draft_vocab, persistent=draft_vocab is not None)
-        self.markov = (
-            MarkovHead(config.hidden_size, config.markov_rank, self.draft_size)
-            if config.markov_rank
-            else None
-        )
+        self.markov = self.new_markov() if config.markov_rank else None
         self.confidence = ConfidenceHead(config.hidden_size) if config.confidence_head else None
         self._head: Tensor | None = None
         self._rounded: _RoundedWeights | None = None
+        self.stack: LayerStack | None = None
+        """Its layers in one call, after `prepare_for_drafting`, where they are of that kind."""
+
+    def new_markov(self) -> MarkovHead:
+        """A Markov head after the config, its weights not yet initialised."""
+        c = self.config
+        return markov_head(
+            c.markov, c.hidden_size, c.markov_rank, c.markov_width, self.draft_size, c.vocab_size
+        )
 
     @property
     def target(self) -> Target:
@@ -175,19 +183,23 @@ class BlockDrafter(nn.Module):
         """Teacher-forced low-rank bias of every row: (z (B, A, K, r), basis (r, Vd)), or None without a Markov head."""
         if self.markov is None:
             return None
-        return self.markov(hidden_BAKD, self._previous(batch, anchors)), self.markov.basis
+        z = self.markov(hidden_BAKD, self._previous(batch, anchors), self._embed)
+        return z, self.markov.basis
 
     def confidence_logits(self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor) -> Tensor | None:
         """Teacher-forced confidence of every row, (B, A, K), or None without that head. Its gradient stays there."""
         if self.confidence is None:
             return None
-        return self.confidence(hidden_BAKD.detach(), self._previous(batch, anchors)).float()
+        return self.confidence(hidden_BAKD.detach(), self._embed(self._previous(batch, anchors))).float()
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """The target's embeddings, (…) → (…, D), constants."""
+        return self.target.embed(tokens).detach()
 
     def _previous(self, batch: Batch, anchors: Anchors) -> Tensor:
-        """Embeddings of the tokens before those that the rows predict, (B, A, K, D)."""
+        """The tokens before those that the rows predict, (B, A, K)."""
         rows = torch.arange(anchors.index_BA.shape[0], device=batch.tokens_BL.device)[:, None, None]
-        previous = batch.tokens_BL[rows, anchors.places_BAK(batch.tokens_BL.shape[1])]
-        return self.target.embed(previous).detach()
+        return batch.tokens_BL[rows, anchors.places_BAK(batch.tokens_BL.shape[1])]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Draft logits before any Markov bias, fp32, (…, D) → (…, Vd). Without gradients."""
@@ -205,8 +217,9 @@ class BlockDrafter(nn.Module):
         kept = torch.bfloat16 if fast_linear(dtype, target.device) is RowsLinear else dtype
         basis = None
         if self.markov is not None:  # one product less per token: basis ∘ out
-            basis = (self.markov.basis.t() @ self.markov.out.weight.to(dtype)).to(kept).contiguous()
+            basis = self.markov.basis_Vr(folded=True).to(kept)
         self._rounded = _RoundedWeights(self.head_weight_VdD.to(kept), basis)
+        self.stack = draft_stack(self)
 
 
 class BlockSession:
@@ -224,9 +237,7 @@ class BlockSession:
         self.basis_Vr: Tensor | None = None
         if drafter.markov is not None:
             rounded = drafter._rounded
-            self.basis_Vr = (
-                drafter.markov.basis.detach().t().contiguous() if rounded is None else rounded.basis_Vr
-            )
+            self.basis_Vr = drafter.markov.basis_Vr() if rounded is None else rounded.basis_Vr
         self.own: KVCache | None = None
         if config.context == "taps":
             shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)
@@ -273,8 +284,12 @@ class BlockSession:
         positions = torch.arange(start, start + size, device=x.device).repeat(count)[None]
         cos, sin = drafter._tables(x, positions)
         mask = None
+        block = torch.arange(count, device=x.device).repeat_interleave(size)
+        if drafter.stack is not None:
+            found = self._in_one_call(drafter.stack, x[0], cos[0], sin[0], block[:, None] == block)
+            if found is not None:
+                return found.view(count, size, -1)
         if count > 1:
-            block = torch.arange(count, device=x.device).repeat_interleave(size)
             groups = config.num_attention_heads // config.num_key_value_heads
             dtype = drafter.norm.weight.dtype
             mask = block_mask(block[:, None] == block, count * size, start, groups, dtype, x.device)
@@ -289,21 +304,29 @@ class BlockSession:
             x = layer.draft(x, cos, sin, ctx_k, ctx_v, mask)
         return drafter.norm(x)[0].view(count, size, -1)
 
+    def _in_one_call(
+        self, stack: LayerStack, x_RD: Tensor, cos_Rw: Tensor, sin_Rw: Tensor, see_RR: Tensor
+    ) -> Tensor | None:
+        if self.own is not None:
+            return drafted(stack, x_RD, cos_Rw, sin_Rw, self.own, None, see_RR)
+        shared = tuple(self.drafter.config.target_layer_ids)
+        return drafted(stack, x_RD, cos_Rw, sin_Rw, self.cache, shared, see_RR)
+
     @torch.no_grad()
     def bias_inputs(self, hidden_KD: Tensor) -> Tensor | None:
-        """The inputs of `bias` for all rows at once: (K, r), or None without a Markov head."""
+        """The inputs of `bias` for all rows at once, a line each (the head's own width), or None without a Markov head."""
         markov = self.drafter.markov
-        return None if markov is None else markov.hidden(hidden_KD)
+        return None if markov is None else markov.inputs(hidden_KD)
 
     @torch.no_grad()
     def bias(self, input_r: Tensor, previous: Tensor) -> Tensor:
         """The Markov bias on one row's logits after each of the tokens `previous` (…): (…, Vd). `input_r`: the row's
-        line of `bias_inputs`, or one line for each token (…, r)."""
+        line of `bias_inputs`, or one line for each token."""
         markov = self.drafter.markov
         assert markov is not None and self.basis_Vr is not None
-        z = markov.mixed(input_r, self.drafter.target.embed(previous).to(input_r.dtype))
+        z = markov.mixed(input_r, previous, self.drafter.target.embed)
         # the rounded basis has the last layer multiplied in
-        return few_rows(z if self.drafter._rounded is not None else markov.out(z), self.basis_Vr).float()
+        return few_rows(z if self.drafter._rounded is not None else markov.finish(z), self.basis_Vr).float()
 
     @torch.no_grad()
     def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:

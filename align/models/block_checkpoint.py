@@ -19,6 +19,7 @@ from align.common.hub import model_folder
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.block_layers import BlockLayer, ConfidenceHead
+from align.models.markov import MarkovHead
 from align.target.loading import read_config
 from align.target.model import Target
 
@@ -31,7 +32,7 @@ def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None
     projection starts as a mean (taps) or small (shared_kv)."""
     config, width = drafter.config, drafter.config.hidden_size
     for name, parameter in drafter.named_parameters():
-        if parameter.dim() == 2 and not name.startswith("confidence."):
+        if parameter.dim() == 2 and not name.startswith("confidence.") and "_conv." not in name:
             parameter.normal_(0.0, 0.02)
     if from_layers:
         # q has no scale behind its head: the norm before it starts with the target's
@@ -45,10 +46,39 @@ def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None
         # an embedding's own size is about 0.1: more would drown the anchor token
         drafter.fc.weight.copy_(0.02 * torch.eye(width))
     if drafter.markov is not None:
-        drafter.markov.out.weight.zero_()
-        head = drafter.head_weight_VdD.float()
-        values, vectors = torch.linalg.eigh(head.T @ head / head.shape[0])
-        drafter.markov.basis.copy_((head @ vectors[:, -config.markov_rank :]).T / values[-1].sqrt())
+        _start_markov(drafter, drafter.markov)
+
+
+def _start_markov(drafter: BlockDrafter, markov: MarkovHead) -> None:
+    """A bias of zero over the head's leading directions."""
+    markov.silence()
+    head = drafter.head_weight_VdD.float()
+    values, vectors = torch.linalg.eigh(head.T @ head / head.shape[0])
+    markov.basis.copy_((head @ vectors[:, -drafter.config.markov_rank :]).T / values[-1].sqrt())
+
+
+def with_convolution(drafter: BlockDrafter) -> BlockDrafter:
+    """The same drafter with two-tap convolutions; those that it gets compute nothing yet: it drafts as it did, to the bit."""
+    if not drafter.config.convolution:
+        drafter.config = replace(drafter.config, convolution=True)
+        for layer in drafter.blocks:
+            layer.add_convolution(drafter.config)
+    return drafter
+
+
+@torch.no_grad()
+def with_markov(drafter: BlockDrafter, kind: str, rank: int, width: int, seed: int) -> BlockDrafter:
+    """The same drafter with a fresh Markov head, its bias zero, in place of the one that it has; random weights from `seed`."""
+    drafter.config = replace(drafter.config, markov=kind, markov_rank=rank, markov_width=width)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        markov = drafter.new_markov()
+        for parameter in markov.parameters():
+            parameter.normal_(0.0, 0.02)
+    markov.to(drafter.norm.weight.device)
+    drafter.markov = markov
+    _start_markov(drafter, markov)
+    return drafter
 
 
 def with_confidence(drafter: BlockDrafter) -> BlockDrafter:

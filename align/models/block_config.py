@@ -10,6 +10,7 @@ from typing import Any
 from transformers.activations import ACT2FN
 
 from align.common.errors import UserError, nearest
+from align.models.markov import KINDS as MARKOV_KINDS
 
 CONTEXTS = ("shared_kv", "taps")
 
@@ -41,6 +42,9 @@ class BlockConfig:
     attention_bias: bool = False
     draft_vocab_size: int = 0  # 0 = the target's whole vocabulary
     markov_rank: int = 0  # 0 = positions are independent given the context
+    markov: str = ""  # the Markov head's kind (align/models/markov.py); "" = mixed, the only one of old
+    markov_width: int = 0  # of the first layer of an mlp; 0 = twice the rank
+    convolution: bool = False  # two-tap convolutions around attention and feed-forward
     confidence_head: bool = False  # predicts each position's acceptance
     sample_from_anchor: bool = True
     extra: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +68,10 @@ class BlockConfig:
         if bad:
             raise UserError(
                 f"drafter config: target layer {bad[0]} is not within 0..{self.num_target_layers - 1}"
+            )
+        if self.markov not in ("", *MARKOV_KINDS):
+            raise UserError(
+                f"drafter config: markov={self.markov!r} is unknown{nearest(self.markov, MARKOV_KINDS)}"
             )
         if self.context == "shared_kv" and len(self.target_layer_ids) != len(self.init_layer_ids):
             raise UserError("drafter config: shared_kv needs one target layer for each drafter layer")
@@ -98,7 +106,14 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "dict[str, Any]": ("an object", lambda v: isinstance(v, dict)),
 }
-_LEAST = {"mask_token_id": 0, "draft_vocab_size": 0, "markov_rank": 0, "rope_theta": 1e-6, "rms_norm_eps": 0}
+_LEAST = {
+    "mask_token_id": 0,
+    "draft_vocab_size": 0,
+    "markov_rank": 0,
+    "markov_width": 0,
+    "rope_theta": 1e-6,
+    "rms_norm_eps": 0,
+}
 """The smallest value that makes sense; 1 for every other number."""
 _MOST_BLOCK = 512
 

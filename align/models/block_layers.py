@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -101,8 +104,41 @@ class BlockMLP(nn.Module):
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
+class TwoTapConvolution(nn.Module):
+    """Two convolutions over each row of a block and the row before it, one on a sublayer's input x, one on its output (DFlash 2):
+
+        out[i, c] = (1 + o[0, c] + δ[i, 0, g(c)])·in[i, c] + (o[1, c] + δ[i, 1, g(c)])·in[i−1, c],
+
+    in[−1] = 0 at the edge of the block, δ = W·x for groups g of `GROUP` channels. o and W start at zero, so that both are the
+    identity, to the bit.
+    """
+
+    GROUP = 16
+
+    def __init__(self, width: int, block_size: int) -> None:
+        super().__init__()
+        self.block_size, self.group = block_size, math.gcd(width, self.GROUP)
+        self.offset = nn.Parameter(torch.zeros(2, 2, width))
+        # a Linear that draws nothing: a drafter's other weights start the same with it and without it
+        self.delta = nn.utils.skip_init(nn.Linear, width, 4 * width // self.group, bias=False)
+        nn.init.zeros_(self.delta.weight)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """`sublayer` between both convolutions, (…, rows, D) → (…, rows, D); the rows are those of whole blocks, one after the other."""
+        delta = self.delta(x).unflatten(-1, (2, 2, -1))
+        return self._mix(sublayer(self._mix(x, delta, 0)), delta, 1)
+
+    def _mix(self, x: Tensor, delta: Tensor, which: int) -> Tensor:
+        blocks = x.unflatten(-2, (-1, self.block_size))
+        before = F.pad(blocks[..., :-1, :], (0, 0, 1, 0)).view_as(x)
+        for tap, row in ((0, x), (1, before)):
+            weight = self.offset[which, tap].unflatten(-1, (-1, self.group)) + delta[..., which, tap, :, None]
+            x = x + weight.flatten(-2) * row
+        return x
+
+
 class BlockLayer(nn.Module):
-    """Pre-norm attention and feed-forward."""
+    """Pre-norm attention and feed-forward, between convolutions where the config asks for them."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -110,41 +146,36 @@ class BlockLayer(nn.Module):
         self.mlp = BlockMLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attn_conv: TwoTapConvolution | None = None
+        self.mlp_conv: TwoTapConvolution | None = None
+        if config.convolution:
+            self.add_convolution(config)
+
+    def add_convolution(self, config: BlockConfig) -> None:
+        """Convolutions that are the identity still."""
+        device = self.input_layernorm.weight.device
+        self.attn_conv = TwoTapConvolution(config.hidden_size, config.block_size).to(device)
+        self.mlp_conv = TwoTapConvolution(config.hidden_size, config.block_size).to(device)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, context: tuple[Tensor, Tensor], see: Tensor
     ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, context, see)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        return self._residual(x, lambda rows: self.self_attn(rows, cos, sin, context, see))
 
     def draft(
         self, x: Tensor, cos: Tensor, sin: Tensor, ctx_k: Tensor, ctx_v: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        x = x + self.self_attn.draft(self.input_layernorm(x), cos, sin, ctx_k, ctx_v, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        return self._residual(x, lambda rows: self.self_attn.draft(rows, cos, sin, ctx_k, ctx_v, mask))
+
+    def _residual(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        x = x + _between(self.attn_conv, self.input_layernorm(x), attend)
+        return x + _between(self.mlp_conv, self.post_attention_layernorm(x), self.mlp)
 
 
-class MarkovHead(nn.Module):
-    """A low-rank bias on the logits from the token drafted just before (after DSpark's Markov head).
-
-    z = W_z·silu(W_h·h_k + W_e·e(x_{k−1})), bias = z·B with B (r, Vd). Starts at zero; B starts at the head's leading
-    directions, so that z acts as a correction of the hidden state.
-    """
-
-    def __init__(self, width: int, rank: int, vocabulary: int) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(width, rank, bias=False)
-        self.previous = nn.Linear(width, rank, bias=False)
-        self.out = nn.Linear(rank, rank, bias=False)
-        self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
-
-    def forward(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """Hidden state and embedding of the token before, both (…, D) → z (…, r)."""
-        return self.out(self.mixed(self.hidden(hidden), previous))
-
-    def mixed(self, from_hidden: Tensor, previous: Tensor) -> Tensor:
-        """silu(W_h·h + W_e·e), given W_h·h: (…, r) and (…, D) → (…, r)."""
-        return F.silu(from_hidden + self.previous(previous))
+def _between(
+    convolution: TwoTapConvolution | None, x: Tensor, sublayer: Callable[[Tensor], Tensor]
+) -> Tensor:
+    return sublayer(x) if convolution is None else convolution(x, sublayer)
 
 
 class ConfidenceHead(nn.Module):

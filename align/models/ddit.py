@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 from align.common.errors import UserError, nearest
 from align.diffusion.parameterization import sedd_log_score
+from align.kernels.linear import speed_up_linears
 from align.target.attention import BACKENDS, attend, block_mask, clean_then_noisy, rotate
 from align.target.cache import KVCache, LayerShape, Slab
-from align.target.linear import speed_up_linears
 
 TIME_INPUTS = ("sigma", "zero", "none")
 ATTENTIONS = ("full", "prefix_causal", "block_causal")

@@ -32,6 +32,7 @@ from align.models.masked_lm import MaskedLM, embedding_names, is_lora
 from align.target.interface import register
 from align.target.loading import read_config
 from align.target.model import Target
+from align.target.names import check_sizes
 
 ADAPTED = Family(
     # what `adapt` makes; base, attention, cache and mask are filled in from its config.json
@@ -293,6 +294,7 @@ def load_masked_lm(
         files = _weight_files(folder)
     if not files:
         raise UserError(f"drafter {str(spec)!r}: {folder} has neither {_SAFE} nor pytorch_model.bin")
+    check_sizes(folder, f"drafter {str(spec)!r}")
     tensors = {
         family.ours(name): tensor
         for file in files

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from align.common.errors import UserError, in_one_line
+from align.kernels.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
 from align.models.families import Family
 from align.target.attention import block_mask, clean_then_noisy
 from align.target.cache import KVCache, LayerShape
-from align.target.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
 from align.target.model import Target
 
 

@@ -148,7 +148,8 @@ class KVCache(Cache):
         self.rows, self.capacity = rows, capacity
         self.slots_B: Tensor | None = None
         self.slots_end = 0
-
+        self.views: dict[Any, Any] = {}
+        """What others derive from where its memory lies; emptied when that moves."""
         others = others or {}
         layers: list[Any] = []
         for i, shape in enumerate(shapes):
@@ -198,6 +199,7 @@ class KVCache(Cache):
 
     def select(self, rows: Tensor) -> None:
         """Keep the batch rows at `rows`, in that order."""
+        self.views.clear()
         for block in self._blocks:
             block.select(rows)
         if self.recurrence is not None:

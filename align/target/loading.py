@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id, model_folder, package_file
+from align.common.library_output import guard_library_output
 from align.common.schema import SHORT_DTYPES, read_object
 from align.common.text import cut
 from align.target.debug import DEBUG, debug_model
@@ -17,10 +19,10 @@ from align.target.gguf import converted_folder
 from align.target.interface import OWN
 from align.target.model import Target
 from align.target.names import DEFAULT_TARGET as DEFAULT_TARGET
-from align.target.names import WHEELS, check_name, packages, similar
+from align.target.names import DTYPES, WHEELS, check_dtype, check_name, packages, similar
 from align.target.proof import proven
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
 def load_target(
@@ -56,6 +58,7 @@ def load_target(
     folder = resolve_folder(spec)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    quiet_loading()
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
@@ -81,6 +84,17 @@ def load_target(
         raise
     except Exception as error:  # transformers' errors for broken folders have no common class
         raise _cannot_load("target", spec, error) from None
+
+
+def quiet_loading() -> None:
+    """No bar for the seconds that weights take to load; what transformers finds wrong is still said."""
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+    from transformers.utils import logging
+
+    guard_library_output()
+    logging.disable_progress_bar()
+    if not os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"):
+        enable_progress_bars()  # a download may take minutes
 
 
 def _cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
@@ -157,10 +171,8 @@ def _device(name: str) -> torch.device:
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if has_fast_bf16(device) else torch.float32
-    name = SHORT_DTYPES.get(name, name)
-    if name not in _DTYPES:
-        raise UserError(f"dtype {name!r} is unknown{nearest(name, ['auto', *_DTYPES])}")
-    return _DTYPES[name]
+    check_dtype(name)
+    return _DTYPES[SHORT_DTYPES.get(name, name)]
 
 
 def has_fast_bf16(device: torch.device) -> bool:

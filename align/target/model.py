@@ -16,15 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from align.common.bounded import bounded
 from align.common.errors import UserError, in_one_line
 from align.common.provenance import memory_bytes
+from align.kernels.linear import speed_up_linears
 from align.target.anatomy import Anatomy, context_limit, decoder, eos_ids, examine
 from align.target.cache import KVCache, SharedCache
+from align.target.fused import FusedLayers, fused
 from align.target.interface import install
-from align.target.linear import speed_up_linears
 from align.target.logits import PLAIN, LogitForm
 from align.target.masks import Layout, Together, laid
 from align.target.recurrent import MOST_REPLAYED
+
+MOST_WRITTEN = 1 << 20
+"""Characters that a chat template may add."""
 
 
 @dataclass
@@ -57,6 +62,7 @@ class Target:
         fast: bool = True,
         round_to_bf16: bool = False,
         own_attention: bool = False,
+        fuse: bool = True,
     ) -> None:
         self.spec, self.tokenizer = spec, tokenizer
         self.model = model.eval().requires_grad_(False)
@@ -86,6 +92,8 @@ class Target:
         self.fast = fast
         if fast:
             speed_up_linears(model, self.dtype, self.device, round_to_bf16)
+        self.fused: FusedLayers | None = fused(model, self.body, self.layers) if fuse else None
+        """Its layers in one call for few rows, where they are of that kind."""
         self._taps: dict[int, Tensor] = {}
 
     @property
@@ -112,7 +120,7 @@ class Target:
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             if self.dtype == torch.float32 and tensor.dtype == torch.bfloat16:
-                tensor = tensor.float()  # kept in half the memory (align/target/linear.py)
+                tensor = tensor.float()  # kept in half the memory (align/kernels/linear.py)
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().contiguous().cpu().view(torch.uint8).numpy())
         return digest.hexdigest()
@@ -227,6 +235,8 @@ class Target:
         taps: Sequence[int],
     ) -> tuple[Tensor, Tensor | None]:
         """Normalised last hidden state and tapped layer outputs."""
+        if self.fused is not None and self.fused.takes(tokens_BL.shape[1], layout, cache):
+            return self.fused(tokens_BL, layout, positions_BL, cache, taps)
         hooks = [self.layers[i].register_forward_hook(self._tap(i)) for i in taps]
         try:
             with laid(layout):
@@ -317,7 +327,7 @@ class Target:
         if not self.has_chat_template:
             return self.text_tokens("\n\n".join(m["content"] for m in messages))
         with in_one_line(f"target {self.spec!r}: its chat template refuses this"):
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = rendered(self.tokenizer, messages)
         return self._ids(text)
 
     def _ids(self, text: str) -> list[int]:
@@ -332,6 +342,20 @@ class Target:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+
+def rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
+    """The messages in the tokenizer's chat template, up to where the answer begins; a template is a program, and runs bounded.
+
+    Raises:
+        UserError: it takes too long, too much memory, or writes too much.
+    """
+    with bounded("it"):
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    most = MOST_WRITTEN + 16 * sum(len(m["content"]) for m in messages)
+    if len(text) > most:
+        raise UserError(f"it writes {len(text)} characters, more than {most}")
+    return text
 
 
 def log_softmax_full(target: Target, hidden: Tensor) -> Tensor:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
+from typing import Any
 
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
 from align.common.hub import is_hub_id
-from align.common.provenance import CHECKOUT
-from align.common.schema import read_object
+from align.common.provenance import CHECKOUT, memory_bytes
+from align.common.schema import SHORT_DTYPES, read_object
 from align.common.strict_yaml import parse_yaml
 from align.common.tables import read_text
 from align.target.debug import DEBUG
@@ -88,6 +89,7 @@ def check_name(spec: str) -> None:
         _check_no_drafter(spec, path)
         if not (path / "config.json").is_file():
             raise UserError(f"target {spec!r}: {path} has no config.json")
+        check_sizes(path, f"target {spec!r}")
     elif spec.endswith(".gguf"):
         if not path.is_file():
             raise UserError(f"target {spec!r}: no such file")
@@ -98,3 +100,76 @@ def check_name(spec: str) -> None:
         raise UserError(
             f"target {spec!r}: neither a folder in hub layout, a .gguf file, nor a hub id (owner/name)"
         )
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+_DEVICES = ("auto", "cpu", "cuda")
+
+
+def check_device(name: str) -> None:
+    """Raises UserError for what can be no device of torch; whether the machine has it is not asked."""
+    if name != "auto" and not re.fullmatch(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d{1,3})?", name):
+        raise UserError(f"device {name!r} is unknown{nearest(name, _DEVICES)}")
+
+
+def check_dtype(name: str) -> None:
+    """Raises UserError for a type in which no target is loaded."""
+    if SHORT_DTYPES.get(name, name) not in ("auto", *DTYPES):
+        raise UserError(f"dtype {name!r} is unknown{nearest(name, ['auto', *DTYPES])}")
+
+
+def check_given(spec: str | None, device: str, dtype: str = "auto") -> None:
+    """Raises UserError for a target (None = the default one), a device or a type that can't be. No torch is asked."""
+    check_name(DEFAULT_TARGET if spec is None else spec)
+    check_device(device)
+    check_dtype(dtype)
+
+
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+_WIDTHS = (
+    "vocab_size", "intermediate_size", "n_inner", "ffn_dim", "num_experts", "num_local_experts", "n_routed_experts",
+    "moe_intermediate_size", "num_attention_heads", "num_key_value_heads", "num_heads", "n_head", "head_dim",
+)  # fmt: skip
+_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
+MOST_POSITIONS = 50_000_000
+"""Longer contexts than any model has; some architectures allocate them."""
+_SQUARED = {"gpt2": 1, "gpt_neo": 1, "gptj": 1, "codegen": 1}
+"""Architectures that hold a mask of positions × positions, and its bytes an entry."""
+
+
+def check_sizes(folder: Path, what: str) -> None:
+    """Raises UserError for a size in config.json that the weights beside it are far too small for: half a byte a number is the
+    least that any format takes, and a layer has a square of the width in numbers. Before anything is built, which would take for ever."""
+    try:
+        config = read_object(folder / "config.json")
+    except UserError:
+        return  # said where it is loaded
+    files = [p for p in folder.glob("*") if p.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")]
+    room = 4 * 2 * sum(p.stat().st_size for p in files if p.is_file())
+    for values in (config, *(v for v in config.values() if isinstance(v, dict))):
+        _check_values(values, room, what)
+
+
+def _check_values(values: dict[str, Any], room: int, what: str) -> None:
+    def refuse(key: str, why: str) -> None:
+        raise UserError(f"{what}: config.json: {key}={values[key]}: {why}")
+
+    sizes = {key: value for key, value in values.items() if type(value) is int}
+    hidden = max(1, next((sizes[key] for key in _HIDDEN if key in sizes), 1))
+    rows = max(1, sizes.get("vocab_size", 1))
+    width = hidden if hidden <= _least("") else 1  # one that is too wide says so itself
+    for key in (*_HIDDEN, *_LAYERS, *_WIDTHS):
+        others = rows if key in _HIDDEN else width**2 if key in _LAYERS else width
+        if room and sizes.get(key, 0) * others > room and sizes[key] > _least(key):
+            refuse(key, "the weights are far too small for that")
+    memory = memory_bytes() or 1 << 62
+    for key in _POSITIONS:
+        count = sizes.get(key, 0)
+        if count > MOST_POSITIONS or count**2 * _SQUARED.get(str(values.get("model_type")), 0) > memory:
+            refuse(key, "no machine has room for so many positions")
+
+
+def _least(key: str) -> int:
+    """Sizes up to this are built quickly, whatever the weights say of them then."""
+    return 1024 if key in _LAYERS else 1 << 16

@@ -16,8 +16,9 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from align.common.errors import UserError
+from align.kernels.linear import speed_up_linears
 from align.target.anatomy import eos_ids
-from align.target.linear import speed_up_linears
+from align.target.fused import fused
 from align.target.logits import LogitForm, candidates
 from align.target.model import Target
 
@@ -88,10 +89,19 @@ def proven(model: Any, tokenizer: Any, spec: str, fast: bool = True, round_to_bf
         own = own_output(model.eval(), tokenizer)
     except Exception as error:  # a model's failures have no common class
         raise UserError(f"target {spec!r}: architecture {name!r} does not run: {first_line(error)}") from None
-    said = ""
-    for own_attention in (False, True):
+    said, quick = "", fast and not round_to_bf16
+    for attempt in ("fused", "ours", "own attention"):
         try:
-            target = Target(model, tokenizer, spec, fast and not round_to_bf16, own_attention=own_attention)
+            target = Target(
+                model,
+                tokenizer,
+                spec,
+                quick,
+                own_attention=attempt == "own attention",
+                fuse=attempt == "fused",
+            )
+            if attempt == "fused" and target.fused is None:
+                continue
             target.logit_form = _form(target, own)
             said = _difference(target, own, target.dtype)
         except Exception as error:
@@ -99,7 +109,7 @@ def proven(model: Any, tokenizer: Any, spec: str, fast: bool = True, round_to_bf
         if not said:
             if fast and round_to_bf16:  # proved as it is; a drafter's weights are rounded after that
                 speed_up_linears(model, target.dtype, target.device, round_to_bf16)
-                target.fast = fast
+                target.fast, target.fused = fast, fused(model, target.body, target.layers)
             return target
     raise UserError(f"target {spec!r}: architecture {name!r} can't be run exactly: {said}")
 

@@ -19,10 +19,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from align.common.batch import Step
+from align.common.errors import UserError
 from align.common.files import write_atomically
 from align.common.rng import random_state, seed_global, set_random_state
 from align.config.hardware import process_number
-from align.config.recipe import Recipe, TrainerConfig
+from align.config.recipe import PARTS, Recipe, TrainerConfig
 from align.losses.acceptance import expected_accepted_token, kept_greedy, kept_token
 from align.losses.objective import Objective, RowStatistics
 from align.models.block import BlockDrafter
@@ -34,6 +35,10 @@ from align.training.ema import EMA
 from align.training.metrics import TrainingProgress, ValidationSums
 
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
+
+
+_OPTIONS = {"markov": "markov_rank", "convolution": "convolution", "confidence": "confidence_head"}
+"""The recipe's option that gives the drafter a part."""
 
 
 class NonFiniteLoss(RuntimeError):
@@ -81,6 +86,8 @@ class DrafterModule(lightning.LightningModule, ABC):
         self._counted_at = 0.0  # on the monotonic clock
         self._sums = ValidationSums(drafter.config.block_size)
         self._resumed_rng: dict[str, Any] | None = None
+        if recipe.trainer.learning_rates:
+            self.parameter_groups()  # what can't be had is said before training begins
 
     # ---- the one step ----
 
@@ -134,9 +141,11 @@ class DrafterModule(lightning.LightningModule, ABC):
 
     def on_train_batch_start(self, batch: Any, index: int) -> None:
         seed_global(self.recipe.seed, 8, *batch.places)
-        rate = learning_rate(self.recipe.trainer, self.global_step, self.progress.seconds)
+        t = self.recipe.trainer
+        rate = learning_rate(t, self.global_step, self.progress.seconds)
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = rate
+            peak = t.learning_rates.get(group.get("part", ""), t.learning_rate)
+            group["lr"] = rate if peak == t.learning_rate else rate / t.learning_rate * peak
 
     def training_step(self, step: Step, index: int) -> Tensor:
         s, valid, whole = self.draft_statistics(step)
@@ -187,11 +196,36 @@ class DrafterModule(lightning.LightningModule, ABC):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         t = self.recipe.trainer
         return torch.optim.AdamW(
-            [p for p in self.drafter.parameters() if p.requires_grad],
+            self.parameter_groups() if t.learning_rates else list(self.trained().values()),
             lr=t.learning_rate,
             betas=(t.betas[0], t.betas[1]),
             weight_decay=t.weight_decay,
         )
+
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        """The weights that are trained, by name."""
+        return {name: p for name, p in self.drafter.named_parameters() if p.requires_grad}
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups: what takes `learning_rate`, then each part of `learning_rates`.
+
+        Raises:
+            UserError: the drafter lacks a part, or it is not trained.
+        """
+        groups: dict[str, list[torch.nn.Parameter]] = {
+            "": [],
+            **{part: [] for part in self.recipe.trainer.learning_rates},
+        }
+        for name, parameter in self.trained().items():
+            own = (part for part in groups if part and PARTS[part] in name)
+            groups[next(own, "")].append(parameter)
+        for part, members in groups.items():
+            if part and not members:
+                raise UserError(
+                    f"trainer.learning_rates.{part}: no such part of the drafter is trained "
+                    f"(drafter.{_OPTIONS[part]})"
+                )
+        return [{"params": members, "part": part} for part, members in groups.items() if members]
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None

@@ -44,6 +44,7 @@ class Seal(_Always, total=False):
     train: str
     strategy: str
     follow: str
+    rates: str
 
 
 def place(folder: Path, step: int) -> Path:
@@ -218,12 +219,14 @@ _SETTINGS = {
     "train": "drafter.train",
     "strategy": "launch.strategy",
     "follow": "data.follow",
+    "rates": "trainer.learning_rates",
 }
 
 
 def check_same_run(path: Path, drafter: dict[str, Any], settings: dict[str, str]) -> None:
     """Raises UserError when a checkpoint's drafter has another architecture, or it was saved under other `settings`: stage,
-    train (the parts of the drafter that are trained), strategy (the kind that can read it), follow (the order of the data)."""
+    train (the parts of the drafter that are trained), strategy (the kind that can read it), follow (the order of the data), rates
+    (which parts have learning rates of their own)."""
     record = read_seal(path)
     # what an older version did not write down was not there then: off, none of it
     added = {name: type(value)() for name, value in drafter.items() if name not in record["drafter"]}
@@ -234,7 +237,7 @@ def check_same_run(path: Path, drafter: dict[str, Any], settings: dict[str, str]
             raise UserError(
                 f"{path}: its drafter has {name}={value!r}, this recipe's {drafter.get(name)!r}; {_ANEW}"
             )
-    record = {"train": "all", "follow": "false", **record}
+    record = {"train": "all", "follow": "false", "rates": "none", **record}
     for key, name in _SETTINGS.items():
         if (before := record.get(key, settings[key])) != settings[key]:
             raise UserError(

@@ -13,7 +13,14 @@ from align.common.errors import UserError, nearest
 from align.common.text import say
 from align.config.recipe import DrafterConfig
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import initialise, load_drafter, with_confidence, without_confidence
+from align.models.block_checkpoint import (
+    initialise,
+    load_drafter,
+    with_confidence,
+    with_convolution,
+    with_markov,
+    without_confidence,
+)
 from align.models.block_config import BlockConfig
 from align.models.causal import CausalConfig, CausalDrafter
 from align.models.ddit import DDiT, DDiTConfig
@@ -98,8 +105,8 @@ def mask_token(target: Target) -> int:
 def make_block(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
-    """A block drafter after the recipe's drafter group: `init` as it was saved, with a confidence head where one is asked for,
-    or a fresh one that drafts over `draft_vocab` (None = the whole vocabulary).
+    """A block drafter after the recipe's drafter group: `init` as it was saved, with the confidence head, the convolutions and the
+    Markov head that are asked for, or a fresh one that drafts over `draft_vocab` (None = the whole vocabulary).
 
     Raises:
         UserError: an option that does not fit the target.
@@ -116,12 +123,44 @@ def make_block(
                 error=True,
             )
             drafter = without_confidence(drafter)
+        if options.convolution:
+            drafter = with_convolution(drafter)
+        drafter = _asked_markov(drafter, options, seed)
         # the same weights in another dtype are another target, and what is learnt here is this one
         drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
     if options.train == "confidence_head":
         for name, parameter in drafter.named_parameters():
             parameter.requires_grad_(name.startswith("confidence."))
     return drafter
+
+
+def _asked_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> BlockDrafter:
+    """The drafter of `drafter.init` with the Markov head that `drafter.markov` names, fresh where its own is another; its own
+    where it names none."""
+    if options.markov is None:
+        return drafter
+    _check_rank(drafter.target, options.markov_rank)
+    kind, width = markov_kind(options)
+    config = drafter.config
+    if (config.markov, config.markov_rank, config.markov_width) == (kind, options.markov_rank, width):
+        return drafter
+    if config.markov_rank:
+        say(
+            f"drafter.init: its Markov head ({config.markov or 'mixed'}, rank {config.markov_rank}) gives way to a fresh one",
+            error=True,
+        )
+    return with_markov(drafter, kind, options.markov_rank, width, seed)
+
+
+def markov_kind(options: DrafterConfig) -> tuple[str, int]:
+    """`markov` and `markov_width` of the config."""
+    kind = "" if options.markov in (None, "mixed") or not options.markov_rank else str(options.markov)
+    return kind, options.markov_width if kind == "mlp" else 0
+
+
+def _check_rank(target: Target, rank: int) -> None:
+    if rank > target.hidden_size:
+        raise UserError(f"drafter.markov_rank={rank}: at most {target.hidden_size}, the target's width")
 
 
 def from_target(
@@ -146,10 +185,8 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
     layers = options.layers
     if layers > target.num_layers:
         raise UserError(f"drafter.layers={layers}: target {target.spec!r} has {target.num_layers} layers")
-    if options.markov_rank > target.hidden_size:
-        raise UserError(
-            f"drafter.markov_rank={options.markov_rank}: at most {target.hidden_size}, the target's width"
-        )
+    _check_rank(target, options.markov_rank)
+    markov, markov_width = markov_kind(options)
     if shared:
         chosen = first_layers(target, options)
     else:
@@ -178,6 +215,9 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
         attention_bias="self_attn.q_proj.bias" in dict(target.layers[0].named_parameters()),
         draft_vocab_size=0 if draft_vocab is None else len(draft_vocab),
         markov_rank=options.markov_rank,
+        markov=markov,
+        markov_width=markov_width,
+        convolution=options.convolution,
         confidence_head=options.confidence_head,
     )
 

@@ -141,6 +141,7 @@ def _settings(recipe: Recipe) -> dict[str, str]:
         "train": recipe.drafter.train,
         "strategy": checkpoint_kind(recipe),
         "follow": str(recipe.data.follow).lower(),
+        "rates": " and ".join(sorted(recipe.trainer.learning_rates)) or "none",
     }
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from align.common.errors import UserError
 from decode.methods.options import DraftOptions
-
-if TYPE_CHECKING:
-    from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 
 TUNING_SUITE = "builtin"
 """The suite on which settings are chosen: the prompts of this project, which are no benchmark."""
@@ -65,8 +63,6 @@ class EvalConfig:
     @property
     def sampling(self) -> Sampling:
         """Raises UserError for a number out of its range."""
-        from decode.speculation.sampling import Sampling
-
         return Sampling(self.temperature, self.top_p, self.top_k, seed=self.seed)
 
     @property

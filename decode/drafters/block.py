@@ -28,7 +28,7 @@ from decode.speculation.sampling import ProcessorState, Sampling, best, couple, 
 from decode.speculation.tree_drafts import best_first, draw_tree, drawn_tree_parents
 
 TREE_NODES = 5
-"""With the root six rows a call: one pass through the weights (align/target/rows.c), at 1.1 times the price of one row."""
+"""With the root six rows a call: one pass through the weights (align/kernels/rows.c), at 1.1 times the price of one row."""
 TREES_UP_TO = 0.7
 """The highest temperature at which trees are the default."""
 
@@ -198,8 +198,7 @@ class BlockDrafts(DraftSession):
             above_P = columns_P if self._ids is None else self._ids[columns_P]
             above_P = torch.where(columns_P < 0, last, above_P)
             logits_PV = self._after(logits_KV, inputs_Kr, k, above_P)
-            q_PV = probs(logits_PV, self.request.sampling, self._before(k))
-            return q_PV if len(q_PV) == len(columns_P) else q_PV.expand(len(columns_P), -1)
+            return probs(logits_PV, self.request.sampling, self._before(k)).expand(len(columns_P), -1)
 
         columns_N, probs_NV = draw_tree(parents, q_of, siblings, self.request.generator, logits_KV.device)
         branches = len(set(parents)) < len(parents)

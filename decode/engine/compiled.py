@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from align.common.errors import UserError
+from align.kernels.linear import RowsLinear, fast_linear
 from align.target.attention import WIDE
 from align.target.cache import KVCache, SharedCache, Slab
-from align.target.linear import RowsLinear, fast_linear
 from align.target.loading import reload
 from align.target.model import Target
 
@@ -27,6 +27,7 @@ def compiled(target: Target) -> Target:
         UserError: torch.compile does not work here (for example without a C++ compiler).
     """
     twin = reload(target, fast=fast_linear(target.dtype, target.device) is RowsLinear)
+    twin.fused = None  # its layers in one call would run instead of the compiled ones
     layer_by_layer = torch.compile(_forward_of_its_class, dynamic=True)
     try:
         for i, layer in enumerate(twin.layers):

@@ -12,7 +12,8 @@ from align.target.model import Target
 from decode.drafters.base import Drafter
 from decode.engine.engine import Engine, run_together
 from decode.engine.output import MAX_NEW_TOKENS, Generation
-from decode.speculation.sampling import Sampling, named
+from decode.speculation.sampling import Sampling
+from decode.speculation.settings import named
 from decode.speculation.verifiers import check_pair, choose, find
 
 Prompt = str | list[dict[str, str]] | list[int]

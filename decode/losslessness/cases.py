@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from align.common.errors import UserError, nearest
+from align.target.names import check_given
 from decode.losslessness.config import VerifyConfig
 from decode.method_names import LOSSY, ORDERS
 from decode.methods.build import build, open_parts, verifier_of
 from decode.methods.drafter_spec import (
     BLOCKS,
+    check_named,
     check_there,
     drafters_by_role,
-    given_drafters,
     role_of,
     shipped_for,
 )
@@ -76,14 +77,15 @@ def check(config: VerifyConfig) -> list[Prompt]:
     if config.methods is not None:
         if config.drafter_tokenizer:
             raise UserError("--drafter-tokenizer belongs to --drafter alone, not to --methods")
-        read_names(config.methods)
-        given_drafters(config.drafter)
+        names = read_names(config.methods)
+        check_named(names, config.drafter, config.target)
     elif config.drafter == "none":
         raise UserError(
             "--drafter=none drafts nothing, so there is nothing to verify: name a drafter, or lookup"
         )
     elif config.drafter is not None:
         check_there(config.drafter)
+    check_given(config.target, config.device)
     suite = config.suite or (None if config.prompts else "mtbench")
     loaded, _ = prompts_of(suite, config.prompts, config.data_dir, config.limit)
     return [prompt for one in loaded for prompt in one.prompts]

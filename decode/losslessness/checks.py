@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -13,23 +13,21 @@ from align.common.errors import UserError
 from align.common.provenance import decoding_versions, git_commit, machine
 from align.target.loading import has_fast_bf16, load_target
 from decode.engine.decoder import Decoder
-from decode.engine.output import Generation
 from decode.losslessness.cases import Cases, cases_of
+from decode.losslessness.compared import Plain, Planted, same
 from decode.losslessness.conditionals import Tally
 from decode.losslessness.config import VerifyConfig
-from decode.losslessness.divergence import BUG, examine
-from decode.losslessness.planted import BUGS, Bug
+from decode.losslessness.dropped import BUGS
+from decode.losslessness.options import Options, drawn_options, same_options
+from decode.losslessness.planted import Bug
 from decode.losslessness.recorded import RecordedDrafter
 from decode.losslessness.verdict import Caught, Check, line
-from decode.speculation.sampling import Sampling, position_noise, probs
+from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
 from decode.suites.tokenized import tokenize_prompts
 
-Planted = Callable[[], AbstractContextManager[Any]]
-
 ALPHA = 1e-3
 """The chance that a correct pair fails the check of sampled tokens, for all its comparisons together."""
-COUPLED = 1.0
 SETTINGS: dict[str, dict[str, Any]] = {
     "T=1": {"temperature": 1.0},
     "T=0.5": {"temperature": 0.5},
@@ -109,8 +107,8 @@ class _Plan:
     def __init__(self, config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> None:
         self.config, self.cases, self.prompts = config, cases, prompts
         target, new = cases.target, config.max_new_tokens
-        self.greedy = _Plain(Decoder(target), prompts, new, None)
-        self.coupled = _Plain(Decoder(target, None, "gumbel"), prompts, new, config.seed)
+        self.greedy = Plain(Decoder(target), prompts, new, None)
+        self.coupled = Plain(Decoder(target, None, "gumbel"), prompts, new, config.seed)
         # the shortest: each text goes through the target once more
         self.few = sorted(prompts, key=len)[:CANDIDATES]
         self.drawn = [
@@ -118,15 +116,21 @@ class _Plan:
             for case in cases.drawn
         ]
         self.alpha = ALPHA / (1 + len(self.drawn))
+        self.options = Options(target, self.few[0], config.seed)
         self.sampled: list[tuple[str, Decoder, Check]] = []
         """The cases that were sampled, without plain decoding."""
 
     def checks(self) -> Iterator[Callable[[], Check]]:
         target, cases = self.cases.target, self.cases
         for case in cases.compared:
-            yield partial(_same, "greedy fp32", case.name, self.greedy, cases.open(target, case))
+            yield partial(same, "greedy fp32", case.name, self.greedy, cases.open(target, case))
         for case in cases.compared:
-            yield partial(_same, "coupled fp32", case.name, self.coupled, cases.open(target, case, "gumbel"))
+            yield partial(same, "coupled fp32", case.name, self.coupled, cases.open(target, case, "gumbel"))
+        for case in cases.compared:
+            both = cases.open(target, case), cases.open(target, case, "gumbel")
+            yield partial(same_options, case.name, self.options, *both)
+        for name, case in self.drawn:
+            yield partial(drawn_options, name, self.options, cases.open(target, case))
         yield partial(_texts, "plain", self.greedy.decoder, self.few, self.config, self.alpha)
         for name, case in self.drawn:
             yield partial(self._sample, name, cases.open(target, case))
@@ -145,6 +149,7 @@ class _Plan:
                 for name, decoder, check in self.sampled
                 if decoder.drafter is not None
                 and (not bug.verifiers or decoder.verifier_for(Sampling(1.0)) in bug.verifiers)
+                and (not bug.chat or decoder.target.has_chat_template)
                 and (not bug.trees or decoder.drafter.draft_nodes > decoder.drafter.draft_tokens)
             ]
             if not fitting:
@@ -154,72 +159,19 @@ class _Plan:
             yield self._catch(bug, name, decoder)
 
     def _catch(self, bug: Bug, name: str, decoder: Decoder) -> Caught:
-        if bug.check == "sampled":
+        if bug.check == "options":
+            greedy, coupled = (Decoder(decoder.target, decoder.drafter, v) for v in ("auto", "gumbel"))
+            check = same_options(name, self.options, greedy, coupled, bug.planted, bug.setting)
+        elif bug.check == "options drawn":
+            check = drawn_options(name, self.options, decoder, bug.planted)
+        elif bug.check == "sampled":
             check = _texts(name, decoder, self.few, self.config, self.alpha, bug.planted)
         else:
             plain = self.greedy if bug.check == "greedy" else self.coupled
             verifier = "auto" if bug.check == "greedy" else "gumbel"
             other = Decoder(decoder.target, decoder.drafter, verifier)
-            check = _same(bug.check, name, plain, other, bug.planted)
+            check = same(bug.check, name, plain, other, bug.planted)
         return Caught(bug.name, bug.check, name, not check.passed, check.words)
-
-
-class _Plain:
-    """Outputs without drafts, each generated when it is first needed. `seed` None = greedy, else coupled at temperature 1."""
-
-    def __init__(self, decoder: Decoder, prompts: Sequence[list[int]], new: int, seed: int | None) -> None:
-        self.decoder, self.prompts, self.new, self.seed = decoder, prompts, new, seed
-        self.sampling = Sampling() if seed is None else Sampling(COUPLED, seed=seed)
-        self._outputs: dict[int, list[int]] = {}
-
-    def output(self, index: int) -> list[int]:
-        if index not in self._outputs:
-            self._outputs[index] = self.answer(self.decoder, index).tokens
-        return self._outputs[index]
-
-    def answer(self, decoder: Decoder, index: int) -> Generation:
-        return decoder.generate(self.prompts[index], max_new_tokens=self.new, sampling=self.sampling)
-
-
-def _same(name: str, method: str, plain: _Plain, other: Decoder, bug: Planted = nullcontext) -> Check:
-    """Compare outputs with drafts, while a bug may be planted, with those without drafts."""
-    prompts, seed, sampling = plain.prompts, plain.seed, plain.sampling
-    found, calls, committed, drafted = [], 0, 0, 0
-    for i, prompt in enumerate(prompts):
-        expected = plain.output(i)
-        with bug():
-            out = plain.answer(other, i)
-        calls, committed = calls + out.calls, committed + len(out.tokens) - 1
-        drafted += sum(out.nodes)
-        score = None
-        if seed is not None:
-
-            def score(z_V: Any, index: int, start: int = len(prompt)) -> Any:
-                noise_V = position_noise(seed, start + index, z_V.shape[-1], z_V.device)
-                return probs(z_V, sampling).double().log() + noise_V
-
-        judged = examine(
-            plain.decoder.target, prompt, expected, out.tokens, out.drafted, out.accepted, out.trees, score
-        )
-        if judged is not None:
-            found.append(judged)
-    bugs = [d for d in found if d.kind == BUG]
-    same, tau = len(prompts) - len(found), committed / calls if calls else 0.0
-    words = f"{same} of {len(prompts)} outputs identical, τ {tau:.2f}"
-    if found:
-        worst = (bugs or found)[0]
-        gap = "no logits explain it" if worst.gap is None else f"gap {worst.gap:.2g}, bound {worst.bound:.2g}"
-        words += f"; {len(found) - len(bugs)} rounding ties, {len(bugs)} bugs (token {worst.index}: {gap})"
-    if not drafted:
-        words += "; NOTHING DRAFTED, nothing shown"
-    figures = {
-        "drafted": drafted,
-        "identical": same,
-        "ties": len(found) - len(bugs),
-        "bugs": len(bugs),
-        "tau": tau,
-    }
-    return Check(name, method, not bugs, len(prompts), figures, words)
 
 
 def _half(config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> Iterator[Callable[[], Check]]:
@@ -233,9 +185,9 @@ def _half(config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> Itera
         device=str(cases.target.device),
         trust_remote_code=cases.target.trust_remote_code,
     )
-    plain = _Plain(Decoder(half), prompts, new, None)
+    plain = Plain(Decoder(half), prompts, new, None)
     for case in cases.halved:
-        yield partial(_same, "greedy bf16", case.name, plain, cases.open(half, case, "auto"))
+        yield partial(same, "greedy bf16", case.name, plain, cases.open(half, case, "auto"))
 
 
 def _texts(

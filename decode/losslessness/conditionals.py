@@ -29,8 +29,9 @@ from torch import Tensor
 
 from align.target.model import Target
 from decode.engine.output import Generation
+from decode.losslessness.law import law, scores
 from decode.losslessness.recorded import First
-from decode.speculation.sampling import ProcessorState, Sampling, penalised, probs
+from decode.speculation.sampling import Sampling
 
 Moments = tuple[Tensor, Tensor, Tensor]
 MOST_SURPRISE = 10.0
@@ -91,12 +92,12 @@ class Tally:
             rounds: the first positions of each text's drafts.
             name: of the setting.
         """
-        logits = _logits(target, prompt, outputs)
+        logits = logits_of(target, prompt, outputs)
         for output, logits_LV, firsts in zip(outputs, logits, rounds, strict=True):
             tokens_L = torch.tensor(output.tokens, device=target.device)
-            before = _state(target, prompt, output.tokens, sampling)
-            p_LV = probs(logits_LV, sampling, before)
-            self.impossible += _outside(logits_LV, p_LV, tokens_L, sampling, before)
+            z_LV = scores(logits_LV, prompt, output.tokens, sampling, target.eos_ids)
+            p_LV = law(z_LV, sampling)
+            self.impossible += outside(z_LV, p_LV, tokens_L)
             whole_L = torch.zeros(len(tokens_L), dtype=torch.bool, device=target.device)
             whole_L[list(_after_whole(output))] = True
             groups = {"all": whole_L | True, name: whole_L | True, "whole": whole_L}
@@ -130,7 +131,7 @@ class Tally:
 
 
 @torch.no_grad()
-def _logits(target: Target, prompt: list[int], outputs: Sequence[Generation]) -> Iterable[Tensor]:
+def logits_of(target: Target, prompt: list[int], outputs: Sequence[Generation]) -> Iterable[Tensor]:
     """Of each text the logits (L, V), fp64, from which its tokens were to be drawn. One forward over the texts as rows of a
     batch, each after a copy of the prompt's keys and values: without trees, rollbacks or any code of the engine."""
     longest, rows = max(len(o.tokens) for o in outputs), len(outputs)
@@ -146,24 +147,8 @@ def _logits(target: Target, prompt: list[int], outputs: Sequence[Generation]) ->
         yield target.head(row_1LD[:, : len(output.tokens)])[0].double()
 
 
-def _state(target: Target, prompt: list[int], tokens: list[int], sampling: Sampling) -> ProcessorState:
-    """The state of the processors before each token, computed from the text alone."""
-    written_LV = torch.zeros(len(tokens), target.vocab_size, dtype=torch.bool, device=target.device)
-    for place, token in enumerate(tokens):
-        written_LV[place + 1 :, token] = True
-    seen_LV = written_LV.clone()
-    seen_LV[:, prompt] = True
-    barred_LV = torch.zeros_like(written_LV)
-    barred_LV[:, list(sampling.banned)] = True
-    barred_LV[: sampling.min_new_tokens, list(target.eos_ids)] = True
-    return ProcessorState(seen_LV, written_LV, barred_LV)
-
-
-def _outside(
-    logits_LV: Tensor, p_LV: Tensor, tokens_L: Tensor, sampling: Sampling, before: ProcessorState
-) -> int:
-    """How many tokens have no mass under p, without those that rounding may have let through."""
-    z_LV = penalised(logits_LV, sampling, before)
+def outside(z_LV: Tensor, p_LV: Tensor, tokens_L: Tensor) -> int:
+    """How many tokens have no mass under p, without those that rounding may have let through. z: the scores that p is made of."""
     z_L = z_LV.gather(1, tokens_L[:, None])[:, 0]
     least_L = z_LV.masked_fill(p_LV == 0, math.inf).amin(1)
     return int((z_L < least_L - ROUNDING * least_L.abs().clamp(min=1)).sum())

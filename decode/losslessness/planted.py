@@ -32,11 +32,13 @@ class Bug:
     """A bug, and the check that has to catch it.
 
     Args:
-        check: greedy, coupled or sampled.
+        check: greedy, coupled, sampled, options (greedy and coupled) or options drawn.
         plant: (object, attribute, function from the right attribute to the broken one).
         verifiers: those that it affects; empty: all.
         trees: it shows only where drafts branch.
         by: the figure of the sampled check that is largest in the case in which the bug shows most.
+        setting: of the check `options`: the name of the setting in which the bug shows.
+        chat: it shows only where the target has a chat template.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Bug:
     verifiers: frozenset[str] = frozenset()
     trees: bool = False
     by: str = "accepted"
+    setting: str | None = None
+    chat: bool = False
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -58,7 +62,7 @@ class Bug:
             setattr(home, name, right)
 
 
-def _verified(change: Callable[[dict[str, Any]], object]) -> tuple[Any, str, Callable[[Any], Any]]:
+def verified(change: Callable[[dict[str, Any]], object]) -> tuple[Any, str, Callable[[Any], Any]]:
     """A bug in the arguments of `verify_proposal`. `change` edits them in place, in rounds with drafts."""
     names = verify_proposal.__code__.co_varnames[: verify_proposal.__code__.co_argcount]
 
@@ -80,7 +84,7 @@ def _row_before(a: dict[str, Any]) -> None:
         a["logits_MV"][node + 1] = a["logits_MV"][parents[node] + 1]
 
 
-def _sampled_otherwise(**options: Any) -> Callable[[dict[str, Any]], None]:
+def sampled_otherwise(**options: Any) -> Callable[[dict[str, Any]], None]:
     def change(a: dict[str, Any]) -> None:
         if not a["sampling"].greedy:
             a["sampling"] = replace(a["sampling"], **options)
@@ -137,7 +141,7 @@ def _keep_next(right: Callable[..., None]) -> Callable[..., None]:
     return keep
 
 
-BUGS = (
+ENGINE_BUGS = (
     Bug("a draft is accepted without a look", "greedy", (engine, "verify_proposal", _take_all)),
     Bug("the cache keeps a rejected draft in place of an accepted one", "greedy", (KVCache, "keep", _keep_next)),
     Bug(
@@ -149,16 +153,16 @@ BUGS = (
     Bug(
         "the noise belongs to the place in the draft",
         "coupled",
-        _verified(lambda a: a.update(position=0)),
+        verified(lambda a: a.update(position=0)),
     ),
     Bug("every draft is accepted", "sampled", (engine, "verify_proposal", _take_all)),
-    Bug("the token after a whole draft comes from the row before", "sampled", _verified(_row_before), by="whole"),
-    Bug("p is taken at temperature 1", "sampled", _verified(_sampled_otherwise(temperature=1.0))),
-    Bug("p is taken without top-p", "sampled", _verified(_sampled_otherwise(top_p=1.0))),
+    Bug("the token after a whole draft comes from the row before", "sampled", verified(_row_before), by="whole"),
+    Bug("p is taken at temperature 1", "sampled", verified(sampled_otherwise(temperature=1.0))),
+    Bug("p is taken without top-p", "sampled", verified(sampled_otherwise(top_p=1.0))),
     Bug("penalties do not count the drafts", "sampled", (History, "rows", _rows_without_drafts)),
-    Bug("q is said at half its temperature", "sampled", _verified(_q(lambda q_KV, _: q_KV.square())), BY_RATIO),
-    Bug("q is said at twice its temperature", "sampled", _verified(_q(lambda q_KV, _: q_KV.sqrt())), BY_RATIO),
-    Bug("q is that of the next position", "sampled", _verified(_q(_of_the_next_position)), BY_RATIO),
+    Bug("q is said at half its temperature", "sampled", verified(_q(lambda q_KV, _: q_KV.square())), BY_RATIO),
+    Bug("q is said at twice its temperature", "sampled", verified(_q(lambda q_KV, _: q_KV.sqrt())), BY_RATIO),
+    Bug("q is that of the next position", "sampled", verified(_q(_of_the_next_position)), BY_RATIO),
     Bug(
         "one draft in five is rejected for nothing",
         "sampled",

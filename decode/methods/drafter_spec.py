@@ -8,8 +8,11 @@ from pathlib import Path
 from align.common.errors import UserError, nearest
 from align.common.hub import is_hub_id, local_path, missing, nearby
 from align.common.provenance import CHECKOUT
+from align.common.schema import read_object
+from align.target.names import DEFAULT_TARGET
 from decode.method_names import LOOKUP
 from decode.methods.registry import ROLES
+from decode.methods.spec import check_parts, read_method
 
 DEFAULT_DRAFTER = CHECKOUT / "pretrained" / "smollm2-135m-block"
 """The drafter that the repository ships, made for the default target."""
@@ -21,8 +24,6 @@ BLOCKS = ("block", "variable_prefix")
 
 def shipped_for(target: str) -> str | None:
     """The shipped drafter's folder, if it is there and was made for this target."""
-    from align.target.loading import DEFAULT_TARGET
-
     there = target == DEFAULT_TARGET and (DEFAULT_DRAFTER / "config.json").is_file()
     return str(DEFAULT_DRAFTER) if there else None
 
@@ -76,6 +77,31 @@ def drafters_by_role(
             )
         found[role] = folder
     return found
+
+
+def possible_roles(text: str | None, default: str | None = None) -> dict[str, str]:
+    """The drafters of `given_drafters` by every kind that they may be of, as far as their names and config.json say it. Without
+    torch: a command refuses a method at once for which there can be no drafter.
+
+    Raises:
+        UserError: as `given_drafters`.
+    """
+    found: dict[str, str] = {}
+    for role, folder in given_drafters(text, default):
+        config = local_path(folder) / "config.json"
+        said = read_object(config).get("model_type") if config.is_file() else None
+        roles = [role] if role else ["block"] if said == "block_drafter" else ["diffusion", "autoregressive"]
+        if not role and said is None:
+            roles = list(ROLES)
+        found.update(dict.fromkeys(roles, folder))
+    return found
+
+
+def check_named(names: Sequence[str], drafters: str | None, target: str | None) -> None:
+    """Raises UserError, without torch, for a method by name (`all` aside) for which there can be no drafter. `target`: None = the
+    default one, for which a drafter is shipped."""
+    known = possible_roles(drafters, shipped_for(DEFAULT_TARGET if target is None else target))
+    check_parts([read_method(name) for name in names if name != "all"], known)
 
 
 def check_there(spec: str) -> None:

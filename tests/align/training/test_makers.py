@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
 from align.data import shards as data
+from align.models.block import BlockDrafter
+from align.models.block_checkpoint import load_drafter, save_drafter
 from align.target.model import Target
-from align.training.makers import from_target, mask_token, tap_layers
+from align.training.makers import from_target, make_block, mask_token, tap_layers
 from tests.builders import block_options as options
+from tests.builders import trained_block
 
 
 def test_starting_weights_are_the_targets(target: Target, samples: data.Samples) -> None:
@@ -38,3 +45,29 @@ def test_taps_have_the_published_names(target: Target) -> None:
 
 def test_mask_token_is_unused(target: Target) -> None:
     assert target.tokenizer.convert_ids_to_tokens(mask_token(target)) in ("<unused>", "<|endoftext|>")
+
+
+def test_what_is_asked_for_is_added_to_a_trained_drafter(
+    target: Target, samples: data.Samples, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is not asked for stays as it was saved; so does a Markov head of the kind and rank asked for."""
+    save_drafter(trained_block(target, samples, markov_rank=8), tmp_path, dtype=torch.float32)
+    own = load_drafter(tmp_path, target)
+
+    def start(**changes: Any) -> tuple[BlockDrafter, set[str]]:
+        made = make_block(target, options(init=str(tmp_path), markov_rank=8, **changes), None)
+        mine = dict(made.named_parameters())
+        return made, {n for n, p in own.named_parameters() if n in mine and torch.equal(p, mine[n])}
+
+    names = {name for name, _ in own.named_parameters()}
+    for changes in ({}, {"markov": "mixed"}, {"convolution": True}):
+        made, kept = start(**changes)
+        assert kept == names and made.config.convolution == bool(changes.get("convolution"))
+    assert "fresh" not in capsys.readouterr().err
+    made, kept = start(markov="mlp", markov_width=12, convolution=True)
+    assert kept == {n for n in names if not n.startswith("markov.")}
+    assert (made.config.markov, made.config.markov_width, made.config.markov_rank) == ("mlp", 12, 8)
+    assert "its Markov head (mixed, rank 8) gives way to a fresh one" in capsys.readouterr().err
+    save_drafter(made, tmp_path / "again", dtype=torch.float32)
+    kept_own = make_block(target, options(init=str(tmp_path / "again")), None)  # the recipe names neither
+    assert kept_own.config == made.config

@@ -234,3 +234,15 @@ def test_a_writers_drafts_are_the_models_own(target: Target) -> None:
     session.extend(4, [expected[1], 99])
     other = Decoder(target).generate([4, 90, 17, *expected[:2], 99], max_new_tokens=3).tokens
     assert session.propose(3, Sampling()) == other
+
+
+def test_a_writer_stops_at_its_models_context(target: Target) -> None:
+    """The last draft is not read: a text of all but two places leaves room for three."""
+    target = copy.copy(target)
+    target.eos_ids, target.context_limit = (), 9
+    session = AutoregressiveWriter(target, 6).start(list(range(4, 11)))
+    assert len(session.propose(6, Sampling())) == 3
+    session.extend(7, [5, 6])
+    assert len(session.propose(6, Sampling())) == 1
+    session.extend(9, [7])
+    assert session.propose(6, Sampling()) == []

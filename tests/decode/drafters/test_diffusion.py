@@ -222,6 +222,28 @@ def test_a_long_text_in_the_drafters_own_tokens(target: Target, kind: str, monke
     assert session.propose(3, Sampling()) == fresh.propose(3, Sampling()) and len(found) == 3
 
 
+def test_a_long_text_keeps_half_of_the_longest_context(target: Target, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    from decode.drafters import diffusion
+
+    monkeypatch.setattr(diffusion, "LONGEST_CONTEXT", 24)
+    session = diffusion.DiffusionWriter(drafter(target, "ddit"), 3).start(list(range(4, 34)))
+    assert session.context.tokens == list(range(22, 34))
+
+
+def test_what_may_not_come_yet_is_barred_as_far_as_the_last_position(target: Target) -> None:
+    """A minimum length ends within the draft: end of sequence is barred before, and free after it."""
+    _, session = sessions(
+        target, DiffusionProposer(drafter(target, "ddit"), 4), Sampling(1.0, min_new_tokens=4)
+    )
+    count = session.request.history.count
+    for places in ([0, 1, 2, 3], [2, 3], [3], [1]):
+        barred = session.before(torch.tensor(places)).barred
+        for row, place in enumerate(places):
+            its = barred if barred is None or barred.dim() == 1 else barred[row]
+            ends = [its is not None and bool(its[i]) for i in target.eos_ids]
+            assert ends == [count + place < 4] * len(ends)
+
+
 def test_options_that_exclude_each_other(target: Target) -> None:
     made = drafter(target, "ddit")
     with pytest.raises(UserError, match="hot_start takes the place of one of several steps"):

@@ -11,15 +11,11 @@ from align.target.model import Target
 from decode.engine.output import Generation, Tree
 from decode.losslessness import conditionals
 from decode.losslessness.conditionals import Sum, Tally
+from decode.losslessness.law import law, scores
 from decode.losslessness.recorded import First
-from decode.speculation.processors import History
-from decode.speculation.sampling import Sampling, probs
-from decode.speculation.tree import chain
+from decode.speculation.sampling import Sampling
 
 PROMPT = [5, 6, 7]
-EVERYTHING = Sampling(
-    1.3, top_p=0.9, repetition_penalty=1.7, presence_penalty=0.4, banned=(3, 4), min_new_tokens=3
-)
 
 
 def output(
@@ -95,19 +91,9 @@ def test_the_places_after_whole_drafts() -> None:
     assert list(after(output([0, 1], [(2, 1)], cut))) == []
 
 
-def test_what_the_processors_know_is_what_the_engine_tells_them(target: Target) -> None:
-    tokens = [9, 5, 9, 11, 3]
-    history = History(EVERYTHING, PROMPT, target.vocab_size, target.eos_ids, target.device)
-    drafts = torch.tensor(tokens[:-1])
-    state = conditionals._state(target, PROMPT, tokens, EVERYTHING)
-    logits_LV = torch.randn(5, target.vocab_size, dtype=torch.float64)
-    expected = probs(logits_LV, EVERYTHING, history.rows(drafts, chain(4)))
-    assert torch.equal(probs(logits_LV, EVERYTHING, state), expected)
-
-
 def test_the_logits_are_those_of_plain_forwards(target: Target) -> None:
     texts = [[9, 5, 9, 11, 3], [8, 2]]
-    found = conditionals._logits(target, PROMPT, [output(t, []) for t in texts])
+    found = conditionals.logits_of(target, PROMPT, [output(t, []) for t in texts])
     for tokens, logits_LV in zip(texts, found, strict=True):
         whole = target.forward(torch.tensor([[*PROMPT, *tokens[:-1]]])).logits_BLV
         assert whole is not None
@@ -119,9 +105,8 @@ def test_an_impossible_token_is_counted_and_a_tie_is_not(target: Target) -> None
     sampling = Sampling(1.0, top_k=2)
     logits_LV = torch.zeros(3, target.vocab_size, dtype=torch.float64)
     logits_LV[:, :3] = torch.tensor([5.0, 4.0, 4.0 - 1e-5], dtype=torch.float64)
-    state = conditionals._state(target, PROMPT, [1, 2, 9], sampling)
-    p_LV = probs(logits_LV, sampling, state)
-    outside = conditionals._outside(logits_LV, p_LV, torch.tensor([1, 2, 9]), sampling, state)
+    z_LV = scores(logits_LV, PROMPT, [1, 2, 9], sampling, target.eos_ids)
+    outside = conditionals.outside(z_LV, law(z_LV, sampling), torch.tensor([1, 2, 9]))
     assert outside == 1  # token 2 is as good as token 1; token 9 is not
     tally = Tally()
     tally.impossible = 1

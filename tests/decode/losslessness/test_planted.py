@@ -6,7 +6,8 @@ import pytest
 
 from decode.losslessness.checks import _texts
 from decode.losslessness.config import VerifyConfig
-from decode.losslessness.planted import BUGS, Bug
+from decode.losslessness.dropped import BUGS
+from decode.losslessness.planted import Bug
 from decode.methods.build import build
 from decode.methods.registry import Parts
 from decode.methods.spec import read_method

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from align.kernels.linear import RowsLinear, fast_linear
 from align.models.standalone import DiffusionContext
 from align.models.standalone_checkpoint import save_standalone
-from align.target.linear import RowsLinear, fast_linear
 from align.target.model import Target
 from decode.methods.drafter_loading import open_part
 from tests.builders import diffusion_drafter as drafter

@@ -40,6 +40,12 @@ def rows_library() -> Any:
                 for product in (library.rows_product, library.rows_product_bf16):
                     product.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3
                     product.restype = None
+                library.layers_scratch.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64]
+                library.layers_scratch.restype = ctypes.c_int64
+                library.layers_forward.argtypes = (
+                    [ctypes.c_void_p] * 5 + [ctypes.c_int64] + [ctypes.c_void_p] * 2
+                )
+                library.layers_forward.restype = None
                 return library if library.rows_available() else None
             except (OSError, AttributeError):
                 return None

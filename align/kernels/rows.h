@@ -1,15 +1,17 @@
-/* y (M, N) = x (M, K) · Wᵀ for few rows M and a weight W (N, K) that does not fit the cache, row-major; x and y in
- * fp32, W in fp32 or bf16.
+/* Two rows of a weight times a few rows of x: what rows.c and layers.c multiply with.
  *
  * The time of such a product is the time to read W once. Two rows of W at a time are streamed past up to six rows of
  * x, whose sums stay in registers; the arithmetic hides behind the reading. Every output is the sum over k in the same
  * order however many rows there are, so a row's result does not depend on its company, to the bit.
  */
+#ifndef ROWS_H
+#define ROWS_H
 #include <stdint.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2,fma")))
+#define ROWS_HERE 1
 #define GROUP 6
 
 static inline __attribute__((always_inline)) AVX2 float total(__m256 v)
@@ -71,12 +73,12 @@ static inline __attribute__((always_inline)) AVX2 void pair(
 
 static inline __attribute__((always_inline)) AVX2 void rows_of(
     const float *x, const void *w, const void *v, const float *bias, float *y, int64_t M, int64_t K, int64_t N,
-    const int half)
+    const char *ahead, const int half)
 {
-    /* the next two rows of W are fetched in equal shares, so that the memory is never idle while sums are made */
+    /* the two rows of W that come next, at `ahead`, are fetched in equal shares, so that the memory is never idle while sums
+     * are made */
     const int64_t size = half ? 2 : 4, groups = (M + GROUP - 1) / GROUP;
     const int64_t step = 16 * size / groups, share = 2 * K * size / groups;
-    const char *ahead = (const char *)w + 2 * K * size;
     for (int64_t i = 0; i < M; i += GROUP, x += GROUP * K, y += GROUP * N, ahead += share) {
         switch (M - i) {
         case 1: pair(x, w, v, bias, y, K, N, 1, half, ahead, step); break;
@@ -90,36 +92,17 @@ static inline __attribute__((always_inline)) AVX2 void rows_of(
 }
 
 static AVX2 void rows_fp32(
-    const float *x, const float *w, const float *v, const float *bias, float *y, int64_t M, int64_t K, int64_t N)
+    const float *x, const void *w, const void *v, const float *bias, float *y, int64_t M, int64_t K, int64_t N,
+    const char *ahead)
 {
-    rows_of(x, w, v, bias, y, M, K, N, 0);
+    rows_of(x, w, v, bias, y, M, K, N, ahead, 0);
 }
 
 static AVX2 void rows_bf16(
-    const float *x, const uint16_t *w, const uint16_t *v, const float *bias, float *y, int64_t M, int64_t K, int64_t N)
+    const float *x, const void *w, const void *v, const float *bias, float *y, int64_t M, int64_t K, int64_t N,
+    const char *ahead)
 {
-    rows_of(x, w, v, bias, y, M, K, N, 1);
+    rows_of(x, w, v, bias, y, M, K, N, ahead, 1);
 }
-
-int rows_available(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-
-#define PRODUCT(NAME, TYPE, ROWS)                                                                                      \
-    void NAME(const float *x, const TYPE *w, const float *bias, float *y, int64_t M, int64_t K, int64_t N)             \
-    {                                                                                                                  \
-        const int64_t pairs = (N + 1) / 2;                                                                             \
-        _Pragma("omp parallel for schedule(static)") for (int64_t n = 0; n < pairs; n++)                               \
-        {                                                                                                              \
-            const TYPE *first = w + 2 * n * K;                                                                         \
-            ROWS(x, first, 2 * n + 1 < N ? first + K : first, bias ? bias + 2 * n : 0, y + 2 * n, M, K, N);            \
-        }                                                                                                              \
-    }
-
-PRODUCT(rows_product, float, rows_fp32)
-PRODUCT(rows_product_bf16, uint16_t, rows_bf16)
-#else
-int rows_available(void) { return 0; }
-void rows_product(const float *x, const float *w, const float *bias, float *y, int64_t M, int64_t K, int64_t N) {}
-void rows_product_bf16(const float *x, const uint16_t *w, const float *bias, float *y, int64_t M, int64_t K, int64_t N)
-{
-}
+#endif
 #endif

@@ -1,0 +1,445 @@
+/* The layers of a decoder over a few rows in one call: norm, queries keys values, rotary positions, attention over a cache,
+ * output, norm, gated feed-forward; x and all sums in fp32, weights in fp32 or bf16.
+ *
+ * A round of small operators for each of these takes longer than their arithmetic. Here the threads stay in one parallel
+ * region for all layers. Whatever is computed of a row is computed in the same order whatever other rows come with it, and
+ * keys are cut into parts at fixed places, so that a token gives the same numbers alone, among drafts and in a batch.
+ */
+#include "rows.h"
+#include <math.h>
+#include <string.h>
+
+typedef struct {
+    const void *weight; /* (out, in) */
+    const float *bias;  /* (out), or 0 */
+    int64_t half;       /* whether the weight is bf16 */
+} Matrix;
+
+typedef struct {
+    Matrix q, k, v, o, gate, up, down;
+    const float *before_attention, *before_mlp, *q_norm, *k_norm; /* norms; the last two may be 0 */
+} Layer;
+
+typedef struct {
+    int64_t layers, width, inner, heads, kv_heads, head_width;
+    float scale, eps, head_eps;
+    const Layer *layer;
+    const float *last_norm; /* may be 0 */
+} Stack;
+
+/* One request: its rows follow `past` positions that its cache holds. */
+typedef struct {
+    float *const *keys, *const *values; /* by layer, (kv_heads, capacity, head_width) */
+    int64_t stride;                     /* numbers from one head to the next */
+    int64_t past, rows;
+    const uint8_t *see; /* (rows, rows), which of the new rows each one sees; 0 = those up to itself */
+    int64_t apart;      /* whether its rows' keys and values stay out of the cache, which is then only read */
+} Request;
+
+#ifdef ROWS_HERE
+#include <omp.h>
+
+enum { PART = 128, TOGETHER = 3 }; /* keys a part; queries at a time */
+
+/* exp of eight numbers ≤ 88, to 2 units in the last place (Cephes' polynomial); far below 0 it is 0. */
+static inline AVX2 __m256 exp8(__m256 x)
+{
+    const __m256 least = _mm256_set1_ps(-87.0f);
+    const __m256 gone = _mm256_cmp_ps(x, least, _CMP_LT_OQ);
+    x = _mm256_min_ps(_mm256_max_ps(x, least), _mm256_set1_ps(88.0f));
+    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504088896341f)), 8);
+    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), x);
+    __m256 y = _mm256_set1_ps(1.9875691500e-4f);
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.3981999507e-3f));
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(8.3334519073e-3f));
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(4.1665795894e-2f));
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.6666665459e-1f));
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(5.0000001201e-1f));
+    y = _mm256_add_ps(_mm256_fmadd_ps(y, _mm256_mul_ps(x, x), x), _mm256_set1_ps(1.0f));
+    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_andnot_ps(gone, _mm256_mul_ps(y, _mm256_castsi256_ps(power)));
+}
+
+/* y = x / rms(x) · weight */
+static AVX2 void rms_norm(const float *x, const float *weight, float *y, int64_t size, float eps)
+{
+    __m256 squares = _mm256_setzero_ps();
+    int64_t i = 0;
+    for (; i + 8 <= size; i += 8) {
+        const __m256 v = _mm256_loadu_ps(x + i);
+        squares = _mm256_fmadd_ps(v, v, squares);
+    }
+    float sum = total(squares);
+    for (; i < size; i++) sum += x[i] * x[i];
+    const float scale = 1.0f / sqrtf(sum / (float)size + eps);
+    for (i = 0; i < size; i++) y[i] = weight[i] * (x[i] * scale);
+}
+
+/* h = silu(h) · u over `size` numbers. */
+static AVX2 void gate(float *h, const float *u, int64_t size)
+{
+    const __m256 one = _mm256_set1_ps(1.0f);
+    for (int64_t i = 0; i < size; i += 8) {
+        float a[8] = {0}, b[8] = {0};
+        const int64_t many = size - i < 8 ? size - i : 8;
+        memcpy(a, h + i, many * sizeof(float));
+        memcpy(b, u + i, many * sizeof(float));
+        const __m256 x = _mm256_loadu_ps(a), y = _mm256_loadu_ps(b);
+        const __m256 e = exp8(_mm256_sub_ps(_mm256_setzero_ps(), x));
+        _mm256_storeu_ps(a, _mm256_mul_ps(_mm256_div_ps(x, _mm256_add_ps(one, e)), y));
+        memcpy(h + i, a, many * sizeof(float));
+    }
+}
+
+/* Rotary positions, half-split, in place; the norm of the head before, where it has one. */
+static AVX2 void rotate(float *x, const float *norm, float eps, const float *cosine, const float *sine, int64_t width)
+{
+    if (norm) rms_norm(x, norm, x, width, eps);
+    const int64_t half = width / 2;
+    for (int64_t i = 0; i < half; i++) {
+        const float a = x[i], b = x[i + half];
+        x[i] = a * cosine[i] - b * sine[i];
+        x[i + half] = b * cosine[i + half] + a * sine[i + half];
+    }
+}
+
+/* y (M, N) = x · Wᵀ, or added to y: columns 2·from to 2·to. `ahead`: what is read after them. */
+static AVX2 void product(
+    const Matrix *m, const float *x, float *y, int64_t M, int64_t K, int64_t N, int64_t from, int64_t to, int add)
+{
+    const int64_t size = m->half ? 2 : 4;
+    for (int64_t n = from; n < to; n++) {
+        const char *first = (const char *)m->weight + 2 * n * K * size;
+        const char *second = 2 * n + 1 < N ? first + K * size : first;
+        const char *ahead = n + 1 < to ? first + 2 * K * size : first;
+        const float *bias = m->bias ? m->bias + 2 * n : 0;
+        float sums[2 * 32];
+        float *out = add ? sums : y + 2 * n;
+        const int64_t step = add ? 2 : N;
+        if (m->half)
+            rows_bf16(x, first, second, bias, out, M, K, step, ahead);
+        else
+            rows_fp32(x, first, second, bias, out, M, K, step, ahead);
+        if (!add) continue;
+        for (int64_t i = 0; i < M; i++) {
+            y[i * N + 2 * n] += sums[2 * i];
+            if (second != first) y[i * N + 2 * n + 1] += sums[2 * i + 1];
+        }
+    }
+}
+
+/* The share of thread t of T in `count` pieces. */
+static void share(int64_t count, int t, int T, int64_t *from, int64_t *to)
+{
+    *from = count * t / T;
+    *to = count * (t + 1) / T;
+}
+
+/* Scores of m queries with keys, four keys at a time: scores[i] (count). m is a constant wherever this is called; width: a
+ * multiple of 8. */
+static inline __attribute__((always_inline)) AVX2 void scores_of(
+    const float *const *q, const float *keys, float (*scores)[PART], int64_t count, int64_t width, const int m)
+{
+    int64_t j = 0;
+    for (; j + 4 <= count; j += 4, keys += 4 * width) {
+        __m256 a[TOGETHER], b[TOGETHER], c[TOGETHER], d[TOGETHER];
+#pragma GCC unroll 3
+        for (int n = 0; n < m; n++) a[n] = b[n] = c[n] = d[n] = _mm256_setzero_ps();
+        for (int64_t i = 0; i < width; i += 8) {
+            __m256 x[TOGETHER];
+#pragma GCC unroll 3
+            for (int n = 0; n < m; n++) x[n] = _mm256_loadu_ps(q[n] + i);
+            const float *k = keys + i;
+            __m256 y = _mm256_loadu_ps(k);
+#pragma GCC unroll 3
+            for (int n = 0; n < m; n++) a[n] = _mm256_fmadd_ps(x[n], y, a[n]);
+            y = _mm256_loadu_ps(k + width);
+#pragma GCC unroll 3
+            for (int n = 0; n < m; n++) b[n] = _mm256_fmadd_ps(x[n], y, b[n]);
+            y = _mm256_loadu_ps(k + 2 * width);
+#pragma GCC unroll 3
+            for (int n = 0; n < m; n++) c[n] = _mm256_fmadd_ps(x[n], y, c[n]);
+            y = _mm256_loadu_ps(k + 3 * width);
+#pragma GCC unroll 3
+            for (int n = 0; n < m; n++) d[n] = _mm256_fmadd_ps(x[n], y, d[n]);
+        }
+#pragma GCC unroll 3
+        for (int n = 0; n < m; n++) {
+            const __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a[n], b[n]), _mm256_hadd_ps(c[n], d[n]));
+            _mm_storeu_ps(scores[n] + j, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+        }
+    }
+    for (; j < count; j++, keys += width)
+        for (int n = 0; n < m; n++) { /* summed in the same order */
+            __m256 a = _mm256_setzero_ps();
+            for (int64_t i = 0; i < width; i += 8)
+                a = _mm256_fmadd_ps(_mm256_loadu_ps(q[n] + i), _mm256_loadu_ps(keys + i), a);
+            __m256 s = _mm256_hadd_ps(a, a);
+            s = _mm256_hadd_ps(s, s);
+            _mm_store_ss(scores[n] + j, _mm_add_ss(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+        }
+}
+
+/* out[i] (width) = Σ weights[i] · values for m queries, the keys in their order; m as above, `four`: columns by eights. */
+static inline __attribute__((always_inline)) AVX2 void mixed_columns(
+    float (*weights)[PART], const float *values, float *const *out, int64_t count, int64_t width, const int m, const int four)
+{
+    __m256 sums[TOGETHER][4];
+#pragma GCC unroll 3
+    for (int n = 0; n < m; n++)
+#pragma GCC unroll 4
+        for (int c = 0; c < four; c++) sums[n][c] = _mm256_setzero_ps();
+    for (int64_t j = 0; j < count; j++, values += width) {
+        __m256 w[TOGETHER];
+#pragma GCC unroll 3
+        for (int n = 0; n < m; n++) w[n] = _mm256_broadcast_ss(weights[n] + j);
+#pragma GCC unroll 4
+        for (int c = 0; c < four; c++) {
+            const __m256 v = _mm256_loadu_ps(values + 8 * c);
+#pragma GCC unroll 3
+            for (int n = 0; n < m; n++) sums[n][c] = _mm256_fmadd_ps(w[n], v, sums[n][c]);
+        }
+    }
+#pragma GCC unroll 3
+    for (int n = 0; n < m; n++)
+#pragma GCC unroll 4
+        for (int c = 0; c < four; c++) _mm256_storeu_ps(out[n] + 8 * c, sums[n][c]);
+}
+
+static inline __attribute__((always_inline)) AVX2 void mixed(
+    float (*weights)[PART], const float *values, float *const *out, int64_t count, int64_t width, const int m)
+{
+    for (int64_t i = 0; i < width; i += 32) {
+        float *at[TOGETHER] = {0};
+        for (int n = 0; n < m; n++) at[n] = out[n] + i;
+        switch ((width - i) / 8) {
+        case 1: mixed_columns(weights, values + i, at, count, width, m, 1); break;
+        case 2: mixed_columns(weights, values + i, at, count, width, m, 2); break;
+        case 3: mixed_columns(weights, values + i, at, count, width, m, 3); break;
+        default: mixed_columns(weights, values + i, at, count, width, m, 4); break;
+        }
+    }
+}
+
+/* Scores become exp(score − the largest); returns the largest, −∞ where nothing is seen, and their sum. see: of the keys from
+ * `fresh` on, 0 = all up to `row` of them. */
+static AVX2 float softmax_part(
+    float *scores, int64_t count, float scale, int64_t fresh, int64_t row, const uint8_t *see, float *sum)
+{
+    const int64_t old = fresh < count ? (fresh > 0 ? fresh : 0) : count;
+    const __m256 factor = _mm256_set1_ps(scale), none = _mm256_set1_ps(-INFINITY);
+    for (int64_t j = old; j < count; j++)
+        if (see ? !see[j - fresh] : j - fresh > row) scores[j] = -INFINITY;
+    for (int64_t j = count; j < (count + 7) / 8 * 8; j++) scores[j] = -INFINITY;
+    __m256 top = none;
+    for (int64_t j = 0; j < count; j += 8) {
+        const __m256 s = _mm256_mul_ps(_mm256_loadu_ps(scores + j), factor);
+        _mm256_storeu_ps(scores + j, s);
+        top = _mm256_max_ps(top, s);
+    }
+    __m128 t = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
+    t = _mm_max_ps(t, _mm_movehl_ps(t, t));
+    const float most = _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
+    *sum = 0.0f;
+    if (most == -INFINITY) return most;
+    __m256 all = _mm256_setzero_ps();
+    const __m256 best = _mm256_set1_ps(most);
+    for (int64_t j = 0; j < count; j += 8) {
+        const __m256 e = exp8(_mm256_sub_ps(_mm256_loadu_ps(scores + j), best));
+        _mm256_storeu_ps(scores + j, e);
+        all = _mm256_add_ps(all, e);
+    }
+    *sum = total(all);
+    return most;
+}
+
+/* m queries of one head over one part of its keys; of each (partial): the largest score, the sum of exp(score − it), and the
+ * values mixed by them. rows: which row of the request a query is of. */
+static inline __attribute__((always_inline)) AVX2 void attend_part(
+    const float *const *q, const int64_t *rows, float *const *partial, const Request *r, const float *keys,
+    const float *values, int64_t first, int64_t count, float scale, int64_t width, const int m)
+{
+    float scores[TOGETHER][PART], *out[TOGETHER] = {0};
+    scores_of(q, keys, scores, count, width, m);
+    for (int n = 0; n < m; n++) {
+        const uint8_t *see = r->see ? r->see + rows[n] * r->rows : 0;
+        partial[n][0] = softmax_part(scores[n], count, scale, r->past - first, rows[n], see, partial[n] + 1);
+        if (partial[n][0] == -INFINITY) memset(scores[n], 0, sizeof scores[n]);
+        out[n] = partial[n] + 2;
+    }
+    mixed(scores, values, out, count, width, m);
+}
+
+/* The parts of one query's attention, `size` numbers each, put together. */
+static AVX2 void join_parts(const float *partial, int64_t parts, int64_t size, float *out, int64_t width)
+{
+    float most = -INFINITY, sum = 0.0f;
+    for (int64_t p = 0; p < parts; p++)
+        if (partial[p * size] > most) most = partial[p * size];
+    for (int64_t i = 0; i < width; i++) out[i] = 0.0f;
+    for (int64_t p = 0; p < parts; p++, partial += size) {
+        if (partial[0] == -INFINITY) continue;
+        const float weight = expf(partial[0] - most);
+        sum += weight * partial[1];
+        for (int64_t i = 0; i < width; i++) out[i] += weight * partial[2 + i];
+    }
+    for (int64_t i = 0; i < width; i++) out[i] /= sum;
+}
+
+/* The parts that a request's keys are cut into; rows that stay apart are one of their own. */
+static int64_t parts_of(const Request *r)
+{
+    return r->apart ? (r->past + PART - 1) / PART + 1 : (r->past + r->rows + PART - 1) / PART;
+}
+
+/* Room that `layers_forward` needs, in floats. */
+int64_t layers_scratch(const Stack *s, const Request *requests, int64_t count)
+{
+    int64_t rows = 0, parts = 0;
+    for (int64_t i = 0; i < count; i++) {
+        rows += requests[i].rows;
+        parts += requests[i].rows * parts_of(requests + i);
+    }
+    const int64_t q = s->heads * s->head_width, kv = s->kv_heads * s->head_width;
+    return rows * (s->width + q + 4 * kv + q + 2 * s->inner) + parts * s->heads * (s->head_width + 2);
+}
+
+/* x (R, D): the rows of all requests, one after the other, in; their last hidden states out. cosine, sine: (R, head_width).
+ * taps: by layer, where its output goes, (R, D), or 0; 0 = nowhere. Writes the rows' keys and values behind each request's past,
+ * unless they stay apart. R is at most 32. */
+AVX2 void layers_forward(
+    const Stack *s, float *x, const float *cosine, const float *sine, const Request *requests, int64_t count,
+    float *const *taps, float *scratch)
+{
+    int64_t R = 0;
+    for (int64_t i = 0; i < count; i++) R += requests[i].rows;
+    const int64_t D = s->width, w = s->head_width, Q = s->heads * w, KV = s->kv_heads * w, F = s->inner;
+    const int64_t groups = s->heads / s->kv_heads, size = w + 2;
+    float *normed = scratch, *q = normed + R * D, *k = q + R * Q, *v = k + R * KV, *mix = v + R * KV;
+    float *h = mix + R * Q, *u = h + R * F, *own = u + R * F, *partial = own + 2 * R * KV;
+
+#pragma omp parallel
+    {
+        const int t = omp_get_thread_num(), T = omp_get_num_threads();
+        int64_t from, to;
+        for (int64_t l = 0; l < s->layers; l++) {
+            const Layer *layer = s->layer + l;
+            share(R, t, T, &from, &to);
+            for (int64_t r = from; r < to; r++) rms_norm(x + r * D, layer->before_attention, normed + r * D, D, s->eps);
+#pragma omp barrier
+            share((Q + 1) / 2, t, T, &from, &to);
+            product(&layer->q, normed, q, R, D, Q, from, to, 0);
+            share((KV + 1) / 2, t, T, &from, &to);
+            product(&layer->k, normed, k, R, D, KV, from, to, 0);
+            product(&layer->v, normed, v, R, D, KV, from, to, 0);
+#pragma omp barrier
+            /* rotary positions, and into the caches: a piece is one head of one row */
+            const int64_t all = s->heads + s->kv_heads;
+            share(R * all, t, T, &from, &to);
+            for (int64_t piece = from; piece < to; piece++) {
+                int64_t r = piece / all, head = piece % all, at = r;
+                if (head < s->heads) {
+                    rotate(q + r * Q + head * w, layer->q_norm, s->head_eps, cosine + r * w, sine + r * w, w);
+                    continue;
+                }
+                head -= s->heads;
+                const Request *request = requests;
+                while (at >= request->rows) at -= (request++)->rows;
+                float *key, *value;
+                if (request->apart) {
+                    key = own + 2 * (r - at) * KV + (head * request->rows + at) * w;
+                    value = key + request->rows * KV;
+                } else {
+                    const int64_t place = head * request->stride + (request->past + at) * w;
+                    key = request->keys[l] + place;
+                    value = request->values[l] + place;
+                }
+                memcpy(key, k + r * KV + head * w, w * sizeof(float));
+                memcpy(value, v + r * KV + head * w, w * sizeof(float));
+                rotate(key, layer->k_norm, s->head_eps, cosine + r * w, sine + r * w, w);
+            }
+#pragma omp barrier
+            /* attention: a piece is one part of the keys of one head, with all the queries that share them */
+            int64_t piece = 0, start = 0;
+            float *room = partial;
+            for (int64_t n = 0; n < count; n++) {
+                const Request *request = requests + n;
+                const int64_t parts = parts_of(request);
+                const int64_t cached = request->past + (request->apart ? 0 : request->rows);
+                for (int64_t head = 0; head < s->kv_heads; head++)
+                    for (int64_t p = 0; p < parts; p++, piece++) {
+                        if (piece % T != t) continue;
+                        int64_t first = p * PART, many = cached - first < PART ? cached - first : PART;
+                        const float *keys = request->keys[l] + head * request->stride + first * w;
+                        const float *values = request->values[l] + head * request->stride + first * w;
+                        if (request->apart && p == parts - 1) {
+                            first = request->past, many = request->rows;
+                            keys = own + 2 * start * KV + head * many * w;
+                            values = keys + many * KV;
+                        }
+                        const int64_t queries = request->rows * groups;
+                        for (int64_t i = 0; i < queries; i += TOGETHER) {
+                            const float *ours[TOGETHER];
+                            float *found[TOGETHER];
+                            int64_t of[TOGETHER];
+                            const int m = queries - i < TOGETHER ? (int)(queries - i) : TOGETHER;
+                            for (int j = 0; j < m; j++) {
+                                const int64_t at = (i + j) / groups, query = head * groups + (i + j) % groups;
+                                of[j] = at;
+                                ours[j] = q + (start + at) * Q + query * w;
+                                found[j] = room + ((at * s->heads + query) * parts + p) * size;
+                            }
+                            switch (m) {
+                            case 1: attend_part(ours, of, found, request, keys, values, first, many, s->scale, w, 1); break;
+                            case 2: attend_part(ours, of, found, request, keys, values, first, many, s->scale, w, 2); break;
+                            default: attend_part(ours, of, found, request, keys, values, first, many, s->scale, w, 3); break;
+                            }
+                        }
+                    }
+                start += request->rows;
+                room += request->rows * s->heads * parts * size;
+            }
+#pragma omp barrier
+            share(R * s->heads, t, T, &from, &to);
+            start = 0, room = partial;
+            for (int64_t n = 0; n < count; n++) {
+                const int64_t parts = parts_of(requests + n), its = requests[n].rows * s->heads;
+                for (int64_t i = 0; i < its; i++)
+                    if (start + i >= from && start + i < to)
+                        join_parts(room + i * parts * size, parts, size, mix + (start + i) * w, w);
+                start += its;
+                room += its * parts * size;
+            }
+#pragma omp barrier
+            share((D + 1) / 2, t, T, &from, &to);
+            product(&layer->o, mix, x, R, Q, D, from, to, 1);
+#pragma omp barrier
+            share(R, t, T, &from, &to);
+            for (int64_t r = from; r < to; r++) rms_norm(x + r * D, layer->before_mlp, normed + r * D, D, s->eps);
+#pragma omp barrier
+            share((F + 1) / 2, t, T, &from, &to);
+            product(&layer->gate, normed, h, R, D, F, from, to, 0);
+            product(&layer->up, normed, u, R, D, F, from, to, 0);
+            const int64_t begin = 2 * from, end = 2 * to < F ? 2 * to : F;
+            for (int64_t r = 0; r < R && begin < end; r++) gate(h + r * F + begin, u + r * F + begin, end - begin);
+#pragma omp barrier
+            share((D + 1) / 2, t, T, &from, &to);
+            product(&layer->down, h, x, R, F, D, from, to, 1);
+#pragma omp barrier
+            share(R, t, T, &from, &to);
+            if (taps && taps[l]) memcpy(taps[l] + from * D, x + from * D, (to - from) * D * sizeof(float));
+        }
+        share(R, t, T, &from, &to);
+        if (s->last_norm)
+            for (int64_t r = from; r < to; r++) rms_norm(x + r * D, s->last_norm, x + r * D, D, s->eps);
+    }
+}
+#else
+int64_t layers_scratch(const Stack *s, const Request *requests, int64_t count) { return 0; }
+void layers_forward(
+    const Stack *s, float *x, const float *cosine, const float *sine, const Request *requests, int64_t count,
+    float *const *taps, float *scratch)
+{
+}
+#endif

@@ -1,0 +1,176 @@
+"""`layers.c` from Python: the layers of a decoder over few rows in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, addressof, byref, c_float, c_int64, c_void_p
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from align.kernels.linear import MOST_ROWS, rows_library
+
+
+class _Matrix(Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("half", c_int64)]
+
+
+_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+_NORMS = ("before_attention", "before_mlp", "q_norm", "k_norm")
+
+
+class _Layer(Structure):
+    _fields_ = [*((name, _Matrix) for name in _MATRICES), *((name, c_void_p) for name in _NORMS)]
+
+
+class _Stack(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("layers", "width", "inner", "heads", "kv_heads", "head_width")),
+        *((name, c_float) for name in ("scale", "eps", "head_eps")),
+        ("layer", POINTER(_Layer)),
+        ("last_norm", c_void_p),
+    ]
+
+
+class _Request(Structure):
+    _fields_ = [
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("stride", c_int64),
+        ("past", c_int64),
+        ("rows", c_int64),
+        ("see", c_void_p),
+        ("apart", c_int64),
+    ]
+
+
+Matrix = tuple[Tensor, Tensor | None]
+
+
+@dataclass
+class Weights:
+    """One layer's: matrices (out, in) in fp32 or bf16 with a bias (out,) or None, norms (width,) or None, all contiguous."""
+
+    q: Matrix
+    k: Matrix
+    v: Matrix
+    o: Matrix
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+    before_attention: Tensor
+    before_mlp: Tensor
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+
+
+class Memory:
+    """Where layers keep keys and values of one request: views (1, kv_heads, capacity, head_width), fp32, of one shape."""
+
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        first = keys[0]
+        assert all(t.shape == first.shape and t.stride() == first.stride() for t in (*keys, *values))
+        assert len(first) == 1 and first.dtype == torch.float32 and first.stride()[2:] == (first.shape[3], 1)
+        self.capacity, self.stride = first.shape[2], first.stride(1)
+        self.keys = (c_void_p * len(keys))(*(t.data_ptr() for t in keys))
+        self.values = (c_void_p * len(values))(*(t.data_ptr() for t in values))
+        self._held = [*keys, *values]
+
+
+@dataclass
+class Rows:
+    """Rows of one request that follow the `past` positions of its memory. see: which of them each one sees, bool (rows, rows),
+    contiguous; None = those up to itself. apart: whether their own keys and values are not written into the memory."""
+
+    memory: Memory
+    past: int
+    rows: int
+    see: Tensor | None = None
+    apart: bool = False
+
+    @property
+    def end(self) -> int:
+        """How many places of the memory are read or written."""
+        return self.past if self.apart else self.past + self.rows
+
+
+@dataclass
+class LayerStack:
+    """Layers of one shape, ready for `layers.c`. `last_norm`: what their output is normalised by, None = nothing.
+
+    Args:
+        heads, kv_heads, head_width: of the attention; head_width is a multiple of 8.
+        scale: of the scores. eps: of the norms, `head_eps` of those of single heads.
+    """
+
+    weights: Sequence[Weights]
+    heads: int
+    kv_heads: int
+    head_width: int
+    scale: float
+    eps: float
+    last_norm: Tensor | None = None
+    head_eps: float = 0.0
+    _held: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._layers = (_Layer * len(self.weights))(*map(self._layer, self.weights))
+        first = self.weights[0]
+        self.width, inner = first.q[0].shape[1], first.gate[0].shape[0]
+        self._stack = _Stack(
+            len(self.weights), self.width, inner, self.heads, self.kv_heads, self.head_width, self.scale, self.eps, self.head_eps,
+            self._layers, self._pointer(self.last_norm),
+        )  # fmt: skip
+        self._library = rows_library()
+
+    def _pointer(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        assert tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.bfloat16)
+        self._held.append(tensor)
+        return tensor.data_ptr()
+
+    def _layer(self, weights: Weights) -> _Layer:
+        found = _Layer()
+        for name in _MATRICES:
+            weight, bias = getattr(weights, name)
+            half = weight.dtype == torch.bfloat16
+            setattr(found, name, _Matrix(self._pointer(weight), self._pointer(bias), half))
+        for name in _NORMS:
+            setattr(found, name, self._pointer(getattr(weights, name)))
+        return found
+
+    def __call__(
+        self, x_RD: Tensor, cos_Rw: Tensor, sin_Rw: Tensor, requests: Sequence[Rows], taps: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """Last hidden states (R, D) of the requests' rows, one after the other, and the outputs (F, R, D) of the layers `taps`.
+        Writes their keys and values into the memories, unless they stay apart. fp32, R ≤ 32.
+
+        Raises:
+            ValueError: more rows than that, or a memory without room.
+        """
+        count = len(x_RD)
+        if count > MOST_ROWS or any(r.end > r.memory.capacity for r in requests):
+            raise ValueError(
+                f"{count} rows: at most {MOST_ROWS} at a time, and no more than the memory has room for"
+            )
+        x_RD = x_RD.clone(memory_format=torch.contiguous_format)
+        cos_Rw, sin_Rw = cos_Rw.contiguous(), sin_Rw.contiguous()
+        given = (_Request * len(requests))()
+        for its, rows in zip(given, requests, strict=True):
+            memory, see = rows.memory, None if rows.see is None else rows.see.data_ptr()
+            its.keys, its.values = addressof(memory.keys), addressof(memory.values)
+            its.stride, its.past, its.rows, its.see = memory.stride, rows.past, rows.rows, see
+            its.apart = rows.apart
+        library = self._library
+        scratch = x_RD.new_empty(library.layers_scratch(byref(self._stack), given, len(given)))
+        wanted = list(dict.fromkeys(taps))
+        tapped, where = x_RD.new_empty(len(wanted), count, self.width), (c_void_p * len(self.weights))()
+        for layer, place in zip(wanted, tapped, strict=True):
+            where[layer] = place.data_ptr()
+        library.layers_forward(
+            byref(self._stack), x_RD.data_ptr(), cos_Rw.data_ptr(), sin_Rw.data_ptr(), given, len(given), where, scratch.data_ptr(),
+        )  # fmt: skip
+        return x_RD, tapped[[wanted.index(layer) for layer in taps]] if taps else None

@@ -1,0 +1,79 @@
+"""A block drafter's layers in one call for few rows on a CPU (`align.kernels.layers`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from align.kernels.layers import LayerStack, Rows, Weights
+from align.kernels.linear import MOST_ROWS, RowsLinear, rows_library
+from align.target.cache import KVCache
+from align.target.fused import memory_of
+
+if TYPE_CHECKING:
+    from align.models.block import BlockDrafter
+    from align.models.block_layers import BlockLayer
+
+PLAIN_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+
+
+def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
+    """The layers of a drafter whose linear layers are `RowsLinear`; None where they are of another kind, or no library is there."""
+    config = drafter.config
+    plain = all(
+        {name for name, _ in layer.named_children()} == PLAIN_PARTS
+        and isinstance(layer.self_attn.q_proj, RowsLinear)
+        and type(layer.mlp.act) in (nn.SiLU, type(ACT2FN["silu"]))
+        for layer in drafter.blocks
+    )
+    if (
+        not plain
+        or rows_library() is None
+        or config.head_dim % 8
+        or drafter.norm.weight.dtype != torch.float32
+    ):
+        return None
+    return LayerStack(
+        [_weights(layer) for layer in drafter.blocks],
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_width=config.head_dim,
+        scale=drafter.blocks[0].self_attn.scale,
+        eps=config.rms_norm_eps,
+        last_norm=drafter.norm.weight.detach(),
+        head_eps=config.rms_norm_eps,
+    )
+
+
+def _weights(layer: BlockLayer) -> Weights:
+    attention, mlp = layer.self_attn, layer.mlp
+    linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    q, k, v, o, gate, up, down = ((linear.weight, linear.bias) for linear in linears)
+    norms = [attention.q_norm.weight, attention.k_norm.weight] if attention.qk_norm else []
+    return Weights(
+        *(q, k, v, o, gate, up, down),
+        layer.input_layernorm.weight.detach(),
+        layer.post_attention_layernorm.weight.detach(),
+        *(norm.detach() for norm in norms),
+    )
+
+
+def drafted(
+    stack: LayerStack,
+    x_RD: Tensor,
+    cos_Rw: Tensor,
+    sin_Rw: Tensor,
+    cache: KVCache,
+    layers: tuple[int, ...] | None,
+    see_RR: Tensor,
+) -> Tensor | None:
+    """Normalised last hidden states (R, D) of block rows after what these layers of the cache hold, None = all, which stays as it
+    is; `see_RR`: which rows each one sees, bool. None where the rows are too many or the cache has several."""
+    if len(x_RD) > MOST_ROWS or cache.rows != 1:
+        return None
+    rows = Rows(memory_of(cache, layers), cache.length, len(x_RD), see_RR.contiguous(), apart=True)
+    return stack(x_RD, cos_Rw, sin_Rw, [rows])[0]

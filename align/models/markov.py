@@ -1,0 +1,148 @@
+"""Markov heads: a low-rank bias on a block's draft logits from the token drafted just before (after DSpark, arXiv 2607.05147).
+
+Every kind computes z (…, r) and adds z·B, B the basis (r, Vd). They start with a bias of zero; B starts at the head's leading
+directions, so that z acts as a correction of the hidden state. What depends on the hidden state alone is computed for all rows
+of a block at once (`inputs`), the rest when the token before is known (`mixed`). h: hidden state; e(x): the target's embedding;
+T: a table with a row for each of the target's tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Embed = Callable[[Tensor], Tensor]
+"""Token ids (…) → the target's embeddings (…, D)."""
+
+
+class MarkovHead(nn.Module, ABC):
+    """What the kinds have in common."""
+
+    basis: nn.Parameter
+    out: nn.Linear | None
+    """The last layer where it is linear, (r, r): it can be multiplied into the basis."""
+
+    @abstractmethod
+    def inputs(self, hidden: Tensor) -> Tensor:
+        """What `mixed` needs of hidden states, (…, D) → (…, any width)."""
+
+    @abstractmethod
+    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+        """From `inputs` and the tokens before (…) → (…, r), before `out`."""
+
+    @abstractmethod
+    def silence(self) -> None:
+        """Make z zero, whatever it is given."""
+
+    def forward(self, hidden: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+        """Hidden states (…, D) and tokens before (…) → z (…, r)."""
+        return self.finish(self.mixed(self.inputs(hidden), previous, embed))
+
+    def finish(self, mixed: Tensor) -> Tensor:
+        """`mixed` → z, both (…, r)."""
+        return mixed if self.out is None else self.out(mixed)
+
+    @torch.no_grad()
+    def basis_Vr(self, folded: bool = False) -> Tensor:
+        """The basis with a line for each vocabulary entry, (Vd, r); `folded`: with `out` multiplied in."""
+        basis_Vr = self.basis.detach().t()
+        if folded and self.out is not None:
+            basis_Vr = basis_Vr @ self.out.weight.to(self.basis.dtype)
+        return basis_Vr.contiguous()
+
+
+class MixedHead(MarkovHead):
+    """z = W_z·silu(W_h·h + W_e·e(x))."""
+
+    out: nn.Linear
+
+    def __init__(self, width: int, rank: int, vocabulary: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(width, rank, bias=False)
+        self.previous = nn.Linear(width, rank, bias=False)
+        self.out = nn.Linear(rank, rank, bias=False)
+        self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
+
+    def inputs(self, hidden: Tensor) -> Tensor:
+        return self.hidden(hidden)
+
+    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+        return F.silu(inputs + self.previous(embed(previous).to(inputs.dtype)))
+
+    @torch.no_grad()
+    def silence(self) -> None:
+        self.out.weight.zero_()
+
+
+class MLPHead(MixedHead):
+    """z = W_z·silu(W_m·silu(W_h·h + W_e·e(x))), W_h·h of the width `inner`."""
+
+    def __init__(self, width: int, rank: int, vocabulary: int, inner: int) -> None:
+        super().__init__(width, rank, vocabulary)
+        self.hidden = nn.Linear(width, inner, bias=False)
+        self.previous = nn.Linear(width, inner, bias=False)
+        self.middle = nn.Linear(inner, rank, bias=False)
+
+    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+        return F.silu(self.middle(super().mixed(inputs, previous, embed)))
+
+
+class TableHead(MarkovHead):
+    """z = T[x]: DSpark's vanilla head, which does not look at the hidden state. T starts at zero."""
+
+    def __init__(self, rank: int, vocabulary: int, target_vocabulary: int) -> None:
+        super().__init__()
+        self.out = None
+        self.table = nn.Embedding(target_vocabulary, rank)
+        self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
+
+    def inputs(self, hidden: Tensor) -> Tensor:
+        return hidden[..., :0]
+
+    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+        return self.table(previous)
+
+    @torch.no_grad()
+    def silence(self) -> None:
+        self.table.weight.zero_()
+
+
+class GatedHead(TableHead):
+    """z = σ(W_h·h + W_t·T[x]) ⊙ T[x]: DSpark's gated head."""
+
+    def __init__(self, width: int, rank: int, vocabulary: int, target_vocabulary: int) -> None:
+        super().__init__(rank, vocabulary, target_vocabulary)
+        self.hidden = nn.Linear(width, rank, bias=False)
+        self.previous = nn.Linear(rank, rank, bias=False)
+
+    def inputs(self, hidden: Tensor) -> Tensor:
+        return self.hidden(hidden)
+
+    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+        row = self.table(previous)
+        return torch.sigmoid(inputs + self.previous(row)) * row
+
+
+KINDS = ("mixed", "mlp", "table", "gated")
+
+
+def markov_head(
+    kind: str, width: int, rank: int, inner: int, vocabulary: int, target_vocabulary: int
+) -> MarkovHead:
+    """A head of one of `KINDS`, its weights not yet initialised.
+
+    Args:
+        width: D. rank: r. inner: width of the first layer of an mlp; 0 = twice the rank. vocabulary: Vd.
+        target_vocabulary: V.
+    """
+    if kind == "table":
+        return TableHead(rank, vocabulary, target_vocabulary)
+    if kind == "gated":
+        return GatedHead(width, rank, vocabulary, target_vocabulary)
+    if kind == "mlp":
+        return MLPHead(width, rank, vocabulary, inner or 2 * rank)
+    return MixedHead(width, rank, vocabulary)

@@ -1,0 +1,223 @@
+"""A target's layers in one call for few rows on a CPU (`align.kernels.layers`), where its code says that they are of that kind.
+
+Which architectures these are is not a list of names: the code of a model's decoder, layers, attention, feed-forward and
+norms is compared with that of Llama, Mistral, Qwen2 and Qwen3 in the transformers that is installed. What is equal computes
+the same. Every other model runs through its own modules.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
+
+from align.kernels.layers import LayerStack, Memory, Rows, Weights
+from align.kernels.linear import MOST_ROWS, RowsLinear, rows_library
+from align.target.cache import KVCache
+from align.target.masks import Layout, Together
+
+_MODULES = {
+    "Llama": modeling_llama,
+    "Mistral": modeling_mistral,
+    "Qwen2": modeling_qwen2,
+    "Qwen3": modeling_qwen3,
+}
+_FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary tables in which a position's line does not depend on the length of the text."""
+
+
+class FusedLayers:
+    """The decoder of a target, from embeddings to the last hidden state."""
+
+    def __init__(self, stack: LayerStack, body: Any, fixed: bool) -> None:
+        self.stack, self.body, self.fixed = stack, body, fixed
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    def takes(self, rows: int, layout: Layout | Together, cache: Any) -> bool:
+        """Whether a forward over `rows` rows in all is one for it: few rows of one-row caches."""
+        if not 0 < rows <= MOST_ROWS or cache is None:
+            return False
+        if isinstance(layout, Together):
+            return all(c.rows == 1 for c in cache.caches)
+        return cache.rows == 1 and layout.mask is None and not layout.slots and len(layout.positions_BL) == 1
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        tokens_1L: Tensor,
+        layout: Layout | Together,
+        positions_1L: Tensor,
+        cache: Any,
+        taps: Sequence[int],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Last hidden states (1, L, D), and the outputs of the layers `taps`, (1, L, F, D)."""
+        parts = layout.parts if isinstance(layout, Together) else [layout]
+        caches: Sequence[KVCache] = cache.caches if isinstance(layout, Together) else [cache]
+        rows = [
+            Rows(
+                memory_of(c),
+                p.past,
+                p.positions_BL.shape[1],
+                None if p.see_LL is None else p.see_LL.contiguous(),
+            )
+            for c, p in zip(caches, parts, strict=True)
+        ]
+        x_LD = self.body.embed_tokens(tokens_1L[0])
+        cos_Lw, sin_Lw = self.rotary(x_LD, positions_1L[0], max(r.past + r.rows for r in rows))
+        hidden_LD, taps_FLD = self.stack(x_LD, cos_Lw, sin_Lw, rows, taps)
+        return hidden_LD[None], None if taps_FLD is None else taps_FLD.transpose(0, 1)[None]
+
+    def rotary(self, x_LD: Tensor, positions_L: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """The model's own rotary tables at these positions, all below `end`, (L, width) each."""
+        if not self.fixed:
+            cos, sin = self.body.rotary_emb(x_LD[None], positions_L[None])
+            return cos[0], sin[0]
+        if self._tables is None or len(self._tables[0]) < end:
+            places = torch.arange(max(512, 2 * end))[None]
+            cos, sin = self.body.rotary_emb(x_LD[None], places)
+            self._tables = cos[0], sin[0]
+        return self._tables[0][positions_L], self._tables[1][positions_L]
+
+
+def memory_of(cache: KVCache, layers: tuple[int, ...] | None = None) -> Memory:
+    """A one-row cache as `align.kernels` reads and writes it, all layers or these."""
+    if (found := cache.views.get(layers)) is None:
+        slabs = cache.slabs if layers is None else [cache.slabs[i] for i in layers]
+        found = cache.views[layers] = Memory([slab.keys for slab in slabs], [slab.values for slab in slabs])
+    memory: Memory = found
+    return memory
+
+
+def fused(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
+    """The model's layers in one call; None where its code or its shapes are of another kind, or no C library is there."""
+    if rows_library() is None or not _of_the_kind(model, body, layers):
+        return None
+    config = model.config.get_text_config(decoder=True)
+    first: Any = layers[0]
+    attention = first.self_attn
+    width = int(attention.head_dim)
+    weights = [_weights(layer) for layer in layers]
+    kv_heads = weights[0].k[0].shape[0] // width
+    same = all(
+        [t[0].shape for t in _matrices(w)] == [t[0].shape for t in _matrices(weights[0])] for w in weights
+    )
+    if width % 8 or not same:
+        return None
+    stack = LayerStack(
+        weights,
+        heads=weights[0].q[0].shape[0] // width,
+        kv_heads=kv_heads,
+        head_width=width,
+        scale=float(attention.scaling),
+        eps=float(first.input_layernorm.variance_epsilon),
+        last_norm=body.norm.weight.detach(),
+        head_eps=float(attention.q_norm.variance_epsilon) if hasattr(attention, "q_norm") else 0.0,
+    )
+    rope = getattr(config, "rope_parameters", None) or {}
+    return FusedLayers(stack, body, rope.get("rope_type", "default") in _FIXED_ROTARY)
+
+
+def _matrices(weights: Weights) -> list[tuple[Tensor, Tensor | None]]:
+    w = weights
+    return [w.q, w.k, w.v, w.o, w.gate, w.up, w.down]
+
+
+def _weights(layer: Any) -> Weights:
+    attention, mlp = layer.self_attn, layer.mlp
+
+    linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    q, k, v, o, gate, up, down = (
+        (linear.weight, linear.bias) for linear in (*linears, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    )
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    norms += [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+    return Weights(q, k, v, o, gate, up, down, *(norm.weight for norm in norms))
+
+
+def _of_the_kind(model: Any, body: Any, layers: nn.ModuleList) -> bool:
+    config = model.config.get_text_config(decoder=True)
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    full = set(kinds) == {"full_attention"} and (not windowed or hasattr(config, "layer_types"))
+    if not full or model.dtype != torch.float32 or model.device.type != "cpu":
+        return False
+    if not _like(body, "Model") or not _children(body, "embed_tokens layers norm rotary_emb"):
+        return False
+    if type(body.embed_tokens) is not nn.Embedding or not _like(body.norm, "RMSNorm"):
+        return False
+    return all(map(_layer_of_the_kind, layers))
+
+
+def _layer_of_the_kind(layer: Any) -> bool:
+    if not _like(layer, "DecoderLayer") or not _children(
+        layer, "self_attn mlp input_layernorm post_attention_layernorm"
+    ):
+        return False
+    attention, mlp = layer.self_attn, layer.mlp
+    linears = "q_proj k_proj v_proj o_proj"
+    if not _like(attention, "Attention") or not _like(mlp, "MLP"):
+        return False
+    if not _children(attention, linears) and not _children(attention, linears + " q_norm k_norm"):
+        return False
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    norms += [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+    products = [getattr(attention, name) for name in linears.split()]
+    products += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    return (
+        all(_like(norm, "RMSNorm") for norm in norms)
+        and all(isinstance(product, RowsLinear) for product in products)
+        and type(mlp.act_fn) in (nn.SiLU, type(ACT2FN["silu"]))
+        and not any(module._forward_hooks or module._forward_pre_hooks for module in (layer, attention, mlp))
+    )
+
+
+def _children(module: nn.Module, names: str) -> bool:
+    return {name for name, _ in module.named_children()} == set(names.split())
+
+
+def _like(module: nn.Module, part: str) -> bool:
+    """Whether a module's code is that of this part of one of `_MODULES`."""
+    kind: Any = type(module)
+    return "forward" not in vars(module) and _code(kind) in _known(part)
+
+
+@cache
+def _known(part: str) -> frozenset[str]:
+    found = {_code(getattr(module, name + part)) for name, module in _MODULES.items()}
+    return frozenset(found)
+
+
+@cache
+def _code(cls: Any) -> str:
+    """What a module's forward does, helpers of its file included, without names of types and documentation."""
+    module = sys.modules[cls.__module__]
+    helpers = ("apply_rotary_pos_emb", "rotate_half") if cls.__name__.endswith("Attention") else ()
+    try:
+        parts = [_body(inspect.unwrap(cls.forward))]
+        parts += [_body(inspect.unwrap(getattr(module, name))) for name in helpers]
+    except (OSError, TypeError, AttributeError, SyntaxError):  # no source: nothing is known of it
+        return f"unknown {cls}"
+    return "\n".join(parts)
+
+
+def _body(function: Any) -> str:
+    tree: Any = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    statements = [s for s in tree.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+    for statement in statements:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.AnnAssign):
+                node.annotation = ast.Constant(None)
+    arguments = [a.arg for a in (*tree.args.args, *tree.args.kwonlyargs)]
+    return ast.dump(ast.Module([ast.Expr(ast.Constant(str(arguments))), *statements], []))

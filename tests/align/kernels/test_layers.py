@@ -1,0 +1,213 @@
+"""Layers in one call: right against float64, a row's numbers the same whatever rows come with it, several requests at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from align.kernels.layers import LayerStack, Memory, Rows, Weights
+from align.kernels.linear import rows_library
+from align.target.attention import rotate
+
+pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
+
+
+def random_stack(
+    heads: int = 6, kv_heads: int = 2, head_width: int = 24, inner: int = 37, width: int = 40, bias: bool = True,
+    norms: bool = True, half: bool = False, layers: int = 2,
+) -> LayerStack:  # fmt: skip
+    torch.manual_seed(heads + inner)
+
+    def matrix(out: int, into: int) -> tuple[Tensor, Tensor | None]:
+        weight = torch.randn(out, into) / into**0.5
+        return weight.bfloat16() if half else weight, torch.randn(out) if bias else None
+
+    def norm(size: int) -> Tensor:
+        return torch.rand(size) + 0.5
+
+    def weights() -> Weights:
+        q, kv = heads * head_width, kv_heads * head_width
+        sizes = [
+            (q, width),
+            (kv, width),
+            (kv, width),
+            (width, q),
+            (inner, width),
+            (inner, width),
+            (width, inner),
+        ]
+        own = (norm(head_width), norm(head_width)) if norms else (None, None)
+        return Weights(*(matrix(*size) for size in sizes), norm(width), norm(width), *own)
+
+    return LayerStack(
+        [weights() for _ in range(layers)],
+        heads,
+        kv_heads,
+        head_width,
+        head_width**-0.5,
+        1e-5,
+        norm(width),
+        1e-6,
+    )
+
+
+def plainly(
+    stack: LayerStack, x: Tensor, cos: Tensor, sin: Tensor, past: Sequence[tuple[Tensor, Tensor]], see: Tensor
+) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """The same in float64, one request: last hidden states, the layers' outputs, all keys and values (S, kv_heads, width)."""
+    x, cos, sin = x.double(), cos.double()[:, None], sin.double()[:, None]
+    outputs, kept = [], []
+    rms = lambda t, weight, eps: F.rms_norm(t, weight.shape, weight.double(), eps)  # noqa: E731
+    for weights, (old_keys, old_values) in zip(stack.weights, past, strict=True):
+        w = {
+            f.name: tuple(None if t is None else t.double() for t in getattr(weights, f.name))
+            for f in fields(weights)[:7]
+        }
+        split = lambda t: t.unflatten(-1, (-1, stack.head_width))  # noqa: E731
+        n = rms(x, weights.before_attention, stack.eps)
+        q, k, v = (split(F.linear(n, *w[name])) for name in ("q", "k", "v"))
+        if weights.q_norm is not None and weights.k_norm is not None:
+            q, k = rms(q, weights.q_norm, stack.head_eps), rms(k, weights.k_norm, stack.head_eps)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        keys, values = torch.cat((old_keys.double(), k)), torch.cat((old_values.double(), v))
+        kept.append((keys, values))
+        groups = stack.heads // stack.kv_heads
+        scores = torch.einsum("rhd,shd->hrs", q, keys.repeat_interleave(groups, 1)) * stack.scale
+        mix = scores.masked_fill(~see, -torch.inf).softmax(-1)
+        out = torch.einsum("hrs,shd->rhd", mix, values.repeat_interleave(groups, 1))
+        x = x + F.linear(out.flatten(1), *w["o"])
+        n = rms(x, weights.before_mlp, stack.eps)
+        x = x + F.linear(F.silu(F.linear(n, *w["gate"])) * F.linear(n, *w["up"]), *w["down"])
+        outputs.append(x)
+    assert stack.last_norm is not None
+    return rms(x, stack.last_norm, stack.eps), outputs, kept
+
+
+class Request:
+    """A request with random keys and values before its rows."""
+
+    def __init__(
+        self, stack: LayerStack, past: int, rows: int, see: Tensor | None = None, seed: int = 0
+    ) -> None:
+        torch.manual_seed(seed + past)
+        size = (1, stack.kv_heads, past + rows + 3, stack.head_width)
+        self.keys = [torch.randn(size) for _ in stack.weights]
+        self.values = [torch.randn(size) for _ in stack.weights]
+        self.rows = Rows(Memory(self.keys, self.values), past, rows, see)
+        self.x = torch.randn(rows, stack.width)
+        self.cos, self.sin = torch.randn(2, rows, stack.head_width)
+
+    def expected(self, stack: LayerStack) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, Tensor]]]:
+        past, count = self.rows.past, self.rows.rows
+        see = torch.ones(count, past + count, dtype=torch.bool).tril(past)
+        if self.rows.see is not None:
+            see[:, past:] = self.rows.see
+        old = [
+            (k[0, :, :past].transpose(0, 1), v[0, :, :past].transpose(0, 1))
+            for k, v in zip(self.keys, self.values, strict=True)
+        ]
+        return plainly(stack, self.x, self.cos, self.sin, old, see)
+
+
+TREE = torch.tensor(
+    [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]], dtype=torch.bool
+)
+SHAPES = [
+    {}, {"bias": False, "norms": False}, {"half": True}, {"heads": 4, "kv_heads": 4, "head_width": 8},
+    {"heads": 8, "kv_heads": 1, "head_width": 64}, {"head_width": 40, "inner": 64, "width": 33},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("past", "rows", "see"), [(0, 1, None), (5, 4, None), (126, 5, TREE), (300, 7, None), (1, 32, None)]
+)
+def test_right_against_float64(shape: dict[str, int], past: int, rows: int, see: Tensor | None) -> None:
+    stack = random_stack(**shape)  # type: ignore[arg-type]
+    request = Request(stack, past, rows, see)
+    wanted, outputs, kept = request.expected(stack)
+    before = request.x.clone()
+    hidden, taps = stack(request.x, request.cos, request.sin, [request.rows], taps=(1, 0, 1))
+    assert torch.equal(request.x, before)
+    torch.testing.assert_close(hidden.double(), wanted, rtol=2e-4, atol=2e-4)
+    assert taps is not None
+    for tap, output in zip(taps, (outputs[1], outputs[0], outputs[1]), strict=True):
+        torch.testing.assert_close(tap.double(), output, rtol=2e-4, atol=2e-4)
+    for i, (keys, values) in enumerate(kept):
+        end = past + rows
+        torch.testing.assert_close(
+            request.keys[i][0, :, :end].transpose(0, 1).double(), keys, rtol=2e-4, atol=2e-4
+        )
+        torch.testing.assert_close(
+            request.values[i][0, :, :end].transpose(0, 1).double(), values, rtol=2e-4, atol=2e-4
+        )
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_row_gives_the_same_numbers_alone_among_drafts_and_in_a_batch(threads: int) -> None:
+    """To the bit, across the parts of the keys: plain decoding and verification of a chain can't part."""
+    stack, count = random_stack(), 9
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        many = Request(stack, 124, count)
+        together, _ = stack(many.x, many.cos, many.sin, [many.rows])
+        alone = Request(stack, 124, count)
+        for i in range(count):
+            at = slice(i, i + 1)
+            one, _ = stack(alone.x[at], alone.cos[at], alone.sin[at], [Rows(alone.rows.memory, 124 + i, 1)])
+            assert torch.equal(one[0], together[i])
+        for mine, its in zip(many.keys + many.values, alone.keys + alone.values, strict=True):
+            assert torch.equal(mine, its)
+        others = [Request(stack, 40, 3), Request(stack, 124, count), Request(stack, 0, 5, TREE)]
+        x, cos, sin = (torch.cat([getattr(r, name) for r in others]) for name in ("x", "cos", "sin"))
+        batch, _ = stack(x, cos, sin, [r.rows for r in others])
+        assert torch.equal(batch[3 : 3 + count], together)
+        tree = Request(stack, 0, 5, TREE)
+        assert torch.equal(batch[3 + count :], stack(tree.x, tree.cos, tree.sin, [tree.rows])[0])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_a_row_does_not_see_is_nothing_to_it() -> None:
+    """Even where it holds no numbers: memory behind the rows, and siblings."""
+    stack = random_stack()
+    request = Request(stack, 5, 5, TREE)
+    wanted, _ = stack(request.x, request.cos, request.sin, [request.rows])
+    for t in (*request.keys, *request.values):
+        t[:, :, 10:] = torch.nan
+    x = request.x.clone()
+    x[4] = 1e30  # seen by itself alone
+    got, _ = stack(x, request.cos, request.sin, [request.rows])
+    assert torch.equal(got[:4], wanted[:4])
+
+
+@pytest.mark.parametrize("past", [0, 5, 128, 300])
+def test_rows_apart_leave_the_memory_as_it_was(past: int) -> None:
+    """Drafts that read the target's keys write nothing there; beside another request too."""
+    stack = random_stack()
+    see = torch.block_diag(torch.ones(3, 3), torch.ones(2, 2)).bool()
+    request, other = Request(stack, past, 5, see, seed=1), Request(stack, 7, 2)
+    wanted, _, _ = request.expected(stack)
+    before = [t.clone() for t in (*request.keys, *request.values)]
+    x, cos, sin = (torch.cat([getattr(r, name) for r in (other, request)]) for name in ("x", "cos", "sin"))
+    rows = Rows(request.rows.memory, past, 5, see, apart=True)
+    hidden, _ = stack(x, cos, sin, [other.rows, rows])
+    torch.testing.assert_close(hidden[2:].double(), wanted, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(hidden[:2].double(), other.expected(stack)[0], rtol=2e-4, atol=2e-4)
+    assert all(torch.equal(a, b) for a, b in zip(before, (*request.keys, *request.values), strict=True))
+
+
+def test_too_many_rows_or_too_little_room() -> None:
+    stack = random_stack()
+    request = Request(stack, 0, 33)
+    with pytest.raises(ValueError, match="at most 32"):
+        stack(request.x, request.cos, request.sin, [request.rows])
+    request = Request(stack, 3, 2)
+    with pytest.raises(ValueError, match="room"):
+        stack(request.x, request.cos, request.sin, [Rows(request.rows.memory, 7, 2)])

@@ -1,0 +1,62 @@
+"""A block drafter's layers in one call draft what its modules draft, and write nothing into the target's cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from align.data import shards as data
+from align.kernels.linear import rows_library
+from align.models.block import BlockSession
+from align.target.model import Target
+from tests.builders import TRAINED_BLOCKS as VARIANTS
+from tests.builders import trained_block
+
+pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_call_drafts_what_the_modules_draft(
+    target: Target, samples: data.Samples, variant: dict[str, Any]
+) -> None:
+    drafter = trained_block(target, samples, **variant)
+    drafter.prepare_for_drafting()
+    stack = drafter.stack
+    assert stack is not None
+    cache = target.new_cache(1, 300)
+    session = BlockSession(drafter, cache, 300)
+    tokens = torch.arange(5, 205)[None]
+    output = target.forward(tokens, cache=cache, taps=session.taps)
+    session.observe(output.hidden_BLD, output.taps_BLFD, 200)
+    before = [t.clone() for slab in cache.slabs for t in (slab.keys, slab.values)]
+    blocks = drafter.masked(
+        torch.tensor([[7, 8, 9, 10], [7, 11, 12, 13], [7, 9, 9, 9]]), torch.tensor([0, 2, 1])
+    )
+    got = [session.hidden(7), session.hidden_of_blocks(blocks)]
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before, (t for s in cache.slabs for t in (s.keys, s.values)), strict=True)
+    )
+    drafter.stack = None
+    for mine, wanted in zip(got, [session.hidden(7), session.hidden_of_blocks(blocks)], strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
+    drafter.stack = stack
+    many = blocks.repeat(3, 1)  # 36 rows: more than one call takes
+    torch.testing.assert_close(session.hidden_of_blocks(many)[:3], got[1], rtol=1e-4, atol=1e-4)
+
+
+def test_other_layers_keep_their_modules(target: Target, samples: data.Samples) -> None:
+    """Before `prepare_for_drafting`, with another activation, with a part more."""
+    from align.models.block_stack import draft_stack
+
+    drafter = trained_block(target, samples)
+    assert draft_stack(drafter) is None and drafter.stack is None
+    drafter.prepare_for_drafting()
+    assert draft_stack(drafter) is not None
+    drafter.blocks[1].extra = torch.nn.Linear(2, 2)
+    assert draft_stack(drafter) is None
+    del drafter.blocks[1].extra
+    drafter.blocks[0].mlp.act = torch.nn.GELU()
+    assert draft_stack(drafter) is None

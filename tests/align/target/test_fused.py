@@ -1,0 +1,163 @@
+"""Which targets run their layers in one call, and that it is what their modules compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from align.kernels.linear import rows_library
+from align.target.debug import debug_model
+from align.target.fused import _code, fused
+from align.target.loading import load_target
+from align.target.model import Target
+from align.target.proof import proven
+from tests.target_models import some_text, tiny_config, tiny_model, tiny_target
+
+pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
+
+FULL = {"sliding_window": None, "use_sliding_window": False, "layer_types": ["full_attention"] * 4}
+
+
+def target_of(name: str, fuse: bool = True, **changes: Any) -> Target:
+    """A tiny target without windows, with or without its layers in one call."""
+    tokenizer = debug_model("Llama")[1]
+    model = tiny_model(name, len(tokenizer))
+    config = tiny_config(name, len(tokenizer))
+    for key, value in {**FULL, **changes}.items():
+        if hasattr(config, key):
+            setattr(config, key, value)
+    config._attn_implementation = "eager"
+    made = type(model)(config).eval()
+    made.load_state_dict(model.state_dict())
+    return Target(made, tokenizer, name, fuse=fuse)
+
+
+def outputs(target: Target) -> list[Tensor]:
+    """Logits, taps and keys of a prefix, drafts in a tree, a rollback to one branch, and two requests at once."""
+    text, found = some_text(target, 60), []
+    cache, other = target.new_cache(1, 80), target.new_cache(1, 80)
+    see_LL = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
+    target.forward(text[:, :40], cache=cache)
+    for part, see in ((text[:, 40:44], see_LL), (text[:, 44:49], None), (text[:, 49:50], None)):
+        output = target.forward(part, cache=cache, see_LL=see, taps=(0, 3))
+        assert output.logits_BLV is not None and output.taps_BLFD is not None
+        found += [output.logits_BLV, output.hidden_BLD, output.taps_BLFD]
+        if see is not None:
+            cache.keep(40, [0, 2, 3])
+    target.forward(text[:, :7], cache=other)
+    both = target.forward_together([text[:, :4], text[:, 9:12]], [cache, other], [see_LL, None], taps=(1,))
+    for output in both:
+        assert output.logits_BLV is not None and output.taps_BLFD is not None
+        found += [output.logits_BLV, output.taps_BLFD]
+    return [*found, *(cache.k(i) for i in range(4)), *(other.v(i) for i in range(4))]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama", {}), ("mistral", {}), ("qwen2", {}), ("qwen3", {}),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}}),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}}),
+    ],
+)  # fmt: skip
+def test_one_call_computes_what_the_modules_compute(name: str, changes: dict[str, Any]) -> None:
+    quick, modules = target_of(name, **changes), target_of(name, fuse=False, **changes)
+    check(quick, modules)
+
+
+def test_biases_are_part_of_it() -> None:
+    check(_with_biases(True), _with_biases(False))
+
+
+def check(quick: Target, modules: Target) -> None:
+    assert quick.fused is not None and modules.fused is None
+    for got, wanted in zip(outputs(quick), outputs(modules), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def _with_biases(fuse: bool) -> Target:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = debug_model("Llama")[1]
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, attention_bias=True, mlp_bias=True, max_position_embeddings=512,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    torch.manual_seed(3)
+    model = LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() < 2:
+            parameter.data.add_(torch.randn(parameter.shape) * 0.1)
+    return Target(model, tokenizer, "biases", fuse=fuse)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cohere", "gemma2", "glm4", "granite", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3", "gpt2", "mixtral", "ministral3", "exaone4"],
+)  # fmt: skip
+def test_other_layers_keep_their_modules(name: str) -> None:
+    """Other code, windows (mistral and qwen as `tiny_config` makes them), parts of their own: all but plain Llama."""
+    assert tiny_target(name).fused is None
+
+
+def test_changed_code_is_not_taken() -> None:
+    class Attention(type(target_of("llama").layers[0].self_attn)):  # type: ignore[misc]
+        def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(hidden_states * 2, *args, **kwargs)
+
+    target = target_of("llama")
+    target.layers[2].self_attn.__class__ = Attention
+    assert fused(target.model, target.body, target.layers) is None
+    target = target_of("llama")
+    target.layers[1].forward = type(target.layers[1]).forward.__get__(target.layers[1])
+    assert fused(target.model, target.body, target.layers) is None
+    target = target_of("llama")
+    target.layers[1].mlp.act_fn = torch.nn.GELU()
+    assert fused(target.model, target.body, target.layers) is None
+    assert "unknown" in _code(type("Made", (), {"forward": None, "__module__": __name__}))
+
+
+def test_a_proof_that_fails_falls_back_to_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    from align.target.fused import FusedLayers
+
+    whole = FusedLayers.__call__
+    monkeypatch.setattr(
+        FusedLayers, "__call__", lambda *a: tuple(t if t is None else t * 1.1 for t in whole(*a))
+    )
+    tokenizer = debug_model("Llama")[1]
+    target = proven(tiny_model("llama", len(tokenizer)), tokenizer, "llama")
+    assert target.fused is None and not target.chains_only
+
+
+def test_many_rows_go_through_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so do rows without a cache, batches of one length, and rows with a mask of their own."""
+    target = load_target("debug")
+    from align.target.fused import FusedLayers
+
+    assert target.fused is not None
+    monkeypatch.setattr(FusedLayers, "__call__", lambda *a: pytest.fail("few rows alone"))
+    text = some_text(target, 33)
+    target.forward(text, cache=target.new_cache(1, 40))
+    target.forward(text[:, :3])
+    target.forward(text[:, :4].view(2, 2), cache=target.new_cache(2, 40))
+    target.forward(
+        text[:, :2], cache=target.new_cache(1, 8), mask=torch.ones(1, 1, 2, 2, dtype=torch.bool).tril()
+    )
+
+
+def test_a_token_alone_and_among_drafts_to_the_bit() -> None:
+    """Plain greedy decoding and verification of the same tokens see the same logits, ties included."""
+    target = load_target("debug")
+    text = some_text(target, 150)
+    plain, drafted = target.new_cache(1, 160), target.new_cache(1, 160)
+    for cache in (plain, drafted):
+        target.forward(text[:, :125], cache=cache)
+    logits = target.forward(text[:, 125:130], cache=drafted).logits_BLV
+    assert logits is not None
+    for i in range(5):
+        one = target.forward(text[:, 125 + i : 126 + i], cache=plain).logits_BLV
+        assert one is not None and torch.equal(one[0, 0], logits[0, i])
