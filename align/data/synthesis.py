@@ -193,7 +193,7 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
         written = manifest["tokens"] - tokens_before
         say(
             f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
-            f"({written / max(seconds, 1e-9):.0f} kept tokens/s; answers left out: {_counts(manifest['dropped'])})"
+            f"({written / max(seconds, 1e-9):.0f} kept tokens/s; texts left out: {_counts(manifest['dropped'])})"
         )
     if manifest["samples"] < d.samples and writing.prompts is not None and not quiet:
         say(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")

@@ -179,8 +179,8 @@ def baseline_line(summary: dict[str, Any]) -> str | None:
     )
 
 
-TOY = 200.0
-"""Tokens/s beyond which a baseline is not judged: a token costs less than what is around it."""
+TOY = 10_000_000
+"""Below so many parameters a baseline is not judged: a token costs less than what is around it."""
 
 
 def _repeats(check: dict[str, Any]) -> str:
@@ -191,7 +191,7 @@ def _repeats(check: dict[str, Any]) -> str:
 
 def _fair(check: dict[str, Any]) -> str:
     """What the ratio means; nothing of a toy, and nothing bad where a repeat says otherwise."""
-    if check["transformers_tokens_per_s"] > TOY:
+    if check.get("parameters", TOY) < TOY:
         return ""
     if check["ratio"] >= 0.97:
         return ": an honest baseline"
