@@ -30,6 +30,11 @@ STAMP = $(VENV)/.ready
 .DEFAULT_GOAL := quickstart
 
 setup: $(STAMP)
+ifeq ($(origin PYTHON),command line)
+	@version='import sys; print(*sys.version_info[:2], sep=".")'; made=$$($(PY) -c "$$version"); \
+	asked=$$($(PYTHON) -c "$$version" 2>/dev/null) || { echo "error: no $(PYTHON) here"; exit 1; }; \
+	test "$$made" = "$$asked" || { echo "error: $(VENV) has Python $$made and $(PYTHON) is $$asked: make clean first, or take another folder (VENV=.venv-$$asked)"; exit 1; }
+endif
 
 $(STAMP): pyproject.toml $(wildcard align/kernels/*.c align/kernels/*.h)
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here: Python 3.11 to 3.13 is needed; make PYTHON=python3.12 …"; exit 1; }

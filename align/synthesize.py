@@ -7,10 +7,10 @@ number) alone, so a run that was killed loses the batch in flight and ends in th
 
 from __future__ import annotations
 
-import shlex
 import sys
 
 from align.common.claims import Claim
+from align.common.commands import command
 from align.common.errors import cli
 from align.common.text import say
 from align.config.parser import parse_command
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
         if recipe.data.text:
             read_texts(recipe, target)
         synthesize(recipe, target, recipe.data_folder)
-    say(f"next:\n  python -m align.train {shlex.join(words)}")
+    say(f"next:\n  {command('align.train', *words)}")
 
 
 if __name__ == "__main__":

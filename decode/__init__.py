@@ -11,17 +11,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from align.common.errors import UserError
     from decode.engine.decoder import Decoder
     from decode.engine.output import Generation
     from decode.methods.load import load
     from decode.speculation.sampling import Sampling
 
-__all__ = ["Decoder", "Generation", "Sampling", "load"]
+__all__ = ["Decoder", "Generation", "Sampling", "UserError", "load"]
 
 _HOME = {
     "Decoder": "decode.engine.decoder",
     "Generation": "decode.engine.output",
     "Sampling": "decode.speculation.sampling",
+    "UserError": "align.common.errors",
     "load": "decode.methods.load",
 }
 

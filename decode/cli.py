@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
             "--target", help="hub id, folder, FILE.gguf or debug (default SmolLM2-135M-Instruct)"
         )
         if dtype:
-            self.add_argument("--dtype", default="auto", help="auto (default), float32, bfloat16 or float16")
+            self.add_argument("--dtype", default="auto", help="auto (default), fp32, bf16 or fp16")
         self.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
         trust = "run Python code that comes with these models (default: refuse them)"
         self.add_argument("--trust-remote-code", action="store_true", help=trust)

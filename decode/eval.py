@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from align.common.claims import Claim
+from align.common.commands import command
 from align.common.errors import UserError, cli
 from align.common.terminal import PlainConsole
 from align.target.names import check_given
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1)
 
 
-def evaluate(config: EvalConfig, console: PlainConsole, command: str = "") -> tuple[dict[str, Any], Path]:
+def evaluate(config: EvalConfig, console: PlainConsole, typed: str = "") -> tuple[dict[str, Any], Path]:
     """Measure what the config asks for; returns the summary and the folder that holds it.
 
     Raises:
@@ -138,11 +139,11 @@ def evaluate(config: EvalConfig, console: PlainConsole, command: str = "") -> tu
         skipped += lines
     else:
         try:
-            config, plan, decoders = tuned(config, plan, console, command)
+            config, plan, decoders = tuned(config, plan, console, typed)
         except OutputChanged as found:
             say([str(found)])
             raise SystemExit(1) from None
-    return begin(config, plan, decoders, suites, skipped, console, command).finish()
+    return begin(config, plan, decoders, suites, skipped, console, typed).finish()
 
 
 def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
@@ -168,28 +169,29 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
 def next_step(summary: dict[str, Any], config: EvalConfig) -> str:
     """What to type next."""
     if summary["bugs"]:
-        return "Next: the page names each difference; python -m decode.verify looks closer"
-    target = f" --target {shlex.quote(config.target)}" if config.target else ""
-    drafter = f" --drafter {shlex.quote(config.drafter)}" if config.drafter else ""
+        return f"Next: the page names each difference; {command('decode.verify')} looks closer"
+    target = ("--target", config.target) if config.target else ()
+    drafter = ("--drafter", config.drafter) if config.drafter else ()
     able = {
         name: figures
         for name, figures in summary["overall"].items()
         if name.partition(":")[0] not in (PLAIN, LOOKUP) and not figures["lossy"]
     }
     if not able:
+        name = (f"target.name={config.target}",) if config.target else ()
         return (
-            "Next: train a drafter for this target:  python -m align.train --help\n"
-            f"      then:  python -m decode.eval{target} --drafter FOLDER"
+            f"Next: train a drafter for this target:  {command('align.train', 'recipe=smollm2_block', *name, 'output=runs/mine')}\n"
+            f"      then give it with --drafter:  {command('decode.eval', *target, '--drafter', 'runs/mine/drafter')}"
         )
     default = (DRAFTER, COMBINED)  # which decode.generate takes by itself
     best = max(able, key=lambda name: (name in default, able[name]["speedup"] or 0.0))
     if (able[best]["speedup_lo"] or able[best]["speedup"] or 0) > 1:
-        method = "" if best in default else f" --method {shlex.quote(best)}"
-        return f'Next: use it:  python -m decode.generate{target}{drafter}{method} "your prompt"'
-    methods = f" --methods {shlex.quote(config.methods)}" if config.methods else ""
+        method = () if best in default else ("--method", best)
+        return f'Next: use it:  {command("decode.generate", *target, *drafter, *method)} "your prompt"'
+    methods = ("--methods", config.methods) if config.methods else ()
     return (
-        "Next: train it further (python -m align.train --help), or see where it helps:  "
-        f"python -m decode.eval{target}{drafter}{methods} --suite coding,math"
+        "Next: train it further (align.train with more trainer.max_steps), or see where it helps:  "
+        + command("decode.eval", *target, *drafter, *methods, "--suite", "coding,math")
     )
 
 

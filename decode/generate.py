@@ -8,13 +8,13 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from align.common.errors import UserError, cli
-from align.common.text import say
+from align.common.text import plural, say
 from align.target.names import DEFAULT_TARGET, check_given
 from decode.cli import Parser, number, whole
+from decode.engine.output import MAX_NEW_TOKENS
 from decode.method_names import LOOKUP, LOSSY
 from decode.methods.drafter_spec import (
     DEFAULT_DRAFTER,
-    NO_FOLDERS,
     check_named,
     check_there,
     given_drafters,
@@ -62,7 +62,13 @@ def parser() -> Parser:
         metavar="ID",
         help="never this token; may be repeated",
     )
-    add("--max-new-tokens", type=whole(1), default=256, metavar="N", help="length limit (default 256)")
+    add(
+        "--max-new-tokens",
+        type=whole(1),
+        default=MAX_NEW_TOKENS,
+        metavar="N",
+        help=f"length limit (default {MAX_NEW_TOKENS})",
+    )
     add(
         "--min-new-tokens",
         type=whole(0),
@@ -109,11 +115,10 @@ def _load(args: argparse.Namespace, options: DraftOptions) -> Decoder:
         missing = f"at {DEFAULT_DRAFTER}" if target == DEFAULT_TARGET else f"is shipped for {target}"
         say(f"note: no drafter {missing}: prompt lookup drafts instead", error=True)
         drafter = LOOKUP
-    copying = args.method is None if args.copying is None else args.copying
     return load(
         target,
         drafter,
-        **{**vars(options), "copying": copying and drafter not in NO_FOLDERS},
+        **{**vars(options), "copying": args.copying},
         dtype=args.dtype,
         device=args.device,
         method=args.method,
@@ -135,11 +140,10 @@ def summary(decoder: Decoder, out: Generation, verifier: str) -> str:
     parts = [f"{len(out.tokens)} tokens ({out.finish})"]
     if out.calls:
         parts.append(f"{out.tokens_per_second:.1f} tokens/s")
-        parts.append(f"τ {out.tau:.2f}")
-    if decoder.drafter is not None:
-        drafted, accepted = sum(out.nodes), sum(out.accepted)
-        share = f" ({accepted / drafted:.0%})" if drafted else ""
-        parts.append(f"accepted {accepted} of {drafted} drafted{share}")
+        parts.append(f"{plural(out.calls, 'call')} of the target, τ {out.tau:.2f} tokens each")
+    if decoder.drafter is not None and out.calls:
+        helped = sum(accepted > 0 for accepted in out.accepted)
+        parts.append(f"drafts accepted in {helped / out.calls:.0%} of them")
     parts.append(f"prefill {out.prefill_seconds:.2f} s")
     who = f"{decoder.name}, {verifier}" if decoder.drafter is not None else "plain decoding"
     return f"[{who}] " + " · ".join(parts)

@@ -7,6 +7,7 @@ TYPE_CHECKING do not.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -250,50 +251,43 @@ def test_no_test_file_imports_another() -> None:
             assert parts[0] != "tests" or not any(p.startswith("test_") for p in parts[:-1]), (path, module)
 
 
-NO_TEST_OF_THEIR_OWN = {
-    "align.common.batch": "plain records, which every test of training builds",
-    "align.models.block_config": "read and written with the folder: test_block_checkpoint.py",
-    "align.models.block_layers": "parts of the network of test_block.py",
-    "align.models.published_config": "read with the weights: test_published.py",
-    "align.diffusion.parameterization": "held to the losses' definitions: test_diffusion_losses.py",
-    "align.outputs.row": "one row of test_cache.py and test_store.py",
-    "align.train": "one command line with align.synthesize: test_synthesize.py",
-    "align.target.debug": "the target of nearly every test",
-    "align.target.anatomy": "what a proof stands on: test_proof.py",
-    "align.target.interface": "how every target attends: test_masks.py",
-    "align.target.logits": "chosen by the proof: test_proof.py",
-    "align.target.gguf": "its errors in test_loading.py; a good file needs a model",
-    "align.training.callbacks": "seen in a run: test_run.py",
-    "align.training.base_module": "what the modules of all drafters share: test_run.py",
-    "decode.benchmark.progress": "what a terminal shows meanwhile: test_eval.py",
-    "decode.losslessness.compared": "the first checks of decode.verify: test_checks.py, test_verify.py",
-    "decode.losslessness.dropped": "planted in test_options.py",
-    "decode.losslessness.config": "a plain record of options: test_verify.py",
-    "decode.drafters.base": "protocols alone",
-    "decode.method_names": "two constants and a join: test_spec.py",
-    "decode.speculation.drafts": "what every rule reads: test_verifiers.py",
-    "decode.speculation.settings": "settings out of their range: test_sampling.py",
-    "decode.speculation.verification": "a round of the engine: test_engine.py",
-    "decode.suites.*": "one row format each, one table of cases: test_suites.py",
-}
 NO_MODULE_OF_THEIR_OWN = {
-    "tests/test_imports.py", "tests/test_packaging.py", "tests/decode/suites/test_suites.py",
-    "tests/decode/test_malformed.py", "tests/decode/test_early.py", "tests/decode/test_draws.py", "tests/decode/engine/test_real_target.py",
-    "tests/test_docs.py", "tests/test_exact_distribution.py", "tests/test_fuzz.py",
-    "tests/test_kills.py",
+    "tests/test_imports.py", "tests/test_packaging.py", "tests/decode/test_malformed.py", "tests/decode/test_draws.py",
+    "tests/decode/test_early.py", "tests/decode/engine/test_real_target.py", "tests/test_docs.py",
+    "tests/test_exact_distribution.py", "tests/test_fuzz.py", "tests/test_kills.py",
 }  # fmt: skip
+"""Tests of several rooms together, beside those of contract/."""
 
 
-def test_tests_mirror_the_rooms() -> None:
-    """A module's tests stand where its name says; contract/ holds what is true of several rooms together."""
+def place_of_test(module: str) -> str:
+    """Where a module's test is looked for: `align.data.shards` → `tests/align/data/test_shards.py`."""
+    *room, name = module.split(".")
+    return "/".join(["tests", *room, f"test_{name}.py"])
+
+
+def misplaced(modules: set[str], tests: set[str]) -> tuple[set[str], set[str]]:
+    """Modules without a test where one looks for it, and tests that belong to no module."""
+    places = {place_of_test(module): module for module in modules}
+    missing = {module for place, module in places.items() if place not in tests}
+    stray = tests - places.keys() - NO_MODULE_OF_THEIR_OWN
+    return missing, {test for test in stray if not test.startswith("tests/contract/")}
+
+
+def test_every_module_has_its_test_where_one_looks_for_it() -> None:
     modules = {
-        n for n in tree() if not n.endswith("__init__") and (ROOT / f"{n.replace('.', '/')}.py").exists()
+        ".".join(p.relative_to(ROOT).with_suffix("").parts) for p in files() if p.name != "__init__.py"
     }
-    tested = {
-        ".".join([*p.relative_to(ROOT / "tests").parts[:-1], p.stem.removeprefix("test_")]): p
-        for p in (ROOT / "tests").rglob("test_*.py")
-    }
-    missing = modules - set(tested) - set(NO_TEST_OF_THEIR_OWN)
-    assert {m for m in missing if f"{m.rpartition('.')[0]}.*" not in NO_TEST_OF_THEIR_OWN} == set()
-    stray = {str(p.relative_to(ROOT)) for name, p in tested.items() if name not in modules}
-    assert {s for s in stray if not s.startswith("tests/contract/")} == NO_MODULE_OF_THEIR_OWN
+    tests = {p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").rglob("test_*.py")}
+    assert misplaced(modules, tests) == (set(), set())
+    assert tests >= NO_MODULE_OF_THEIR_OWN
+    for place in tests:  # an empty file is none
+        assert re.search(r"^ *def test_", (ROOT / place).read_text(encoding="utf-8"), re.MULTILINE), place
+
+
+def test_a_planted_module_without_its_test_is_found() -> None:
+    modules = {"align.data.shards", "align.data.planted", "decode.planted"}
+    tests = {"tests/align/data/test_shards.py", "tests/align/test_planted.py", "tests/contract/test_laws.py"}
+    assert misplaced(modules, tests) == (
+        {"align.data.planted", "decode.planted"},
+        {"tests/align/test_planted.py"},
+    )

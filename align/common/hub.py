@@ -109,8 +109,12 @@ def model_folder(name: str, kind: str, files: Sequence[str], revision: str | Non
             )
         except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
             pass
-    hint = nearby(path) or " (a folder in hub layout will do)"
-    raise UserError(f"{kind} {name!r}: no such folder, and no hub id that can be had{hint}")
+    raise missing(kind, name, nearby(path) or " (a folder in hub layout will do)")
+
+
+def missing(kind: str, name: str, hint: str) -> UserError:
+    """What is said of a model's name behind which there is nothing."""
+    return UserError(f"{kind} {name!r}: no such folder, and no hub id that can be had{hint}")
 
 
 def _installed_file(package: str, member: str) -> Path | None:

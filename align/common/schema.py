@@ -14,6 +14,9 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 from align.common.errors import UserError, nearest
 from align.common.text import cut, short
 
+SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""The short names of number types, and the full ones."""
+
 
 def read_json(path: Path) -> Any:
     """The value in a JSON file.

@@ -14,6 +14,9 @@ from typing import Any
 
 from align.common.errors import UserError, nearest
 
+PROMPT_COLUMNS = ("prompt", "question", "messages", "text", "turns", "problem", "instruction", "content")
+"""Columns of a file of prompts that may hold the prompt. The first one that holds something counts."""
+
 
 def read_rows(path: Path) -> list[Any]:
     """The rows of one file, each a dict (or a string, for plain text).

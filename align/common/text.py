@@ -39,6 +39,11 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}…"
 
 
+def plural(count: int, word: str) -> str:
+    """`1 prompt`, `2 prompts`."""
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
 def short(value: object, length: int = 80) -> str:
     """A value as Python writes it, cut to `length` characters."""
     return cut(repr(value), length)

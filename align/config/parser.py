@@ -9,13 +9,14 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
+from align.common.commands import command
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
-from align.common.schema import convert, type_name
+from align.common.schema import SHORT_DTYPES, convert, type_name
 from align.common.strict_yaml import dump_yaml, parse_yaml
-from align.common.text import say, short
+from align.common.text import cut, say, short
 from align.config.hardware import gpu_count
 from align.config.recipe import GROUPS, Key, Recipe, keys, resolve
 from align.config.rules import check
@@ -41,8 +42,8 @@ def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | 
         UserError: see `load_recipe`.
     """
     words = list(argv)
-    if "-h" in words or "--help" in words:
-        say(help_text(prog, description))
+    if {"-h", "--help", "--help-all"} & {*words}:
+        say(help_text(prog, description, every="--help-all" in words))
         return None
     recipe = load_recipe([w for w in words if w != "--print"])
     if "--print" in words:
@@ -59,7 +60,9 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     """
     given = _pairs(argv)
     if "recipe" not in given:
-        raise UserError(f"{_COMMAND}: recipe=NAME is missing{nearest('', shipped())}; --help shows all keys")
+        raise UserError(
+            f"{_COMMAND}: recipe=NAME is missing{nearest('', shipped())}; --help-all shows all keys"
+        )
     path = find(given.pop("recipe"), _COMMAND)
     layers = [(file.name, flat) for file, flat in _with_bases(path)]
     pairs = [pair for key, text in given.items() for pair in _flatten(_word(key, text), key, _COMMAND)]
@@ -89,6 +92,7 @@ def _pairs(argv: Sequence[str]) -> dict[str, str]:
                     "recipe",
                     *(f"recipe={p.stem}" for p in FOLDER.glob("*.yaml")),
                     "--help",
+                    "--help-all",
                     "--print",
                 ]
                 near = nearest(f"recipe={key}" if (FOLDER / f"{key}.yaml").is_file() else word, known)
@@ -120,13 +124,21 @@ def find(name: str, where: str, beside: Path | None = None) -> Path:
     Raises:
         UserError: there is none; the line begins with `where`.
     """
-    is_path = name.endswith((".yaml", ".yml")) or "/" in name
+    is_yaml = name.endswith((".yaml", ".yml"))
+    is_path = is_yaml or "/" in name
     try:
         path = (beside or Path()) / expanded(name, f"{where}: recipe") if is_path else FOLDER / f"{name}.yaml"
-        if path.is_file():
+        if path.is_file() and (is_yaml or not is_path):
             return path
+        other = ((beside or Path()) / name).is_file()
     except OSError as error:  # a name too long
         raise UserError(f"{where}: recipe {short(name)} can't be read ({error.strerror or error})") from None
+    if other:
+        near = nearest(Path(name).stem, shipped())
+        near = " (smollm2_block for instance; --help lists them)" if "one of" in near else near
+        raise UserError(
+            f"{where}: {short(name)} is no recipe, which is a shipped one's name or a .yaml file{near}"
+        )
     if is_path:
         raise UserError(f"{where}: recipe {short(name)}: no such file")
     raise UserError(f"{where}: recipe {short(name)} is unknown{nearest(name, shipped())}")
@@ -228,20 +240,41 @@ def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
         a for k in (kind, *get_args(kind)) if get_origin(k) is list for a in get_args(k)
     ]:
         value = [part for part in re.split(r"[,\s]+", value) if part]
+    if get_origin(kind) is Literal and value not in get_args(kind) and isinstance(value, str):
+        same = next(({*pair} for pair in SHORT_DTYPES.items() if value in pair), set())
+        value = next((other for other in same if other in get_args(kind)), value)
     return convert(value, kind, name, where)
 
 
-def help_text(prog: str, description: str) -> str:
-    """Usage, shipped recipes with their first comment line, every key with type, default, documentation."""
-    usage = f"usage: python -m {prog} recipe=NAME [key=value …] [--print]"
-    lines = [usage, "", " ".join(description.split()), "", "recipes (recipe=NAME, or a path to a .yaml):"]
+MOST_USED = (
+    "output", "target.name", "data.samples", "data.prompts", "data.path", "drafter.init", "drafter.block_size",
+    "trainer.max_steps", "trainer.max_minutes", "trainer.learning_rate",
+)  # fmt: skip
+"""The keys that the short help shows."""
+_WIDTH = 110
+"""Characters of a line of the short help."""
+
+
+def help_text(prog: str, description: str, every: bool = True) -> str:
+    """Usage, recipes with their first comment line, keys with type, default, documentation. Without `every` one screen: a line
+    each, the keys that are used most, of the toy recipes one."""
+    usage = f"usage: {command(prog)} recipe=NAME [key=value …] [--print]"
+    about = " ".join(description.split()).rpartition("…`: ")[2]
+    lines = [usage, "", about, "", "recipes (recipe=NAME, or a path to a .yaml):"]
     for name in shipped():
+        if not every and name.startswith("debug_") and name != "debug_block":
+            continue
         first = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
-        lines.append(f"  {name:<34}{first.lstrip('# ') if first.startswith('#') else ''}")
-    lines += ["", "  --print  show the resolved recipe and end", "", "keys:"]
-    for key in keys().values():
-        lines.append(f"  {key.name}={_show(key)}")
-        lines.append(f"      {type_name(key.type)}: {key.doc}")
+        line = f"  {name:<34}{first.lstrip('# ') if first.startswith('#') else ''}"
+        lines.append(line if every else cut(line, _WIDTH))
+    lines += ["", "  --print     show the resolved recipe and end", "  --help-all  all recipes and keys"]
+    lines += ["", "keys:" if every else "the keys most used:"]
+    for key in keys().values() if every else [keys()[name] for name in MOST_USED]:
+        words = f"{key.name}={_show(key)}"
+        if not every:
+            lines.append(cut(f"  {words:<33} {key.doc}", _WIDTH))
+            continue
+        lines += [f"  {words}", f"      {type_name(key.type)}: {key.doc}"]
     return "\n".join(lines)
 
 

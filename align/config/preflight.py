@@ -4,9 +4,9 @@ device."""
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
+from align.common.commands import command
 from align.common.errors import UserError
 from align.common.hub import is_hub_id, local_path, nearby
 from align.common.provenance import memory_bytes
@@ -14,6 +14,7 @@ from align.common.schema import read_object
 from align.config.hardware import accelerator, gpu_count
 from align.config.parser import shipped
 from align.config.recipe import Recipe
+from align.config.run_record import check_record
 from align.target.names import check_name
 
 
@@ -22,6 +23,7 @@ def check_training(recipe: Recipe) -> None:
     check_name(recipe.target.name)
     _check_init(recipe)
     _check_folder(Path(recipe.output), "output")
+    check_record(recipe)
     if accelerator(recipe) == "cpu":
         most = 4 * (os.cpu_count() or 1)
         if recipe.launch.devices > most:
@@ -75,8 +77,12 @@ def _check_init(recipe: Recipe) -> None:
     if local_path(init).exists() or is_hub_id(init):
         return
     maker = Path(init).parent.name
-    made = f"; python -m align.train recipe={maker} makes it" if maker in shipped() else nearby(Path(init))
-    raise UserError(f"drafter.init={init!r}: no such folder{made}")
+    made = (
+        f"; {command('align.train', f'recipe={maker}')} makes it"
+        if maker in shipped()
+        else nearby(Path(init))
+    )
+    raise UserError(f"drafter.init={init!r}: no such folder, and no hub id that can be had{made}")
 
 
 def _check_data(recipe: Recipe) -> None:
@@ -91,7 +97,7 @@ def _check_data(recipe: Recipe) -> None:
         return
     words = [f"recipe={recipe.name}", f"output={recipe.output}", f"target.name={recipe.target.name}"]
     raise UserError(
-        f"{folder}: no data yet, and data.write=never; write them with python -m align.synthesize {shlex.join(words)} "
+        f"{folder}: no data yet, and data.write=never; write them with {command('align.synthesize', *words)} "
         "(or name others that this target wrote: data.path=FOLDER)"
     )
 

@@ -112,7 +112,11 @@ class DataConfig(Group):
     prompts_split: str = option("train", "split of a hub data set")
     prompts_config: str | None = option(None, "configuration of a hub data set that has several")
     prompts_revision: str | None = option(None, "branch, tag or commit of a hub data set")
-    prompts_column: str = option("prompt", "column that holds the prompts")
+    prompts_column: str | None = option(
+        None,
+        "column that holds the prompts; null = the first of prompt, question, messages, text, turns, problem, instruction, "
+        "content that holds something",
+    )
     prompt_temperature: float = option(1.0, "temperature of written prompts", low=0)
     prompt_openings: list[str] = option(
         [], "words that written prompts begin with, taken in turn ('' = none); chat targets only"

@@ -11,6 +11,7 @@ import numpy as np
 
 from align.common.batch import PackedRow
 from align.common.claims import Claim
+from align.common.commands import command
 from align.common.errors import UserError
 from align.common.text import say
 from align.config.hardware import main_process
@@ -88,7 +89,7 @@ class ShardsAsWritten:
             if self.recipe.data.write == "never":
                 raise UserError(
                     f"{self.folder}: shard {self.next} is not there and nobody writes it (data.write=never); start "
-                    "python -m align.synthesize with the same words, then this command goes on"
+                    f"{command('align.synthesize')} with the same words, then this command goes on"
                 )
             if self._writing is None or self._writing.manifest["shards"] != manifest["shards"]:
                 if not self.quiet and self._writing is None:

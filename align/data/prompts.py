@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import yaml
 from align.common.errors import UserError, in_one_line, nearest
 from align.common.files import expanded
 from align.common.hub import hub_reachable
-from align.common.tables import READERS, data_files, kind_of, read_rows, read_text
+from align.common.tables import PROMPT_COLUMNS, READERS, data_files, kind_of, read_rows, read_text
 from align.common.text import printable, short
 
 
@@ -30,9 +30,9 @@ def check_source(source: str | None) -> None:
 
 
 def read_prompts(
-    source: str, split: str, column: str, config: str | None = None, revision: str | None = None
+    source: str, split: str, column: str | None, config: str | None = None, revision: str | None = None
 ) -> list[str]:
-    """The texts in `column` of a file or a data set; a list of turns or messages gives its first user text. A text file has a
+    """The texts in `column` (None: of each row, the first of `PROMPT_COLUMNS` that holds something) of a file or a data set; a list of turns or messages gives its first user text. A text file has a
     prompt a line.
 
     `config`, `revision`: of a hub data set, also one in a folder, which of its configurations and which branch, tag or commit.
@@ -48,13 +48,17 @@ def read_prompts(
     else:
         values, columns = _of_data_set(source, split, column, config, revision)
     if values is None:
-        raise UserError(f"data.prompts={source!r}: no column {column!r}{nearest(column, columns)}")
+        wanted = f"no column {column!r}{nearest(column or '', columns)}"
+        if column is None:
+            wanted = f"no prompt among its columns ({', '.join(columns)}){nearest('prompt', PROMPT_COLUMNS)}"
+        raise UserError(f"data.prompts={source!r}: {wanted}")
     prompts = [text for text in map(_text, values) if text]
     for text in prompts:
         if printable(text) != text and any(0xD800 <= ord(c) < 0xE000 for c in text):  # which JSON can hold
             raise UserError(f"data.prompts={source!r}: {short(text)} holds half of a surrogate pair")
     if not prompts:
-        raise UserError(f"data.prompts={source!r}: column {column!r} holds no text")
+        what = "no prompt" if column is None else f"column {column!r}"
+        raise UserError(f"data.prompts={source!r}: {what} holds text")
     return prompts
 
 
@@ -111,7 +115,7 @@ def _patterns(files: Any) -> dict[str, list[str]]:
     return found
 
 
-def _of_files(files: Sequence[Path], column: str) -> tuple[list[object] | None, list[str]]:
+def _of_files(files: Sequence[Path], column: str | None) -> tuple[list[object] | None, list[str]]:
     """What each row has in the column, None where none has one; and all columns."""
     rows: list[Any] = []
     for path in files:
@@ -119,18 +123,25 @@ def _of_files(files: Sequence[Path], column: str) -> tuple[list[object] | None, 
         for number, row in enumerate(found if kind_of(path) != ".txt" else (), 1):
             if not isinstance(row, dict):
                 raise UserError(
-                    f"{path}, row {number}: expected an object with a column {column!r}, found {short(row)}"
+                    f"{path}, row {number}: expected an object with a column {column or 'prompt'!r}, found {short(row)}"
                 )
         rows += found
     if kind_of(files[0]) == ".txt":
         return rows, []
     columns = list(dict.fromkeys(str(key) for row in rows for key in row))
+    if column is None:
+        return ([_first(row) for row in rows] if {*columns} & {*PROMPT_COLUMNS} else None), columns
     values = [row.get(column) for row in rows]
     return (values if column in columns else None), columns
 
 
+def _first(row: Mapping[str, Any]) -> object:
+    """What is in the first of `PROMPT_COLUMNS` that holds something."""
+    return next((row[column] for column in PROMPT_COLUMNS if row.get(column)), None)
+
+
 def _of_data_set(
-    source: str, split: str, column: str, config: str | None, revision: str | None
+    source: str, split: str, column: str | None, config: str | None, revision: str | None
 ) -> tuple[list[object] | None, list[str]]:
     if not expanded(source).exists() and not hub_reachable():
         raise UserError(f"data.prompts={source!r}: no such file, and the hub does not answer")
@@ -138,7 +149,10 @@ def _of_data_set(
 
     try:
         table = datasets.load_dataset(source, config, split=split, revision=revision)
-        return (list(table[column]) if column in table.column_names else None), list(table.column_names)
+        names = list(table.column_names)
+        if column is None:
+            return ([_first(row) for row in table] if {*names} & {*PROMPT_COLUMNS} else None), names
+        return (list(table[column]) if column in names else None), names
     except Exception as error:  # datasets raises many kinds of its own
         why = " ".join(str(error).split())
         if "Config name is missing" in why:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from align.common.commands import command
 from align.common.errors import UserError
 from align.common.files import sha256_file, write_atomically
 from align.common.schema import convert, read_json
@@ -231,7 +232,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The folder's manifest. Raises UserError where it is missing or broken."""
     path = folder / "manifest.json"
     if not path.exists():
-        raise UserError(f"{folder}: no manifest.json, so no data; write some with python -m align.synthesize")
+        raise UserError(
+            f"{folder}: no manifest.json, so no data; write some with {command('align.synthesize')}"
+        )
     return convert(read_json(path), Manifest, "", str(path))
 
 
@@ -256,5 +259,5 @@ def read_samples(
     ]
     found = ShardSamples(shards)
     if len(found) == 0:
-        raise UserError(f"{folder}: holds no sample; write some with python -m align.synthesize")
+        raise UserError(f"{folder}: holds no sample; write some with {command('align.synthesize')}")
     return found

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from align.common.claims import Claim
+from align.common.commands import command
 from align.common.errors import UserError
 from align.common.text import say
 from align.config.hardware import main_process
@@ -19,7 +20,6 @@ from align.data.shards import Texts
 from align.data.stream import Shuffled, Stream, TextFirst
 from align.data.synthesis import same_settings, synthesize
 from align.data.texts import is_read, open_text, read_text_manifest, read_texts, text_folder
-from align.target.debug import DEBUG
 from align.target.model import Target
 
 TEXT_STREAM = 7
@@ -118,6 +118,11 @@ def _text(recipe: Recipe, target: Target, quiet: bool) -> Texts:
     if not is_read(recipe):
         _may_write(recipe, folder)
         if main_process():
+            if not quiet:
+                say(
+                    f"{folder} lacks other text: data.text is read first (data.write=never refuses)",
+                    error=True,
+                )
             with Claim(folder, "data.path"):
                 read_texts(recipe, target, quiet)
         while not is_read(recipe):
@@ -128,7 +133,7 @@ def _text(recipe: Recipe, target: Target, quiet: bool) -> Texts:
 def _may_write(recipe: Recipe, folder: Path) -> None:
     if recipe.data.write == "never":
         raise UserError(
-            f"{folder}: data are missing, and data.write=never; python -m align.synthesize writes them"
+            f"{folder}: data are missing, and data.write=never; {command('align.synthesize')} writes them"
         )
 
 
@@ -144,19 +149,26 @@ def is_missing(recipe: Recipe, target: Target) -> bool:
     return same_settings(manifest, recipe, target)
 
 
+def _missing(recipe: Recipe) -> str:
+    """What is not there, what is written where, how much it is, and how to refuse."""
+    d, folder = recipe.data, recipe.data_folder
+    there = data.read_manifest(folder)["samples"] if (folder / "manifest.json").exists() else 0
+    lacks = f"has {there} of {d.samples} samples" if there else "holds no data"
+    new = d.samples - there
+    return (
+        f"{folder} {lacks}: the target writes {new} first, at most {new * (d.max_prompt_tokens + d.max_answer_tokens):,} tokens "
+        "(data.write=never refuses); a line says how long after the first batch"
+    )
+
+
 def _write_missing(recipe: Recipe, target: Target, quiet: bool) -> None:
     if not is_missing(recipe, target):
         return
     d, folder = recipe.data, recipe.data_folder
     _may_write(recipe, folder)
     if main_process():
-        quiet = quiet or target.spec in DEBUG  # a second
         if not quiet:
-            say(
-                f"first the target writes {d.samples} samples into {folder} (data.write=never refuses); "
-                "after the first batch a line says how long",
-                error=True,
-            )
+            say(_missing(recipe), error=True)
         with Claim(folder, "data.path" if d.path else "output"):
             synthesize(recipe, target, folder, quiet)
     while is_missing(recipe, target):  # another process of this run writes

@@ -193,7 +193,7 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
         written = manifest["tokens"] - tokens_before
         say(
             f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
-            f"({written / max(seconds, 1e-9):.0f} kept tokens/s, dropped: {_counts(manifest['dropped'])})"
+            f"({written / max(seconds, 1e-9):.0f} kept tokens/s; texts left out: {_counts(manifest['dropped'])})"
         )
     if manifest["samples"] < d.samples and writing.prompts is not None and not quiet:
         say(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
@@ -386,5 +386,6 @@ class _WritingProgress:
             minutes = (
                 (time.monotonic() - self.started) / (samples - self.before) * (self.total - samples) / 60
             )
-            say(f"about {max(minutes, 1):.0f} min for the other {self.total - samples} samples")
+            how_long = f"about {minutes:.0f} min" if minutes >= 1 else "under a minute"
+            say(f"{how_long} for the other {self.total - samples} samples")
         self.bar.update(self.task, completed=samples)

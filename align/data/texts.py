@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
+from align.common.commands import command
 from align.common.errors import UserError
 from align.common.schema import convert, read_json
 from align.common.text import say
@@ -67,7 +68,7 @@ def read_text_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     if not path.exists():
         raise UserError(
-            f"{folder}: no manifest.json, so no text; python -m align.synthesize reads data.text into it"
+            f"{folder}: no manifest.json, so no text; {command('align.synthesize')} reads data.text into it"
         )
     return convert(read_json(path), TextManifest, "", str(path))
 

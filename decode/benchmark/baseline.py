@@ -22,8 +22,8 @@ def against_transformers(
     The stock model is loaded anew, with its own linear layers and SDPA attention, and freed afterwards.
 
     Returns:
-        plain_tokens_per_s, transformers_tokens_per_s, ratio (plain over transformers), identical, prompts,
-        repeats. `{"error": line}` where transformers can't run it.
+        plain_tokens_per_s, transformers_tokens_per_s, ratio (plain over transformers), ratios (of each repeat), identical,
+        prompts, repeats, parameters (of the target). `{"error": line}` where transformers can't run it.
     """
     seconds: dict[str, list[float]] = {"plain": [], "transformers": []}
     try:
@@ -48,6 +48,8 @@ def against_transformers(
         "identical": ours == theirs,
         "prompts": 1,
         "repeats": repeats,
+        "parameters": sum(weight.numel() for weight in stock.parameters()),
+        "ratios": [b / a for a, b in zip(seconds["plain"], seconds["transformers"], strict=True)],
         "max_new_tokens": max_new_tokens,
     }
 

@@ -81,12 +81,16 @@ class Candidate:
 
 
 def _align(*words: str, capture: bool = False) -> str:
-    """Run `align.train`; what it printed. Its error line is on the terminal already: SystemExit carries its exit code."""
+    """Run `align.train`; what it printed. Raises UserError where it fails, whose own line is on the terminal already."""
     done = subprocess.run(
         [sys.executable, "-m", "align.train", *words], stdout=subprocess.PIPE if capture else None, text=True
     )
+    if done.returncode == 130:
+        raise KeyboardInterrupt
     if done.returncode:
-        raise SystemExit(done.returncode)
+        raise UserError(
+            f"align.train {words[0]} ended with exit code {done.returncode}; its own line stands above"
+        )
     return done.stdout or ""
 
 
@@ -94,7 +98,8 @@ def candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Candidate]:
     """Read the recipes, each with the same `words`.
 
     Raises:
-        UserError: they have no milestones, or are not alike but for what is to be compared. SystemExit: `align.train` refuses one.
+        UserError: they have no milestones, or are not alike but for what is to be compared, or `align.train` refuses
+            one.
     """
     found = []
     for recipe in recipes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -119,6 +120,7 @@ def check_early(config: EvalConfig) -> None:
         if (folder / name).is_file():
             raise UserError(f"--out={str(folder)!r} holds {what} ({name}): take another folder")
     if not (folder / RUN).is_file():
+        _check_free(folder)
         return
     if not config.resume:
         if config.tune:
@@ -127,6 +129,19 @@ def check_early(config: EvalConfig) -> None:
     old = read_run(folder).settings
     now = config.recorded | {"git_commit": git_commit()}
     _check_same(folder, {key: old.get(key) for key in now}, now)
+
+
+def _check_free(folder: Path) -> None:
+    """Raises UserError for a folder that holds other things, naming one that is free."""
+    own = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
+    if not folder.is_dir():
+        return
+    others = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name not in own)
+    if others:
+        free = next(p for n in itertools.count(1) if not (p := folder / f"eval-{n}").exists())
+        raise UserError(
+            f"--out={str(folder)!r} holds other things ({cut(others[0], 40)}): take another folder, --out {free}"
+        )
 
 
 def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -110,7 +110,10 @@ def begin(
     for loaded in suites:
         pairs, refused = tokenize_prompts(decoders[PLAIN].target, loaded.prompts)
         if refused:
-            skipped.append(f"{loaded.name}: {plural(len(refused), 'prompt')}, the first is {refused[0]}")
+            skipped.append(
+                f"{loaded.name}: {len(refused)} of {plural(len(loaded.prompts), 'prompt')}, which this target can't take; "
+                f"the first is {refused[0]}"
+            )
         prepared.append((loaded, pairs))
     if not any(pairs for _, pairs in prepared):
         raise UserError(f"no prompt can be answered: {skipped[0]}")

@@ -11,11 +11,14 @@ from align.common.text import short
 from align.target.model import Target
 from decode.drafters.base import Drafter
 from decode.engine.engine import Engine, run_together
-from decode.engine.output import Generation
+from decode.engine.output import MAX_NEW_TOKENS, Generation
 from decode.speculation.sampling import Sampling
+from decode.speculation.settings import named
 from decode.speculation.verifiers import check_pair, choose, find
 
 Prompt = str | list[dict[str, str]] | list[int]
+_OPTIONS = ("max_new_tokens", "sampling", "stop", "stream", "raw")
+"""What a mistyped option of `generate` may have meant, beside the fields of `Sampling`."""
 
 
 class Decoder:
@@ -53,12 +56,13 @@ class Decoder:
         self,
         prompt: Prompt,
         *,
-        max_new_tokens: int = 128,
+        max_new_tokens: int = MAX_NEW_TOKENS,
         sampling: Sampling | None = None,
         stop: str | Sequence[str] = (),
         stream: Callable[[str], object] | None = None,
         record_gaps: bool = False,
         raw: bool = False,
+        **options: Any,
     ) -> Generation:
         """Continue a prompt.
 
@@ -66,7 +70,7 @@ class Decoder:
             prompt: a user message, a conversation (role, content), or tokens taken as they are.
             max_new_tokens: the output ends after this many, at EOS, at a stop string or when the context is
                 full.
-            sampling: default greedy.
+            sampling: default greedy. In its place its fields may be given by name: `temperature=0.7, seed=1`.
             stop: the text ends before the first of these strings. The text leaves out special tokens, so they can't be
                 matched.
             stream: called with pieces of the text, never with half a character; together they are `Generation.text`. An
@@ -77,6 +81,7 @@ class Decoder:
         Raises:
             UserError: a wrong argument, or a verifier that would change the output's distribution.
         """
+        sampling = named(sampling, options, _OPTIONS)
         engine = self._engine(prompt, max_new_tokens, sampling, stop, stream, record_gaps, raw)
         return engine.run()
 
@@ -85,10 +90,11 @@ class Decoder:
         prompts: Sequence[Prompt],
         *,
         batch_size: int = 32,
-        max_new_tokens: int | Sequence[int] = 128,
+        max_new_tokens: int | Sequence[int] = MAX_NEW_TOKENS,
         sampling: Sampling | Sequence[Sampling] | None = None,
         stop: str | Sequence[str] = (),
         raw: bool = False,
+        **options: Any,
     ) -> list[Generation]:
         """Continue many prompts, `batch_size` at a time in one target call; as one ends the next begins.
 
@@ -98,15 +104,17 @@ class Decoder:
 
         Args:
             prompts, max_new_tokens, sampling, stop, raw: as in `generate`; `max_new_tokens` and `sampling` one for all, or
-                one for each. With one `Sampling` for all, request i has its seed plus i.
+                one for each. With one `Sampling` for all (or its fields by name), request i has its seed plus i.
 
         Raises:
             UserError: as `generate`, before anything is generated.
         """
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
             raise UserError(f"batch_size={batch_size!r}: must be a whole number, at least 1")
-        if sampling is None or isinstance(sampling, Sampling):
-            base = sampling or Sampling()
+        if options or sampling is None or isinstance(sampling, Sampling):
+            if isinstance(sampling, Sequence):
+                raise UserError(f"sampling for each prompt and {next(iter(options))} for all: give one")
+            base = named(sampling, options, (*_OPTIONS, "batch_size"))
             settings = [replace(base, seed=(base.seed + i) % 2**63) for i in range(len(prompts))]
         else:
             settings = list(sampling)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+MAX_NEW_TOKENS = 256
+"""The length limit of an answer where none is given."""
+
 
 class Tree(NamedTuple):
     """The drafts of a call that branch: the parent of every node, and the accepted nodes in order."""

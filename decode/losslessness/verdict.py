@@ -47,7 +47,13 @@ class Caught:
 
 def line(check: Check) -> str:
     """A finished check as a line for the terminal."""
-    return f"{'ok ' if check.passed else 'BUG'} {check.name} · {check.method}: {check.words} ({check.seconds:.0f} s)"
+    mark = "BUG" if not check.passed else "—  " if _idle(check) else "ok "
+    return f"{mark} {check.name} · {check.method}: {check.words} ({check.seconds:.0f} s)"
+
+
+def _idle(check: Check) -> bool:
+    """Whether it shows nothing of drafts because nothing was drafted."""
+    return check.method != "plain" and not check.figures.get("drafted")
 
 
 def write_verdict(
@@ -78,7 +84,7 @@ def page(
 ) -> str:
     """The verdict as Markdown."""
     bad = [c for c in checks if not c.passed]
-    idle = [c for c in checks if c.method != "plain" and not c.figures.get("drafted")]
+    idle = [c for c in checks if _idle(c)]
     lost = [c for c in checks if c.figures.get("drafted") and not c.figures.get("accepted", 1)]
     if bad:
         head = f"NOT LOSSLESS: {len(bad)} of {len(checks)} checks found a bug"
@@ -99,7 +105,7 @@ def page(
         "|---|---|---|---|",
     ]
     lines += [
-        f"| {c.name} | {markdown_text(c.method)} | {'' if c.passed else 'BUG: '}{markdown_text(c.words)} | {c.seconds:.0f} |"
+        f"| {c.name} | {markdown_text(c.method)} | {'' if c.passed else 'BUG: '}{'— ' if _idle(c) else ''}{markdown_text(c.words)} | {c.seconds:.0f} |"
         for c in checks
     ]
     lines += ["", *_seen(checks), "", *_self_test(caught)]
@@ -119,18 +125,22 @@ def _seen(checks: Sequence[Check]) -> list[str]:
     whole = [c for c in drawn if c.figures["sees_whole"] is not None]
     untested = [c.method for c in drawn if c.figures["sees_whole"] is None]
     said = [
-        f"What sampling could see, in nine of ten runs: a shift of the likeliest token's share by {least:.2f} (all tokens, every method)"
+        f"What sampling shows: a bug that moves {least:.2f} of the probability to or from the likeliest token would be found in "
+        "nine of ten runs, whatever the method"
         + (
-            f"; after a whole draft by {min(c.figures['sees_whole'] for c in whole):.2f} in the best case."
+            f"; one in the token after a fully accepted draft from {min(c.figures['sees_whole'] for c in whole):.2f} on."
             if whole
             else "."
         ),
+        "Smaller ones pass: take more `--samples`, or `--thorough`.",
     ]
     if untested:
-        said.append(
-            f"Not seen: the token after a whole draft of {', '.join(untested)} (too few were accepted whole)."
-        )
-    said.append("Smaller shifts pass: take more `--samples`, or `--thorough`.")
+        said += [
+            "",
+            "Not seen, because too few drafts were accepted whole: the token after a whole draft of",
+            "",
+        ]
+        said += [f"- {markdown_text(method)}" for method in untested]
     return said
 
 

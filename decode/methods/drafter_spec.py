@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from align.common.errors import UserError, nearest
-from align.common.hub import is_hub_id, local_path, nearby
+from align.common.hub import is_hub_id, local_path, missing, nearby
 from align.common.provenance import CHECKOUT
 from align.common.schema import read_object
 from align.target.names import DEFAULT_TARGET
@@ -121,7 +121,7 @@ def check_there(spec: str) -> None:
         raise UserError(f"drafter {spec!r}: no config.json in that folder{hint}")
     if not is_hub_id(spec):
         known = nearby(folder) or ("" if "/" in spec else nearest(spec, NO_FOLDERS[:1]))
-        raise UserError(f"drafter {spec!r}: neither a folder nor a known name{known}")
+        raise missing("drafter", spec, known)
 
 
 def _check_kind(role: str, folder: str, note: Callable[[str], object]) -> None:

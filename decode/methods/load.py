@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
+from typing import Any
 
-from align.common.errors import UserError
+from align.common.errors import UserError, nearest
 from align.models.block import BlockDrafter
 from align.models.standalone import DiffusionDrafter
 from align.target.loading import DEFAULT_TARGET, load_target
@@ -28,12 +30,13 @@ def load(
     device: str = "auto",
     draft_tokens: int | None = None,
     tree_nodes: int | None = None,
-    copying: bool = False,
+    copying: bool | None = None,
     steps: int = 1,
     order: str = "left_to_right",
     drafter_tokenizer: str | Path | None = None,
     method: str | None = None,
     trust_remote_code: bool = False,
+    **unknown: Any,
 ) -> Decoder:
     """A decoder for a target.
 
@@ -50,14 +53,22 @@ def load(
         steps, order: of standalone drafters: how many passes unmask a draft, and in which order
             (`decode.drafters.diffusion`).
         drafter_tokenizer: hub id or folder of the tokenizer of a standalone drafter whose vocabulary is not the target's.
-        copying: where the text repeats itself, copy instead of drafting (`decode.wrappers.copying`).
+        copying: where the text repeats itself, copy instead of drafting (`decode.wrappers.copying`). Default: yes before a trained
+            drafter, no with `method`.
         method: a system by name with its options, `specdiff:steps=4` (`decode.methods.registry`). `drafter` then names the drafters
             that it needs, FOLDER or KIND=FOLDER,…; other options of drafting go with the systems `drafter` and `combined` alone.
         trust_remote_code: run Python code that comes with these models.
 
     Raises:
-        UserError: what can't be found, read or combined.
+        UserError: what can't be found, read or combined, and an option that there is not.
     """
+    for name in unknown:
+        known = inspect.signature(load).parameters
+        raise UserError(
+            f"decode.load has no option {name!r}{nearest(name, [k for k in known if k != 'unknown'])}"
+        )
+    if copying is None:
+        copying = method is None and drafter is not None and drafter not in NO_FOLDERS
     tokenizer = None if drafter_tokenizer is None else str(drafter_tokenizer)
     options = DraftOptions(verifier, draft_tokens, tree_nodes, steps, order, copying, tokenizer)
     if method is not None:

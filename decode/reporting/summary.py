@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from align.common.text import plural as plural
 from decode.method_names import MAIN, PLAIN, TITLES
 from decode.reporting.records import Record, Run
 from decode.reporting.statistics import (
@@ -153,10 +154,6 @@ def named(method: str, figures: dict[str, Any]) -> str:
 def number(value: float | None, digits: int = 2, unit: str = "") -> str:
     """A figure with so many decimals, or n/a."""
     return "n/a" if value is None else f"{value:.{digits}f}{unit}"
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def verdict(summary: dict[str, Any]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
-from align.common.errors import UserError
+from align.common.errors import UserError, nearest
 
 MIN_TEMPERATURE = 1e-3
 
@@ -76,6 +78,24 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+def named(sampling: Sampling | None, options: Mapping[str, Any], others: Sequence[str] = ()) -> Sampling:
+    """`sampling`, greedy where it is None; or the one that `options` name (`temperature=0.7`).
+
+    Args:
+        others: names beside Sampling's that a mistyped option may have meant.
+
+    Raises:
+        UserError: an unknown name, both `sampling` and options, or a value out of its range.
+    """
+    own = [field.name for field in fields(Sampling)]
+    for name in options:
+        if name not in own:
+            raise UserError(f"unknown option {name!r}{nearest(name, [*own, *others])}")
+    if options and sampling is not None:
+        raise UserError(f"sampling and {next(iter(options))} are two places for one setting: give one")
+    return Sampling(**options) if sampling is None else sampling
 
 
 def _whole(value: object) -> bool:

@@ -10,13 +10,11 @@ from typing import Any
 
 from align.common.errors import UserError, nearest
 from align.common.hub import hub_reachable, package_file
+from align.common.tables import PROMPT_COLUMNS as COLUMNS
 from align.common.tables import data_files, kind_of, read_rows
 from align.common.text import printable
 from decode.suites import builtin
 from decode.suites.prompt import Prompt, Suite
-
-COLUMNS = ("prompt", "question", "messages", "text", "turns", "problem", "instruction", "content")
-"""Columns of a prompts file that may hold the prompt. The first one that holds something counts."""
 
 
 @dataclass(frozen=True)

@@ -187,5 +187,15 @@ def test_a_verifier_that_does_not_fit_is_refused(prompts: Path, drafter: Path, t
                 "--verifier",
                 name,
                 "--out",
-                tmp_path,
+                tmp_path / "o",
             )
+
+
+def test_what_to_type_next_names_the_option() -> None:
+    figures = {"speedup": 1.5, "speedup_lo": 1.2, "lossy": False}
+    config = eval.read_config(["--target", "a b"])
+    alone = eval.next_step({"bugs": 0, "overall": {"plain": figures, "lookup": figures}}, config)
+    assert "-m align.train recipe=smollm2_block 'target.name=a b' output=runs/mine" in alone
+    assert "--help" not in alone and "--target 'a b' --drafter runs/mine/drafter" in alone
+    used = eval.next_step({"bugs": 0, "overall": {"plain": figures, "drafter": figures}}, config)
+    assert used.endswith("""-m decode.generate --target 'a b' "your prompt\"""")

@@ -28,7 +28,15 @@ DEBUG = ("--target", "debug", "--max-new-tokens", "12")
 def test_answers_and_says_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, *DEBUG, "--drafter", "lookup", "hello")
     assert code == 0 and len(out) > 3
-    for part in ("[lookup, greedy]", " tokens (", "tokens/s", "τ", "drafted", "prefill"):
+    for part in (
+        "[lookup, greedy]",
+        " tokens (",
+        "tokens/s",
+        "calls of the target, τ",
+        "tokens each",
+        "drafts accepted in",
+        "prefill",
+    ):
         assert part in err
     assert run(capsys, *DEBUG, "--drafter", "none", "hello")[1] == out
 

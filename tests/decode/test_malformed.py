@@ -105,7 +105,7 @@ EVAL = [
     (["--drafter", "lookup"], "name a drafter's folder"),
     (["--drafter", "nowhere"], "drafter 'nowhere'"),
     (["--drafter", "runs/nowhere", "--methods", "block"], "drafter 'runs/nowhere': no such folder"),
-    (["--drafter", "diffusion=./nowhere", "--methods", "specdiff"], "drafter './nowhere': neither a folder"),
+    (["--drafter", "diffusion=./nowhere", "--methods", "specdiff"], "drafter './nowhere': no such folder"),
     (["--drafter", "data", "--methods", "specdiff"], "drafter 'data': no config.json in that folder"),
     (["--methods", "specdiff:gama=4"], "unknown option 'gama' (did you mean 'gamma'?)"),
     (["--limit", "0"], "argument --limit: '0' is not a whole number, at least 1"),
@@ -119,6 +119,7 @@ EVAL = [
     (["--target", "debgu"], "target 'debgu'"),
     (["--out", "file"], "--out=file is a file"),
     (["--out", "file/inside"], "can't be written"),
+    (["--out", "empty_run"], "holds other things (notes.txt): take another folder, --out empty_run/eval-1"),
     (["--out", "old"], "run.json: not readable JSON"),
     (["--out", "bare"], "run.json: settings.dtype is missing"),
 ]

@@ -22,6 +22,7 @@ EQUIVALENT: dict[str, str] = {
     "decode/drafters/controllers.py CostAware.__init__: def __init__(self, keep: float = 0.97, prior: float = 2.0, tries: int = 3) -> "
     "None: → def __init__(self, keep: float = 0.485, prior: float = 2.0, tries: int = 3) -> None:": "how fast rounds are forgotten "
     "by default is a choice; what is done with it is tested",
+    "decode/drafters/retrieval.py RetrievalDrafter.__init__: draft_tokens: int = 8, → draft_tokens: int = 9,": "a default length is a choice",
     "decode/drafters/diffuspec_search.py NgramModel.log_probs: for n in range(min(self.order - 1, len(context)) + 1): → "
     "for n in range(min(self.order + 1, len(context)) + 1):": "contexts that long were never counted, and the loop ends there",
 }

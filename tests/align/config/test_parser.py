@@ -131,7 +131,7 @@ def test_a_recipe_takes_its_own_name_not_its_base_s() -> None:
 
 
 def test_help_names_every_recipe_and_key(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse_command(["recipe=nonsense", "--help"], "align.train", "Trains.") is None
+    assert parse_command(["recipe=nonsense", "--help-all"], "align.train", "Trains.") is None
     text = capsys.readouterr().out
     assert text.strip() == help_text("align.train", "Trains.")
     assert "python -m align.train" in text
@@ -143,6 +143,41 @@ def test_help_names_every_recipe_and_key(capsys: pytest.CaptureFixture[str]) -> 
         assert key.doc
         assert key.doc in text
     assert all(name in text for name in LOSS_NAMES)
+
+
+def test_the_first_screen_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_command(["--help"], "align.train", "`python -m align.train …`: trains.") is None
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 110 and lines[2] == "trains."
+    assert any(line.startswith("  trainer.max_steps=1000") for line in lines) and "--help-all" in "".join(
+        lines
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("target.dtype=fp32", "float32"),
+        ("target.dtype=bf16", "bfloat16"),
+        ("trainer.precision=float32", "fp32"),
+    ],
+)
+def test_number_types_by_their_short_and_long_names(word: str, value: str) -> None:
+    group, name = word.partition("=")[0].split(".")
+    assert getattr(getattr(load_recipe(["recipe=debug_block", word]), group), name) == value
+    assert "'auto'" in problem("recipe=debug_block", "target.dtype=aut")
+
+
+def test_a_file_that_is_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, near in (
+        ("README.md", "smollm2_block for instance; --help lists them"),
+        ("debug_blok.txt", "did you mean 'debug_block'"),
+    ):
+        Path(name).touch()
+        for given in (name, f"./{name}"):
+            assert "is no recipe, which is a shipped one's name or a .yaml file" in problem(f"recipe={given}")
+            assert near in problem(f"recipe={given}")
 
 
 def test_print_shows_the_resolved_recipe(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from align.common.errors import UserError
 from align.data.prompts import NearDuplicates, read_prompts
+from decode.suites.sources import load_prompts_file
 
 
 def test_near_duplicates() -> None:
@@ -50,6 +51,20 @@ def test_prompts_from_files(tmp_path: Path) -> None:
         read_prompts(str(tmp_path / "p.json"), "train", "prompt")
     (tmp_path / "p.txt").write_text("one\ntwo\n")
     assert read_prompts(str(tmp_path / "p.txt"), "train", "prompt") == ["one", "two"]
+
+
+def test_columns_are_those_of_the_command_s_prompts(tmp_path: Path) -> None:
+    """`decode.eval --prompts` reads the same file alike: of each row the first column that holds something."""
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"text": "a", "id": 1}\n{"prompt": "b", "text": "c"}\n{"prompt": "", "question": "d"}\n')
+    assert read_prompts(str(path), "train", None) == ["a", "b", "d"]
+    assert [p.content for p in load_prompts_file(path).prompts] == ["a", "b", "d"]
+    path.write_text('{"promt": "a"}\n')
+    with pytest.raises(UserError, match="no prompt among its columns .promt. .did you mean 'prompt'"):
+        read_prompts(str(path), "train", None)
+    path.write_text('{"prompt": 3}\n')
+    with pytest.raises(UserError, match="no prompt holds text"):
+        read_prompts(str(path), "train", None)
 
 
 def test_a_name_is_no_pattern(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_unknown_dtype_and_device() -> None:
         load_target("debug", dtype="flot32")
     with pytest.raises(UserError, match="unknown"):
         load_target("debug", device="gpuu")
+    assert load_target("debug", dtype="bf16").dtype_name == "bfloat16"
 
 
 CODE = """

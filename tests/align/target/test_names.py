@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from align.common.errors import UserError
+from align.config.parser import load_recipe
+from align.config.run_record import save_run_record
 from align.target.loading import load_target
-from align.target.names import check_name
+from align.target.names import check_name, similar
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,46 @@ from align.target.names import check_name
 def test_bad_specs(spec: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         load_target(spec)
+
+
+def test_a_near_miss_of_a_known_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known: what recipes name, and what the hub's cache holds."""
+    assert (
+        similar("HuggingFaceTB/SmolLM2-135M-Instrct")
+        == " (did you mean 'HuggingFaceTB/SmolLM2-135M-Instruct'?)"
+    )
+    assert similar("EleutherAI/gpt-neo-2.7b") == " (did you mean 'EleutherAI/gpt-neo-2.7B'?)"
+    assert similar("some/other") == ""
+    cached = tmp_path / "models--mine--another-model" / "snapshots" / "0123"
+    cached.mkdir(parents=True)
+    (cached / "config.json").touch()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert similar("mine/another-modl") == " (did you mean 'mine/another-model'?)"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("align.target.loading.hub_reachable", lambda: False)
+    with pytest.raises(UserError, match="no copy is cached .did you mean 'mine/another-model'"):
+        load_target("mine/another-modl")
+
+
+@pytest.mark.parametrize(
+    "record", [{"drafter.json": {"kind": "ddit"}}, {"config.json": {"model_type": "block_drafter"}}]
+)
+def test_a_run_and_its_drafter_are_no_targets(tmp_path: Path, record: dict[str, dict[str, str]]) -> None:
+    folder = tmp_path / "drafter"
+    folder.mkdir()
+    for name, content in {"config.json": {}, **record}.items():
+        (folder / name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match="that is a drafter; name the model that it drafts for as the target"):
+        check_name(str(folder))
+    save_run_record(load_recipe(["recipe=debug_block"]), tmp_path, [])
+    says = f"name the model that it drafts for (debug) as the target, and give --drafter {folder}"
+    for path, what in ((folder, "a drafter"), (tmp_path, "the output of a training run")):
+        with pytest.raises(UserError) as caught:
+            check_name(str(path))
+        assert str(caught.value) == f"target {str(path)!r}: that is {what}; {says}"
+    (folder / "drafter.json").write_text('{"kind": "autoregressive"}')
+    (folder / "config.json").write_text("{}")
+    check_name(str(folder))  # a language model like any other
 
 
 @pytest.mark.parametrize(

@@ -17,4 +17,6 @@ def test_plain_decoding_against_transformers(target: Target) -> None:
     )
     assert found["identical"] is True and found["plain_tokens_per_s"] > 0 and found["prompts"] == 1
     assert found["ratio"] == pytest.approx(found["plain_tokens_per_s"] / found["transformers_tokens_per_s"])
+    assert 10_000 < found["parameters"] < 10**6
+    assert found["ratios"] == [pytest.approx(found["ratio"], rel=1e-3)]
     assert baseline.against_transformers(decode.load(target, None), [])["error"]

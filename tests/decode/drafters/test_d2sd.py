@@ -171,7 +171,7 @@ def paths(tree: Proposal) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("k", [1, 3, 4])
 def test_the_tree_is_the_first_draft_and_the_seconds_branches(target: Target, name: str, k: int) -> None:
     boundaries, wider = [], 0
-    for sampling in (Sampling(), VARIED, Sampling(0.8, seed=3)):
+    for sampling in (Sampling(), VARIED, Sampling(0.8, seed=3), Sampling(0.2, seed=3)):
         drafter = pair(target, name, boundaries=2, keep_q=False)
         drafts = begun(target, drafter, sampling)
         tree = drafts.propose(k)

@@ -313,7 +313,7 @@ def test_a_vocabulary_of_its_own(target: Target, tmp_path: Path) -> None:
     other = load_target("debug", dtype="float32", device="cpu")
     other.vocab_size = len(tokenizer)
     save_standalone(drafter(other, "ddit"), tmp_path / "d")
-    decoder = decode.load(target, tmp_path / "d", drafter_tokenizer=tmp_path / "t")
+    decoder = decode.load(target, tmp_path / "d", drafter_tokenizer=tmp_path / "t", copying=False)
     assert decoder.name == "diffusion+translation"
     for sampling in (Sampling(), Sampling(1.0, seed=3)):
         out = decoder.generate("Say a word or two.", max_new_tokens=30, sampling=sampling)

@@ -373,11 +373,25 @@ def test_malformed_prompts(target: Target, prompt: Any, line: str) -> None:
         ({"stop": ""}, "non-empty strings"),
         ({"stop": ["a", ""]}, "non-empty strings"),
         ({"stop": [3]}, "non-empty strings"),
+        ({"temprature": 0.7}, "unknown option 'temprature' .did you mean 'temperature'"),
+        ({"max_tokens": 7}, "unknown option 'max_tokens' .did you mean 'max_new_tokens'"),
+        ({"temperature": -1}, "temperature=-1"),
+        ({"temperature": 1, "sampling": Sampling()}, "sampling and temperature are two places"),
     ],
 )
 def test_malformed_options(target: Target, options: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
         Decoder(target).generate(PROMPT, **options)
+
+
+def test_sampling_by_its_fields(target: Target) -> None:
+    decoder, expected = Decoder(target), Sampling(1.0, seed=4)
+    named = decoder.generate(PROMPT, max_new_tokens=8, temperature=1.0, seed=4)
+    assert named.tokens == decoder.generate(PROMPT, max_new_tokens=8, sampling=expected).tokens
+    batch = decoder.generate_batch([PROMPT, PROMPT], max_new_tokens=8, temperature=1.0, seed=4)
+    assert batch[0].tokens == named.tokens != batch[1].tokens  # which has seed 5
+    with pytest.raises(UserError, match="sampling for each prompt and seed for all"):
+        decoder.generate_batch([PROMPT], sampling=[Sampling()], seed=4)
 
 
 # ---- sampled output has the target's joint law: every draft law, verifier and processor, on a table ----

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 
 from decode.engine.decoder import Decoder
-from decode.losslessness.dropped import _OFF, DROPPED
+from decode.losslessness.dropped import DROPPED
 from decode.losslessness.options import Options, drawn_options, same_options
 from decode.losslessness.planted import Bug
 from decode.methods.build import build
 from decode.methods.registry import Parts
 from decode.methods.spec import read_method
-from decode.speculation.sampling import Sampling
 
 PROMPT = [30, 31, 5, 6]
 
@@ -36,10 +33,6 @@ def by_ratio(shallow_parts: Parts) -> Decoder:
 def test_a_sound_engine_does_as_asked(options: Options, both: list[Decoder], by_ratio: Decoder) -> None:
     for check in (same_options("m", options, *both), drawn_options("m", options, by_ratio)):
         assert check.passed and check.figures["drafted"], check.words
-
-
-def test_every_option_of_sampling_is_dropped_once() -> None:
-    assert {key for _, off in _OFF.values() for key in off} == {f.name for f in fields(Sampling)}
 
 
 @pytest.mark.parametrize("bug", DROPPED, ids=lambda bug: bug.name)

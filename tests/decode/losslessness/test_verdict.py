@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decode.losslessness.verdict import Check, write_verdict
+from decode.losslessness.verdict import Check, line, write_verdict
 
 PAIR = {"target": "t", "drafter": "d", "prompts": 3, "max_new_tokens": 8, "device": "cpu", "git_commit": None}
 RIGHT = Check("greedy", "block", True, 3, {"drafted": 9, "accepted": 4}, "equal")
@@ -31,3 +31,20 @@ def test_a_verdict_says_what_was_found(
     assert head in page.splitlines()[0] and (tmp_path / "verdict.md").read_text() == page
     record = json.loads((tmp_path / "verdict.json").read_text())
     assert record["lossless"] is (finished and WRONG not in checks) and len(record["checks"]) == len(checks)
+
+
+def test_a_check_in_which_nothing_was_drafted_is_not_called_ok() -> None:
+    plain = Check("sampled", "plain", True, 3, {"drafted": 0}, "equal")
+    assert [line(c)[:3] for c in (RIGHT, WRONG, IDLE, plain)] == ["ok ", "BUG", "—  ", "ok "]
+
+
+def test_methods_that_were_not_seen_stand_in_a_line_each(tmp_path: Path) -> None:
+    """Their names hold commas."""
+    figures = {"drafted": 9, "accepted": 4, "sees": 0.21}
+    names = ("block, tree, recursive", "lookup")
+    unseen = [Check("sampled", name, True, 9, {**figures, "sees_whole": None}, "") for name in names]
+    seen = Check("sampled", "chain", True, 9, {**figures, "sees_whole": 0.34}, "")
+    lines = write_verdict(tmp_path, [seen, *unseen], PAIR, True).splitlines()
+    assert [row for row in lines if row.startswith("- ")] == [f"- {name}" for name in names]
+    sentence = next(row for row in lines if row.startswith("What sampling shows"))
+    assert "moves 0.21 of the probability" in sentence and "from 0.34 on." in sentence

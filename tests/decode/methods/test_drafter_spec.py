@@ -39,7 +39,7 @@ def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
         [read_method("autoregressive")], {"autoregressive": str(tmp_path / "small")}, parts.target
     )
     assert build(read_method("autoregressive"), opened).drafter is not None
-    decoder = decode.load(parts.target, tmp_path / "small", draft_tokens=3)
+    decoder = decode.load(parts.target, tmp_path / "small", draft_tokens=3, copying=False)
     assert decoder.name == "autoregressive" and decoder.drafter.draft_tokens == 3  # type: ignore[union-attr]
     with pytest.raises(UserError, match="block=.*no drafter of the kind block"):
         open_parts([read_method("block")], {"block": str(tmp_path / "sedd")}, parts.target)
@@ -63,7 +63,7 @@ def test_an_autoregressive_drafter_is_named_as_a_target_is() -> None:
     """`debug`, a registry package or a GGUF file are no folders."""
     for spec in ("debug", "wheel:nobody", "some/where/model.gguf"):
         assert given_drafters(f"autoregressive={spec}") == [("autoregressive", spec)]
-    with pytest.raises(UserError, match="neither a folder nor a known name"):
+    with pytest.raises(UserError, match="no such folder, and no hub id that can be had"):
         given_drafters("debug")
 
 

@@ -32,7 +32,7 @@ def test_load(target: Target, tmp_path: Any) -> None:
     for drafter, line in (
         ("lokup", "did you mean 'lookup'"),
         (str(tmp_path), "no config.json"),
-        (str(tmp_path / "missing"), "neither a folder"),
+        (str(tmp_path / "missing"), "no such folder, and no hub id that can be had"),
     ):
         with pytest.raises(UserError, match=line):
             decode.load("never/loaded", drafter)
@@ -40,6 +40,9 @@ def test_load(target: Target, tmp_path: Any) -> None:
         decode.load("never/loaded", "lookup", "tokens")
     with pytest.raises(UserError, match="draft_tokens=0"):
         decode.load(target, "lookup", draft_tokens=0)
+    with pytest.raises(UserError, match="no option 'draftr' .did you mean 'drafter'"):
+        decode.load("never/loaded", draftr="lookup")
+    assert decode.UserError is UserError
 
 
 @pytest.mark.parametrize("drafter", ["lookup", "none", None])
@@ -58,7 +61,8 @@ def test_a_saved_drafter_is_loaded_by_its_folder(target: Target, tmp_path: Path,
     save_drafter(net, tmp_path, dtype=torch.float32)
     if dtype == "bfloat16":
         target = load_target("debug", dtype=dtype, device="cpu")
-    decoder = decode.load(target, str(tmp_path))
+    assert decode.load(target, str(tmp_path)).name == "block+lookup"  # as decode.generate
+    decoder = decode.load(target, str(tmp_path), copying=False)
     assert decoder.name == "block"
     for sampling in (Sampling(), Sampling(1.0)):
         assert len(decoder.generate(PROMPT, max_new_tokens=20, sampling=sampling).tokens) > 0

@@ -90,3 +90,24 @@ def test_several_suites_have_an_overview(tmp_path: Path, capsys: pytest.CaptureF
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(body) and "Suite Z" in lines[0]
     assert (folder / "report.html").read_text().count("<th>Suite Z</th>") == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "ratios", "says"),
+    [
+        (10**8, [0.90, 0.95, 0.93], "SLOWER than transformers"),
+        (10**8, [0.90, 1.05, 0.93], "the repeats differ too much to judge"),
+        (10**8, [1.00, 1.05, 1.01], ": an honest baseline."),
+        (10**6, [0.60, 0.70, 0.65], "the same tokens)."),  # a toy: nothing is said of it
+    ],
+)
+def test_a_baseline_is_judged_by_all_its_repeats(parameters: int, ratios: list[float], says: str) -> None:
+    check = {
+        "plain_tokens_per_s": 9.0,
+        "transformers_tokens_per_s": 10.0,
+        "ratio": ratios[2],
+        "parameters": parameters,
+    }
+    line = tables.baseline_line({"baseline": {**check, "ratios": ratios, "repeats": 3, "identical": True}})
+    assert line is not None and says in line
+    assert f"best of 3, {min(ratios):.2f} to {max(ratios):.2f} each" in line

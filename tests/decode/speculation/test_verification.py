@@ -15,9 +15,9 @@ import torch
 from align.common.errors import UserError
 from decode.speculation import verification
 from decode.speculation.processors import History
-from decode.speculation.proposal import NO_DRAFTS
-from decode.speculation.sampling import Sampling, position_noise
-from decode.speculation.verification import Outcome, Round, verify_rounds
+from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Proposal
+from decode.speculation.sampling import NOTHING, Sampling, position_noise
+from decode.speculation.verification import Outcome, Round, outcome_of, verify_rounds
 from decode.speculation.verifiers import VERIFIERS
 from tests.fakes import DRAFTERS, SETTINGS
 
@@ -148,3 +148,60 @@ def test_one_wrong_pair_is_refused_before_anything_is_drawn(many: list[Round]) -
     with pytest.raises(UserError, match="would change the output's distribution"):
         verify_rounds([*given, twin(drawn)._replace(verifier="token")])
     assert all(torch.equal(x.generator.get_state(), s) for x, s in zip(given, states, strict=True))
+
+
+# ---- one round by itself ----
+
+SAID = torch.eye(5)[[2, 4, 0, 1]] * 9.0
+"""Logits after the last committed token and after each of three drafts: the target says 2, 4, 0, 1."""
+GREEDY, WARM = Sampling(), Sampling(1.0)
+
+
+def outcome(proposal: Proposal, verifier: str = "greedy", sampling: Sampling = GREEDY, **more: object):  # type: ignore[no-untyped-def]
+    logits, generator = SAID[: len(proposal) + 1].clone(), torch.Generator().manual_seed(0)
+    return verify_rounds([Round(logits, proposal, verifier, sampling, NOTHING, generator, **more)])[0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "accepted", "following"),
+    [([2, 4, 0], [2, 4, 0], 1), ([2, 4, 3], [2, 4], 0), ([2, 3, 0], [2], 4), ([1, 4, 0], [], 2), ([], [], 2)],
+)
+def test_greedy_accepts_what_the_target_would_have_said(
+    tokens: list[int], accepted: list[int], following: int
+) -> None:
+    found = outcome(Proposal(torch.tensor(tokens, dtype=torch.int64), "point"))
+    assert (found.accepted, found.following, found.path) == (accepted, following, list(range(len(accepted))))
+    assert found.rows == list(range(len(accepted) + 1))
+
+
+def test_a_branch_off_the_first_is_followed() -> None:
+    found = outcome(Proposal(torch.tensor([3, 2, 0]), "point", parents=(-1, -1, 1)))
+    assert (found.accepted, found.path, found.rows, found.following) == ([2, 0], [1, 2], [0, 2, 3], 1)
+
+
+def test_coupled_tokens_are_those_of_their_positions() -> None:
+    """Whatever is drafted: the token at a position is what its noise makes of p."""
+
+    def noise(at: int) -> torch.Tensor:
+        return position_noise(7, at, 5, torch.device("cpu"))
+
+    said = [int((SAID[i].log_softmax(-1) + noise(20 + i)).argmax()) for i in range(3)]
+    found = outcome(Proposal(torch.tensor(said[:2]), "point"), "gumbel", WARM, noise=noise, position=20)
+    assert [*found.accepted, found.following] == said
+    wrong = outcome(
+        Proposal(torch.tensor([(said[0] + 1) % 5]), "point"), "gumbel", WARM, noise=noise, position=20
+    )
+    assert (wrong.accepted, wrong.following) == ([], said[0])
+
+
+def test_a_verifier_that_is_not_exact_for_the_drafts_is_refused() -> None:
+    with pytest.raises(UserError, match="token"):
+        outcome(Proposal(torch.tensor([2]), "point"), "token", WARM)
+
+
+def test_a_q_that_is_no_distribution_is_seen_with_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, where looking at it before the round's one transfer would synchronise."""
+    monkeypatch.setattr("decode.speculation.proposal.SEEN_AT_ONCE", frozenset())
+    proposal = Proposal(torch.tensor([2]), "independent", DraftProbs(torch.full((1, 5), 0.1)))
+    with pytest.raises(ValueError, match="distribution"):
+        outcome_of(proposal, torch.tensor([0]), torch.tensor([1]))

@@ -1,0 +1,37 @@
+"""Commands as they are printed: with the interpreter that runs, and all of a package in a list."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import sys
+from pathlib import Path
+
+
+def interpreter() -> str:
+    """The running Python as it can be typed here: from the working folder where that is shorter, quoted for a shell."""
+    full = sys.executable or "python"
+    try:
+        near = Path(full).relative_to(Path.cwd())
+    except (OSError, ValueError):  # not below the working folder, or that is gone
+        return shlex.quote(full)
+    return shlex.quote(str(near) if len(near.parts) > 1 else f"./{near}")
+
+
+def command(module: str, *words: str) -> str:
+    """`.venv/bin/python -m MODULE WORD …`; the words are quoted where a shell asks for it."""
+    return " ".join([interpreter(), "-m", module, *map(shlex.quote, words)])
+
+
+def listing(package: Path) -> str:
+    """The commands of a package, each with the sentence that its docstring begins with. Imports none of them."""
+    lines = []
+    for path in sorted(package.glob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if path.name.startswith("__") or '__name__ == "__main__"' not in source:
+            continue
+        first = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+        about = first.rpartition("`: ")[2] or first
+        lines.append(f"  {package.name + '.' + path.stem:<18}{about}")
+    head = f"usage: {interpreter()} -m COMMAND …   (--help: its options)"
+    return "\n".join([head, "", "commands:", *lines])

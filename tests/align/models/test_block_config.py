@@ -1,0 +1,48 @@
+"""What a block drafter's config may say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from align.common.errors import UserError
+from align.models.block_config import BlockConfig
+from align.target.model import Target
+from tests.builders import block_network
+
+
+@pytest.fixture(scope="module")
+def values(target: Target) -> dict[str, Any]:
+    return block_network(target, "shared_kv").config.to_dict()
+
+
+def test_what_is_written_is_read(values: dict[str, Any]) -> None:
+    config = BlockConfig.from_dict({**values, "architectures": ["whoever reads this"]})
+    assert config.to_dict() == values
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("context", "shared", "context='shared' is unknown.*did you mean 'shared_kv'"),
+        ("block_size", 513, "block_size=513 must be 1 to 512"),
+        ("block_size", 0, "mine: block_size=0 must be at least 1"),
+        ("block_size", True, "mine: block_size must be a whole number, not True"),
+        ("rms_norm_eps", float("nan"), "rms_norm_eps must be a finite number"),
+        ("mask_token_id", 10_000, "mask_token_id=10000 is not within 0"),
+        ("hidden_act", "silo", "hidden_act='silo' is unknown.*did you mean 'silu'"),
+        ("target_layer_ids", [9, 9], "target layer 9 is not within 0..3"),
+        ("target_layer_ids", [1], "shared_kv needs one target layer for each drafter layer"),
+        ("target_layer_ids", ["a"], "target_layer_ids must be a list of whole numbers"),
+    ],
+)
+def test_what_can_not_be_is_refused(values: dict[str, Any], key: str, value: object, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        BlockConfig.from_dict({**values, key: value}, "mine")
+
+
+def test_a_missing_key_is_named_and_a_default_is_not_missed(values: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="missing key 'head_dim', so this is not a block drafter"):
+        BlockConfig.from_dict({k: v for k, v in values.items() if k != "head_dim"})
+    assert not BlockConfig.from_dict({k: v for k, v in values.items() if k != "qk_norm"}).qk_norm

@@ -1,0 +1,46 @@
+"""What is asked of a model, by one token through it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from align.target.anatomy import UNLIMITED, context_limit, decoder, eos_ids, examine
+from align.target.interface import install
+from tests.target_models import tiny_model
+
+
+@pytest.mark.parametrize(("kind", "attends", "recurrent"), [("llama", 4, False), ("qwen3_next", 2, True)])
+def test_layers_and_what_they_keep(kind: str, attends: int, recurrent: bool) -> None:
+    model = tiny_model(kind, 260)
+    install(model)
+    found = examine(model, decoder(model))
+    assert len(found.layers) == 4 and found.recurrent is found.chains_only is recurrent
+    assert sum(shape is not None for shape in found.shapes) == attends
+    assert len(found.others) == 4 - attends and len(found.other_layers()) == 4 - attends
+    if attends == 4:
+        assert found.ours and found.groups == 2 and found.heads(model.config) == (2, 16)
+
+
+def test_a_decoder_without_a_list_of_layers_is_refused() -> None:
+    model = tiny_model("llama", 260)
+    body = decoder(model)
+    body.layers = nn.Sequential(*body.layers)
+    with pytest.raises(NotImplementedError, match="no list of layers"):
+        examine(model, body)
+
+
+def test_context_and_ends() -> None:
+    assert context_limit(SimpleNamespace(n_positions=7)) == 7
+    assert context_limit(SimpleNamespace(max_position_embeddings=None)) == UNLIMITED
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[5, 2]))
+    assert eos_ids(model, SimpleNamespace(eos_token_id=9)) == (2, 5, 9)
+    text = SimpleNamespace(eos_token_id=4)
+    bare = SimpleNamespace(
+        generation_config=SimpleNamespace(), config=SimpleNamespace(get_text_config=lambda decoder: text)
+    )
+    assert eos_ids(bare, SimpleNamespace(eos_token_id=None)) == (4,)
+    assert torch.is_grad_enabled()

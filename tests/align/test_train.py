@@ -1,0 +1,61 @@
+"""The command `align.train`: exit codes, and what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from align.train import main
+
+
+def test_non_finite_loss_stops_and_keeps_the_batch(
+    tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "recipe=debug_block",
+        f"output={tmp_path}",
+        f"data.path={debug_data}",
+        "trainer.learning_rate=100",
+        "trainer.weight_decay=1",  # weights grow by 99 each step
+        "trainer.max_steps=40",
+    ]
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "trainer.gradient_clip=0", "trainer.warmup_steps=0"])
+    assert stop.value.code == 1
+    assert "is not finite; its batch is in" in capsys.readouterr().err
+    (saved,) = tmp_path.glob("nonfinite-step-*.safetensors")
+    assert {"tokens_BL", "index_BA"} <= load_file(str(saved)).keys()
+
+
+WORDS = (
+    "recipe=debug_block",
+    "trainer.max_steps=1",
+    "trainer.warmup_steps=0",
+    "data.samples=2",
+    "trainer.anchors=8",
+)
+
+
+def test_one_command_says_what_it_writes_and_refuses_other_keys_afterwards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "o"
+    words = [*WORDS, "data.validation_fraction=0.5", f"output={output}"]
+    main(words)
+    out, err = capsys.readouterr()
+    first = err.splitlines()[0]
+    assert first.startswith(f"{output}/data holds no data: the target writes 2 first, at most 128 tokens")
+    assert "(data.write=never refuses)" in first and "texts left out: " in out
+    assert re.search(r"/python[\d.]* -m decode.eval --suite builtin --target debug --drafter ", out)
+    before = (output / "recipe.yaml").read_bytes()
+    with pytest.raises(SystemExit):
+        main([*words, "trainer.learning_rate=0.01"])
+    assert "other keys (trainer.learning_rate=0.0008 there, 0.01 now)" in capsys.readouterr().err
+    assert (output / "recipe.yaml").read_bytes() == before
+    main([*words, "trainer.log_every=3"])  # which changes no weight
+    assert f"{output} is finished (1 steps): nothing is trained" in capsys.readouterr().err
+    assert json.loads((output / "data/manifest.json").read_text())["samples"] == 2

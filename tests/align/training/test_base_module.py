@@ -1,0 +1,65 @@
+"""What the modules of all drafters share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from align.common.batch import Step
+from align.config.parser import load_recipe
+from align.config.recipe import TrainerConfig
+from align.target.model import Target
+from align.training.base_module import NonFiniteLoss, learning_rate
+from align.training.block_module import BlockDrafterModule
+from tests.builders import ANCHORS, block_network, packed_batch
+
+
+def test_the_learning_rate_rises_falls_and_stays_at_its_least() -> None:
+    t = TrainerConfig(max_steps=110, warmup_steps=10, learning_rate=1.0, min_learning_rate_ratio=0.2)
+    assert [learning_rate(t, step, 0.0) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
+    assert learning_rate(t, 60, 0.0) == pytest.approx(0.6)  # half of the cosine
+    assert learning_rate(t, 110, 0.0) == learning_rate(t, 500, 0.0) == pytest.approx(0.2)
+    t.max_minutes = 1.0  # whichever comes first
+    assert learning_rate(t, 20, 30.0) == pytest.approx(0.6) and learning_rate(t, 20, 90.0) == pytest.approx(
+        0.2
+    )
+
+
+@pytest.fixture
+def module(target: Target, tmp_path: Path) -> BlockDrafterModule:
+    recipe = load_recipe(["recipe=debug_block", f"output={tmp_path}"])
+    return BlockDrafterModule(block_network(target, "shared_kv"), recipe)
+
+
+def test_which_anchors_tell_tau(module: BlockDrafterModule, target: Target) -> None:
+    """Written by the target, and with K valid drafts, or fewer that end in end-of-sequence."""
+    batch = packed_batch(target)
+    batch.answer_BL[1, :5] = False  # the anchor at 1 is the template's
+    valid = torch.ones(2, 3, 3, dtype=torch.bool)
+    valid[0, 1, 2] = valid[0, 2, 1:] = False  # cut after two, and after one
+    batch.tokens_BL[0, 12] = target.eos_ids[0]  # the one after the anchor at 11
+    step = Step(batch, type(ANCHORS)(ANCHORS.index_BA, valid))
+    assert module.complete(step).tolist() == [[True, False, True], [False, True, True]]
+    step.written = (True, False)  # the second row is other text
+    assert module.complete(step).tolist() == [[True, False, True], [False, False, False]]
+
+
+def test_places_of_the_p_that_is_imitated(module: BlockDrafterModule, target: Target) -> None:
+    batch = packed_batch(target)
+    step = Step(batch, ANCHORS)
+    outputs = module.target_outputs(step, 1.0)
+    rows = outputs.used_P[module.used_rows(step, outputs)]
+    start = torch.tensor([0, 20])[:, None, None]  # of each row of 20
+    assert torch.equal(rows, start + ANCHORS.places_BAK(20))
+
+
+def test_a_loss_that_is_no_number_keeps_its_batch(
+    module: BlockDrafterModule, target: Target, tmp_path: Path
+) -> None:
+    module._fabric = None
+    module.trainer = type("T", (), {"world_size": 1, "global_step": 3})()  # type: ignore[assignment]
+    with pytest.raises(NonFiniteLoss, match="the loss at step 4 is not finite"):
+        module._stop_non_finite(Step(packed_batch(target), ANCHORS), mine_is_fine=False)
+    assert [path.name for path in tmp_path.glob("nonfinite*")] == ["nonfinite-step-4.safetensors"]

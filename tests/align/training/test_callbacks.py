@@ -1,0 +1,94 @@
+"""What is said after steps and validations, and when a step is saved."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from align.config.parser import load_recipe
+from align.training import checkpoints
+from align.training.callbacks import CheckpointCallback, Interrupted, training_line, validation_line
+
+
+def test_the_training_line() -> None:
+    numbers = {"train/loss": 0.5, "train/positions_per_second": 812.4, "train/expected_tau": 1.25}
+    line = "step 20/100  loss 0.5000 a block  expected τ 1.250  812 positions/s  1:05 left"
+    assert training_line(20, 100, numbers, 65.0) == line
+    del numbers["train/expected_tau"]
+    assert "loss 0.5000 a token  812" in training_line(20, 100, numbers, 65.0, "token")
+
+
+def test_the_validation_line_says_what_its_figures_are() -> None:
+    numbers = {
+        "loss": 0.1,
+        "tau_sampling": 1.3,
+        "tau_sampling_se": 0.02,
+        "acceptance_1": 0.22,
+        "acceptance_2": 0.23,
+    }
+    line = validation_line(6, {**numbers, "kept_sampling_1": 0.2, "kept_sampling_2": 0.05})
+    assert "expected τ unknown greedy (no held-out text at temperature 0), 1.300±0.020 sampling" in line
+    assert line.endswith(
+        "chance of acceptance at each drafted position 0.220 0.230; of all up to there 0.200 0.050"
+    )
+    bound = {"bound": 2.0, "bound_se": 0.1, "perplexity": 7.4}
+    assert "bound 2.000±0.100 nats a token (perplexity 7), expected" in validation_line(
+        6, {**numbers, **bound}
+    )
+
+
+class Trainer:
+    """Counts what is saved."""
+
+    def __init__(self) -> None:
+        self.global_step, self.should_stop, self.is_global_zero = 0, False, True
+        self.strategy = SimpleNamespace(barrier=lambda: None)
+
+    def save_checkpoint(self, path: str) -> None:
+        Path(path).write_text("weights")
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> tuple[CheckpointCallback, Any, Any]:
+    words = ["trainer.checkpoint_every=2", "trainer.validate_every=5", "trainer.keep_checkpoints=2"]
+    recipe = load_recipe(["recipe=debug_block", f"output={tmp_path}", *words])
+    config = SimpleNamespace(target_sha256="a", to_dict=dict)
+    progress = SimpleNamespace(seconds=0.0, stopping=False, stop_wanted=False)
+    module = SimpleNamespace(progress=progress, drafter=SimpleNamespace(config=config, draft_vocab=None))
+    return CheckpointCallback(recipe, {"stage": "calibrate"}), Trainer(), module
+
+
+def saved(callback: CheckpointCallback) -> list[str]:
+    return sorted(path.name for path in callback.folder.glob("*.ckpt"))
+
+
+def test_every_second_step_is_saved_and_the_newest_two_stay(scene: Any) -> None:
+    callback, trainer, module = scene
+    for index in range(7):
+        trainer.global_step = index + 1
+        callback.on_train_batch_end(trainer, module, None, None, index)
+        if trainer.global_step == 5:
+            callback.on_validation_end(trainer, module)
+    assert saved(callback) == ["step-4.ckpt", "step-6.ckpt"]
+    seal = checkpoints.read_seal(callback.folder / "step-6.ckpt")
+    assert (seal["step"], seal["stage"]) == (6, "calibrate")
+    module.progress.seconds, callback.options.max_minutes = 61.0, 1.0
+    callback.on_train_batch_end(trainer, module, None, None, 7)
+    assert trainer.should_stop  # after a last validation
+
+
+def test_a_signal_is_remembered_saves_and_stops(scene: Any) -> None:
+    callback, trainer, module = scene
+    before = signal.getsignal(signal.SIGTERM)
+    callback.on_train_start(trainer, module)
+    signal.raise_signal(signal.SIGTERM)
+    assert module.progress.stop_wanted
+    module.progress.stopping, trainer.global_step = True, 3
+    with pytest.raises(Interrupted, match="after step 3; a checkpoint is saved"):
+        callback.on_train_batch_end(trainer, module, None, None, 2)
+    callback.teardown(trainer, module, "fit")
+    assert saved(callback) == ["step-3.ckpt"] and signal.getsignal(signal.SIGTERM) is before
