@@ -13,8 +13,10 @@ at 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +25,10 @@ from align.common.errors import UserError
 from align.models.block import BlockDrafter, BlockSession
 from align.target.model import TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range
+from decode.drafters.controllers import TreeSize
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, penalised, probs
-from decode.speculation.tree_drafts import best_first, draw_tree, drawn_tree_parents
+from decode.speculation.tree_drafts import as_tree, draw_tree, drawn_tree_parents, ranked
 
 TREE_NODES = 5
 """With the root six rows a call: one pass through the weights (align/kernels/rows.c), at 1.1 times the price of one row."""
@@ -50,8 +53,11 @@ class BlockProposer:
         passes: over a block; every one after the first sees the estimates of the one before. None = as trained: two with
             self-conditioning, else one. Estimates are functions of the context, so q is what it is with one pass: exact.
 
+        by_cost: verify only those nodes of a tree, the most probable first, that pay by the measured cost of calls, shared by all
+            requests. They are chosen by q and by finished rounds: any choice of nodes is a tree of law `point`.
+
     Raises:
-        UserError: a confidence without such a head, or with a tree; passes without self-conditioning.
+        UserError: a choice by cost without a tree, or of drawn tokens; a confidence without such a head, or with a tree; passes without self-conditioning.
     """
 
     name = "block"
@@ -64,6 +70,7 @@ class BlockProposer:
         siblings: Siblings | None = None,
         confidence: float = 0.0,
         passes: int | None = None,
+        by_cost: bool = False,
     ) -> None:
         check_range("draft_tokens", draft_tokens, 1)
         check_range("tree_nodes", tree_nodes, 0)
@@ -84,7 +91,12 @@ class BlockProposer:
             )
         self.network, self.siblings, self.confidence = network.eval(), siblings, confidence
         self.draft_tokens = min(draft_tokens or network.config.block_size, network.config.block_size)
+        if by_cost and (tree_nodes == 0 or siblings is not None):
+            raise UserError(
+                "by_cost=true chooses a tree's nodes: it needs nodes above 0, and drafts that are not drawn"
+            )
         self.passes, self.tree_nodes = passes, tree_nodes
+        self.sizes = TreeSize(TREE_NODES if tree_nodes is None else tree_nodes) if by_cost else None
         self.draft_nodes = max(TREE_NODES if tree_nodes is None else tree_nodes, self.draft_tokens)
 
     def nodes(self, sampling: Sampling) -> int:
@@ -102,6 +114,15 @@ class BlockProposer:
         return BlockDrafts(self, request)
 
 
+class Round(NamedTuple):
+    """A tree under verification: its nodes, the sum of their path probabilities, when its drafting began and ended (seconds)."""
+
+    nodes: int
+    expected: float
+    began: float
+    proposed: float
+
+
 class BlockDrafts(DraftSession):
     """One request's drafts."""
 
@@ -112,17 +133,26 @@ class BlockDrafts(DraftSession):
         self.session = BlockSession(self.network, request.cache, request.cache.capacity)
         self.taps = self.session.taps
         self.trained_passes = self.session.passes
+        self.round: Round | None = None
 
     def observe(self, output: TargetOutput, kept: int) -> None:
+        if self.round is not None:
+            nodes, expected, began, proposed = self.round
+            times = proposed - began, perf_counter() - proposed
+            if self.proposer.sizes is not None:
+                self.proposer.sizes.observe(nodes, expected, kept - 1, *times)
+            self.round = None
         self.session.observe(output.hidden_BLD, output.taps_BLFD, kept)
 
     def propose(self, k: int) -> Proposal:
+        began = perf_counter()
         self.session.passes = self.proposer.passes or self.trained_passes
         hidden_KD = self.session.hidden(self.request.tokens[-1])[:k]
         logits_KV = self.network.logits(hidden_KD)
         if nodes := self.proposer.nodes(self.request.sampling):
-            tree = self._best_first_tree if self.law == "point" else self._drawn_tree
-            return tree(hidden_KD, logits_KV, nodes)
+            if self.law == "point":
+                return self._best_first_tree(hidden_KD, logits_KV, nodes, began)
+            return self._drawn_tree(hidden_KD, logits_KV, nodes)
         if self.network.markov is None and not self.proposer.confidence:
             columns_K, probs_KV = self._choose(logits_KV)
         else:
@@ -173,8 +203,8 @@ class BlockDrafts(DraftSession):
             token = column if self._ids is None else self._ids[column]
         return torch.cat(columns), torch.cat(rows) if rows else None
 
-    def _best_first_tree(self, hidden_KD: Tensor, logits_KV: Tensor, nodes: int) -> Proposal:
-        """The tree of the most probable paths under q."""
+    def _best_first_tree(self, hidden_KD: Tensor, logits_KV: Tensor, nodes: int, began: float) -> Proposal:
+        """The tree of the most probable paths under q; `began`: when its drafting did."""
         inputs_Kr = self.session.bias_inputs(hidden_KD)
         # at temperature 0 rank by q at temperature 1
         scale, most = self.request.sampling.temperature or 1.0, min(nodes, logits_KV.shape[1])
@@ -189,7 +219,13 @@ class BlockDrafts(DraftSession):
             rows = list(zip(top.values.tolist(), columns.tolist(), strict=True))
             return rows if len(rows) == len(above) else rows * len(above)
 
-        tokens, parents = best_first(len(logits_KV), nodes, children)
+        found = ranked(len(logits_KV), nodes, children)
+        if (sizes := self.proposer.sizes) is not None:
+            paths = [math.exp(node.log_q) for node in found]
+            count = sizes.choose(paths)
+            found = found[:count]
+            self.round = Round(count, sum(paths[:count]), began, perf_counter())
+        tokens, parents = as_tree(found)
         at = torch.tensor(tokens, dtype=torch.int64, device=logits_KV.device)
         return Proposal(at, "point", parents=parents)
 

@@ -8,7 +8,9 @@ keeps its law (decode/wrappers/adaptive.py).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 
@@ -82,6 +84,77 @@ class Line:
         spread = self.xx / self.w - mean_x**2
         slope = max(0.0, (self.xy / self.w - mean_x * mean_y) / spread) if spread > 1e-9 else 0.0
         return max(mean_y + slope * (x - mean_x), 0.0)
+
+
+class Curve:
+    """Seconds as a function of a whole number that never falls: the monotone least-squares fit (pool adjacent violators) of means with
+    exponential forgetting, straight between what was measured, constant outside."""
+
+    def __init__(self, keep: float) -> None:
+        self.keep = keep
+        self.weight: dict[int, float] = {}
+        self.mean: dict[int, float] = {}
+
+    def add(self, x: int, y: float) -> None:
+        self.weight = {at: self.keep * w for at, w in self.weight.items()}
+        self.weight[x] = self.weight.get(x, 0.0) + 1
+        self.mean[x] = self.mean.get(x, y) + (y - self.mean.get(x, y)) / self.weight[x]
+
+    def fitted(self) -> list[tuple[int, float]]:
+        """(x, seconds) of everything measured, both ascending."""
+        pools: list[tuple[float, float, list[int]]] = []  # weight, mean, places
+        for x in sorted(self.mean):
+            pools.append((self.weight[x], self.mean[x], [x]))
+            while len(pools) > 1 and pools[-2][1] >= pools[-1][1]:
+                (w, y, xs), (v, z, ys) = pools[-2:]
+                pools[-2:] = [(w + v, (w * y + v * z) / (w + v), xs + ys)]
+        return [(x, y) for _, y, xs in pools for x in xs]
+
+    def at(self, x: int) -> float:
+        points = self.fitted()
+        for (a, y), (b, z) in pairwise(points):
+            if a <= x <= b:
+                return y + (z - y) * (x - a) / (b - a)
+        return points[0][1] if x <= points[0][0] else points[-1][1]
+
+
+class TreeSize:
+    """How many of a tree's nodes, the most probable first, to verify: those with the most tokens per second, (1 + g·Σ path
+    probability) / (drafting + verifying so many), all measured (CaDDTree, arXiv 2606.01813). g corrects q's paths by what was accepted.
+
+    Args:
+        most: nodes of the largest tree. keep: what a round's weight is multiplied by with every further one.
+        prior: weight, in tokens, of the prior that q's path probabilities are right.
+    """
+
+    def __init__(self, most: int, keep: float = 0.98, prior: float = 5.0) -> None:
+        self.most, self.keep = most, keep
+        self.accepted = self.expected = prior
+        self.draft, self.verify = Curve(keep), Curve(keep)
+        sizes = [max(1, round(most * share)) for share in (1, 0.5, 0.25)]
+        self.untried = list(dict.fromkeys([*sizes, 1]))
+
+    def choose(self, paths: Sequence[float]) -> int:
+        """How many nodes; `paths`: the probability of each node's path under q, falling."""
+        if self.untried:  # costs are not known yet
+            return min(self.untried[0], len(paths))
+        best, at, tokens = 0.0, 1, 1.0
+        for n, probability in enumerate(paths, 1):
+            tokens += self.accepted / self.expected * probability
+            seconds = self.draft.at(n) + self.verify.at(n)
+            if seconds > 0 and tokens / seconds > best:
+                best, at = tokens / seconds, n
+        return at
+
+    def observe(
+        self, nodes: int, expected: float, accepted: int, draft_seconds: float, verify_seconds: float
+    ) -> None:
+        """Take in a finished round: `expected`: the sum of its nodes' path probabilities."""
+        self.untried = self.untried[1:]
+        self.draft.add(nodes, draft_seconds)
+        self.verify.add(nodes, verify_seconds)
+        self.accepted = self.keep * self.accepted + accepted
+        self.expected = self.keep * self.expected + expected
 
 
 class CostAware:

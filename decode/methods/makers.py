@@ -67,11 +67,13 @@ def block(
     return BlockProposer(parts.block, gamma, 0, confidence=confidence, passes=passes)
 
 
-def block_tree(parts: Parts, gamma: int | None = None, nodes: int = 5, passes: int | None = None) -> Drafter:
-    """the block drafter, a tree of its likeliest paths"""
+def block_tree(
+    parts: Parts, gamma: int | None = None, nodes: int = 5, passes: int | None = None, by_cost: bool = False
+) -> Drafter:
+    """the block drafter, a tree of its likeliest paths, or of those that pay"""
     from decode.drafters.block import BlockProposer
 
-    return BlockProposer(parts.block, gamma, nodes, passes=passes)
+    return BlockProposer(parts.block, gamma, nodes, passes=passes, by_cost=by_cost)
 
 
 def specdiff(

@@ -37,6 +37,11 @@ def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], 
 
     A path is never more probable than its prefix, so they form a tree. The choice looks at q alone, not at the target.
     """
+    return as_tree(ranked(levels, nodes, children))
+
+
+def ranked(levels: int, nodes: int, children: Children) -> list[Candidate]:
+    """The nodes of `best_first`, the most probable path first. The first so many of them are a tree as well."""
     found: list[Candidate] = []
     level: Sequence[Candidate | None] = [None]
     for k in range(levels):
@@ -49,6 +54,11 @@ def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], 
         level = [c for c in found if c.level == k + 1]
         if not level:
             break
+    return found
+
+
+def as_tree(found: Sequence[Candidate]) -> tuple[list[int], tuple[int, ...]]:
+    """Tokens and parents of nodes that stand behind their parents."""
     place = {id(c): i for i, c in enumerate(found)}
     return [c.token for c in found], tuple(-1 if c.above is None else place[id(c.above)] for c in found)
 

@@ -29,6 +29,7 @@ from tests.builders import BLOCK_VARIANTS, PROMPT, block_network, diffusion_draf
 
 VARIANTS = [
     *(name for name in SYSTEMS if name not in ("plain", "compiled", "drafter", "combined")),
+    "autoregressive:copying=true",
     "block:gamma=3:verifier=token",
     "specdiff:gamma=3:steps=3",
     "specdiff:gamma=3:steps=2:order=random",
@@ -36,10 +37,19 @@ VARIANTS = [
     "specdiff2:candidates=3:keep_q=true:draft_temperature=1.5:verifier=k_seq",
     "specdiff2:candidates=3:keep_q=true:draft_temperature=0.5:verifier=recursive",
     "d2sd:verifier=traversal",
-    "autoregressive:copying=true",
+    "block_tree:by_cost=true:nodes=9",
 ]
 """Ways of drafting that no system's defaults show."""
-POINT = {"lookup", "retrieval", "block_tree", "specdiff2", "diffuspec", "double", "tolerator"}
+POINT = {
+    "lookup",
+    "retrieval",
+    "block_tree",
+    "specdiff2",
+    "diffuspec",
+    "double",
+    "tolerator",
+    "block_tree:by_cost=true:nodes=9",
+}
 """Systems that claim no q: nothing to hold a draw against."""
 ELSEWHERE = {"hierarchical": "its drafts come out of a verification, whose joint law test_makers.py counts"}
 TEMPERATURES = [0.5, 1.0, 2.0]

@@ -137,3 +137,29 @@ def test_two_tap_convolutions_are_what_they_say() -> None:
         return out
 
     torch.testing.assert_close(layer(x, torch.cos), by_hand(by_hand(x, 0).cos(), 1), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_blocks_in_one_pass_are_those_drafted_alone(
+    target: Target, samples: data.Samples, variant: dict[str, Any]
+) -> None:
+    """Nothing of one block reaches another: not by attention, convolutions or a second pass."""
+    drafter = build(target, samples, **variant)
+    cache = target.new_cache(1, 12)
+    session = BlockSession(drafter, cache, 12)
+    output = target.forward(torch.arange(5, 12)[None], cache=cache, taps=session.taps)
+    session.observe(output.hidden_BLD, output.taps_BLFD, 7)
+    blocks_NK = torch.tensor([[7, 9, 3, 3], [7, 3, 3, 3], [7, 9, 11, 12]])
+    together = session.hidden_of_blocks(blocks_NK)
+    for block_K, hidden_KD in zip(blocks_NK, together, strict=True):
+        torch.testing.assert_close(
+            session.hidden_of_blocks(block_K[None])[0], hidden_KD, atol=1e-4, rtol=1e-4
+        )
+
+
+def test_a_rows_estimate_is_of_the_token_after_it(target: Target, samples: data.Samples) -> None:
+    drafter = build(target, samples, self_conditioning=True)
+    hidden = torch.randn(2, 4, drafter.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    added = drafter.estimated(hidden)
+    assert drafter.estimate is not None and not bool(added[:, 0].any())
+    torch.testing.assert_close(added[:, 1:], hidden[:, :3] @ drafter.estimate.weight.T)

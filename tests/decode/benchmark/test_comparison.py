@@ -97,6 +97,12 @@ def test_only_what_is_alike_is_compared(
         candidates(["ours", "dflash"], [])
 
 
+def test_what_is_trained_is_not_trained_again(pair: list[Candidate], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "_align", None)
+    comparison.train(pair, QUIET)
+    assert all(c.reached == c.milestones for c in pair)
+
+
 def test_a_training_that_ends_too_early_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(comparison, "_align", lambda *words: asked.append(words))

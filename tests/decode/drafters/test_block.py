@@ -177,3 +177,42 @@ def test_passes_are_those_that_were_asked_for(target: Target) -> None:
     assert not torch.equal(hidden[1], hidden[2]) and not torch.equal(hidden[3], hidden[2])
     with pytest.raises(UserError, match=r"passes=2 needs a drafter .* drafter.self_conditioning=true"):
         BlockProposer(network(target, "shared_kv"), passes=2)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_tree_by_cost_is_the_beginning_of_the_whole_one(target: Target, temperature: float) -> None:
+    """Whatever the costs say; greedy outputs are plain decoding's; a round is measured once."""
+    net = network(target, **VARIANTS["shared markov"])
+    drafter, whole = BlockProposer(net, tree_nodes=9, by_cost=True), BlockProposer(net, tree_nodes=9)
+    sampling = Sampling(temperature, seed=2)
+    assert drafter.sizes is not None and drafter.law(sampling) == "point"
+    proposed: list[int] = []
+    for wanted in (1, 2, 5, 9):
+        drafter.sizes.choose = lambda paths, wanted=wanted: proposed.append(len(paths)) or wanted  # type: ignore
+        trees = []
+        for proposer in (drafter, whole):
+            engine = Engine(target, PROMPT, 20, sampling, proposer, "point_mass")
+            with torch.no_grad():
+                engine.begin()
+                assert engine.session is not None
+                trees.append(engine.session.propose(4))
+        assert trees[0].parents == trees[1].parents[:wanted] and len(trees[0]) == wanted
+        assert torch.equal(trees[0].tokens_K, trees[1].tokens_K[:wanted])
+    assert proposed == [9] * 4
+    fresh = BlockProposer(net, tree_nodes=9, by_cost=True)
+    assert fresh.sizes is not None
+    seen: list[tuple[int, int]] = []
+    observe = fresh.sizes.observe
+    fresh.sizes.observe = lambda n, e, kept, *times: (seen.append((n, kept)), observe(n, e, kept, *times))  # type: ignore
+    out = Engine(target, PROMPT, 24, sampling, fresh, "point_mass").run()
+    assert [n for n, _ in seen] == out.nodes[: len(seen)] and len(seen) >= out.calls - 1
+    assert [n for n, _ in seen][:4] == [9, 4, 2, 1]
+    assert [kept for _, kept in seen] == out.accepted[: len(seen)]
+    if temperature == 0:
+        assert out.tokens == Engine(target, PROMPT, 24, sampling, None).run().tokens
+
+
+def test_a_choice_by_cost_needs_a_tree(target: Target) -> None:
+    for options in ({"tree_nodes": 0}, {"tree_nodes": 5, "siblings": "iid"}):
+        with pytest.raises(UserError, match="by_cost=true chooses a tree's nodes"):
+            BlockProposer(network(target, "shared_kv"), by_cost=True, **options)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from decode.drafters.controllers import CostAware, Fastest, Line
+from decode.drafters.controllers import CostAware, Curve, Fastest, Line, TreeSize
 
 
 def test_a_line_through_points() -> None:
@@ -66,3 +66,45 @@ def test_the_fastest_of_several_ways_is_found_again_when_it_changes(drift: bool)
     assert chosen[300:600].count(1) > 150 and chosen[300:600].count(2) < 60
     if drift:
         assert chosen[-300:].count(2) > 200
+
+
+def test_a_curve_never_falls() -> None:
+    """Pool adjacent violators by hand: 3 and 1 at 4 and 8 become their weighted mean; straight lines between."""
+    curve = Curve(1.0)
+    for x, y in ((1, 1.0), (4, 3.0), (4, 3.0), (8, 1.5), (16, 5.0)):
+        curve.add(x, y)
+    assert curve.fitted() == [(1, 1.0), (4, 2.5), (8, 2.5), (16, 5.0)]
+    assert [curve.at(x) for x in (0, 1, 2, 6, 12, 99)] == [1.0, 1.0, 1.5, 2.5, 3.75, 5.0]
+    recent = Curve(0.5)
+    for y in (1.0, 1.0, 4.0, 4.0, 4.0, 4.0):
+        recent.add(2, y)
+    assert 3.7 < recent.at(2) < 4  # what is long ago counts less
+
+
+def costly(size: TreeSize, rows: float, nodes: int) -> None:
+    """A finished round in which a call costs 1 second and `rows` more a node; q was right."""
+    size.observe(nodes, 1.0, 1, 0.1, 1 + rows * nodes)
+
+
+def test_a_tree_has_the_nodes_that_pay() -> None:
+    """The first rounds learn the costs; then (1 + Σ p)/(cost of n) is largest, by brute force."""
+    paths = [0.7, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001]
+    for rows in (0.0, 0.02, 0.1, 0.5, 2.0):
+        size, tried = TreeSize(8, prior=1e9), []
+        while size.untried:
+            tried.append(size.choose(paths))
+            costly(size, rows, tried[-1])
+        assert tried == [8, 4, 2, 1]
+        speed = [(1 + sum(paths[:n])) / (1.1 + rows * n) for n in range(1, 9)]
+        assert size.choose(paths) == 1 + speed.index(max(speed))
+    assert TreeSize(1).untried == [1] and TreeSize(8).choose(paths[:3]) == 3
+
+
+def test_paths_are_corrected_by_what_was_accepted() -> None:
+    """A q that is too sure of itself gets smaller trees."""
+    sure, right = TreeSize(8), TreeSize(8)
+    for nodes in (8, 4, 2, 1) * 10:
+        right.observe(nodes, 1.0, 1, 0.1, 1 + 0.2 * nodes)
+        sure.observe(nodes, 1.0, 0, 0.1, 1 + 0.2 * nodes)
+    paths = [0.9, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+    assert sure.choose(paths) == 1 < right.choose(paths)
