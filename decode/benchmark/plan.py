@@ -59,7 +59,9 @@ def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[Plan, l
     spec = DEFAULT_TARGET if config.target is None else config.target
     drafters = drafters_by_role(config.drafter, shipped_for(spec), say)
     if not drafters and config.methods is None:
-        say(f"note: no drafter is shipped for {spec} and no --drafter FOLDER is given: lookup alone is measured")
+        say(
+            f"note: no drafter is shipped for {spec} and no --drafter FOLDER is given: lookup alone is measured"
+        )
     names = checked_names(config.methods)
     if names is None:
         names = [m for m in DEFAULT_METHODS if drafters or ANY not in SYSTEMS[m].needs]
