@@ -107,7 +107,7 @@ TRAINED_BLOCKS = [
     {"context": "taps", "init_from_target": False},
     {"context": "shared_kv", "markov_rank": 8, "markov": "table", "convolution": True},
     {"context": "taps", "markov_rank": 8, "markov": "gated", "convolution": True},
-    {"context": "shared_kv", "markov_rank": 8, "markov": "mlp", "markov_width": 12},
+    {"context": "shared_kv", "markov_rank": 8, "markov": "mlp", "self_conditioning": True},
 ]
 
 
@@ -191,7 +191,11 @@ BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
         "options": {"markov": "table", "convolution": True},
     },
     "gated": {"context": "taps", "markov_rank": 8, "options": {"markov": "gated"}},
-    "mlp": {"context": "shared_kv", "markov_rank": 8, "options": {"markov": "mlp"}},
+    "mlp twice": {
+        "context": "taps",
+        "markov_rank": 8,
+        "options": {"markov": "mlp", "self_conditioning": True},
+    },
 }
 
 

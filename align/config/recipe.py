@@ -26,7 +26,12 @@ LOSS_NAMES = (
 )
 
 
-PARTS = {"markov": "markov.", "convolution": "_conv.", "confidence": "confidence."}
+PARTS = {
+    "markov": "markov.",
+    "convolution": "_conv.",
+    "self_conditioning": "estimate.",
+    "confidence": "confidence.",
+}
 """Parts of a block drafter that may have a learning rate of their own, and what their weights' names hold."""
 
 
@@ -199,6 +204,11 @@ class DrafterConfig(Group):
         "block: two-tap convolutions around attention and feed-forward; they start as the identity, so that drafter.init drafts "
         "as before",
     )
+    self_conditioning: bool = option(
+        False,
+        "block: a second pass that sees the first one's estimates; half of the blocks train without. It starts without effect, so "
+        "that drafter.init drafts as before",
+    )
     confidence_head: bool = option(
         False,
         "block: a head that predicts each position's acceptance (objective.terms.confidence trains it)",
@@ -289,6 +299,10 @@ class TrainerConfig(Group):
     max_steps: int = option(1000, "optimizer steps", low=1)
     batch_size: int = option(2, "packed rows a step, over all devices", low=1)
     anchors: int = option(256, "random anchors a row", low=1)
+    anchors_per: Literal["row", "document"] = option(
+        "row",
+        "document = so many anchors in each document of a row: short answers count as much as they do alone",
+    )
     learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0, high=100)
     learning_rates: dict[str, float] = option(
         {},
@@ -315,6 +329,11 @@ class TrainerConfig(Group):
     validate_every: int = option(200, "steps between validations", low=1)
     validation_rows: int = option(16, "packed rows to validate on", low=1)
     checkpoint_every: int = option(200, "steps between checkpoints", low=1)
+    milestones: list[int] = option(
+        [],
+        "text tokens after which the drafter is saved as it is, in milestones/TOKENS of the output folder",
+        low=1,
+    )
     keep_checkpoints: int = option(2, "checkpoints that stay on disk", low=1)
     resume: str = option(
         "auto", "auto = newest complete checkpoint of the output folder, never, or a checkpoint's path"

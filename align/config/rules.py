@@ -82,6 +82,10 @@ def _drafter_rules(recipe: Recipe) -> list[tuple[bool, str]]:
             f"drafter.{'convolution' if d.convolution else 'markov'} needs drafter.kind=block",
         ),
         (
+            d.self_conditioning and d.kind != "block",
+            "drafter.self_conditioning=true needs drafter.kind=block",
+        ),
+        (
             d.markov is not None and d.markov_rank == 0,
             f"drafter.markov={d.markov} needs drafter.markov_rank above 0",
         ),

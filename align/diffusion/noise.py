@@ -23,8 +23,11 @@ from align.diffusion.schedules import Schedule, draw_times, from_least
 TIMES = (*_TIMES, "count")
 
 
-def sample_anchors(batch: Batch, count: int, block_size: int, generator: torch.Generator) -> Anchors:
-    """`count` distinct anchors per row, uniformly among those whose first drafted token belongs to an answer.
+def sample_anchors(
+    batch: Batch, count: int, block_size: int, generator: torch.Generator, per_document: bool = False
+) -> Anchors:
+    """`count` distinct anchors per row, or with `per_document` of each document in it, uniformly among those whose first drafted
+    token belongs to an answer.
 
     A row with fewer such places gets further anchors with no valid position. An anchor is never a document's first token: the
     drafter needs the target's hidden state before it.
@@ -34,6 +37,9 @@ def sample_anchors(batch: Batch, count: int, block_size: int, generator: torch.G
     same_next[:, :-1] = (batch.document_BL[:, 1:] == batch.document_BL[:, :-1]) & batch.answer_BL[:, 1:]
     allowed = same_next & (batch.positions_BL > 0) & (batch.document_BL >= 0)
     noise = torch.rand(allowed.shape, generator=generator).masked_fill(~allowed, -1.0)
+    if per_document:
+        allowed = _first_of_each(noise, allowed, batch.document_BL, count)
+        noise, count = noise.masked_fill(~allowed, -1.0), max(int(allowed.sum(1).max()), 1)
     top = noise.topk(min(count, length), dim=1)
     index = top.indices.sort(dim=1).values
     real = torch.gather(allowed, 1, index)
@@ -46,6 +52,16 @@ def sample_anchors(batch: Batch, count: int, block_size: int, generator: torch.G
     own = torch.gather(batch.document_BL, 1, index)[..., None]
     valid = (inside & answer & (document == own) & real[..., None]).long().cumprod(-1).bool()
     return Anchors(index, valid)
+
+
+def _first_of_each(noise_BL: Tensor, allowed_BL: Tensor, document_BL: Tensor, count: int) -> Tensor:
+    """Of the places that are allowed, in every document of a row the `count` with the highest noise, bool (B, L)."""
+    kept_BL = torch.zeros_like(allowed_BL)
+    for noise, allowed, document, kept in zip(noise_BL, allowed_BL, document_BL, kept_BL, strict=True):
+        for own in document[allowed].unique():
+            places = (allowed & (document == own)).nonzero()[:, 0]
+            kept[places[noise[places].topk(min(count, len(places))).indices]] = True
+    return kept_BL
 
 
 def clean_prefixes(

@@ -10,6 +10,9 @@ It is conditioned on the target, in one of two ways:
 The block attends to itself in both directions. Embedding and head are the target's, frozen and not stored. Row k predicts the
 token k+1 places after the last token (`sample_from_anchor`).
 
+With self-conditioning the block is read twice: the second pass adds to each position's input what the first one's hidden
+state said about the token there. Both depend on the context alone, so q is exact as it is with one pass.
+
 A variable-prefix drafter (D²SD, arXiv 2606.04446) is the same network trained over [last token, x_1..x_j, MASK …] as
 well: given the first j drafts it predicts those after them, from row j on.
 """
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from align.common.batch import Anchors, Batch
 from align.kernels.layers import LayerStack
@@ -95,10 +99,25 @@ class BlockDrafter(nn.Module):
         self.register_buffer("draft_vocab", draft_vocab, persistent=draft_vocab is not None)
         self.markov = self.new_markov() if config.markov_rank else None
         self.confidence = ConfidenceHead(config.hidden_size) if config.confidence_head else None
+        self.estimate: nn.Linear | None = None
+        if config.self_conditioning:
+            self.add_estimate()
         self._head: Tensor | None = None
         self._rounded: _RoundedWeights | None = None
         self.stack: LayerStack | None = None
         """Its layers in one call, after `prepare_for_drafting`, where they are of that kind."""
+
+    def add_estimate(self) -> None:
+        """What a second pass is shown of the first; nothing yet, and nothing is drawn for it."""
+        width, device = self.config.hidden_size, self.norm.weight.device
+        self.estimate = nn.utils.skip_init(nn.Linear, width, width, bias=False, device=device)
+        nn.init.zeros_(self.estimate.weight)
+
+    def estimated(self, hidden: Tensor) -> Tensor:
+        """What a pass adds to the next one's input rows, from its hidden states, both (…, K, D): the estimate of a token was made
+        by the row before it; the anchor's token is known."""
+        assert self.estimate is not None
+        return F.pad(self.estimate(hidden[..., :-1, :]), (0, 0, 1, 0))
 
     def new_markov(self) -> MarkovHead:
         """A Markov head after the config, its weights not yet initialised."""
@@ -143,11 +162,17 @@ class BlockDrafter(nn.Module):
         return torch.where(kept, tokens, self.config.mask_token_id)
 
     def forward(
-        self, batch: Batch, features: TargetFeatures, anchors: Anchors, clean_BA: Tensor | None = None
+        self,
+        batch: Batch,
+        features: TargetFeatures,
+        anchors: Anchors,
+        clean_BA: Tensor | None = None,
+        conditioned_BA: Tensor | None = None,
     ) -> Tensor:
         """Hidden states of all blocks, (B, A, K, D), ready for the head.
 
-        `clean_BA`: how many tokens after its anchor each block shows; None = none of them.
+        `clean_BA`: how many tokens after its anchor each block shows; None = none of them. `conditioned_BA`: with
+        self-conditioning, the blocks whose second pass sees the first one's estimates; None = all, as in decoding.
         """
         index, size = anchors.index_BA, self.config.block_size
         rows = torch.arange(index.shape[0], device=index.device)[:, None]
@@ -161,9 +186,20 @@ class BlockDrafter(nn.Module):
             batch.document_BL[:, None, :] == batch.document_BL[rows, index][..., None]
         )
         contexts = self._training_context(batch, features)
-        for layer, context in zip(self.blocks, contexts, strict=True):
-            x = layer(x, cos, sin, context, see)
-        return self.norm(x)
+
+        def through(x: Tensor) -> Tensor:
+            for layer, context in zip(self.blocks, contexts, strict=True):
+                x = layer(x, cos, sin, context, see)
+            return self.norm(x)
+
+        if self.estimate is None:
+            return through(x)
+        with torch.no_grad():  # an estimate is an input like any other
+            first = through(x)
+        added = self.estimated(first)
+        if conditioned_BA is not None:
+            added = added * conditioned_BA[..., None, None]
+        return through(x + added)
 
     def _training_context(self, batch: Batch, features: TargetFeatures) -> list[tuple[Tensor, Tensor]]:
         if self.config.context == "shared_kv":
@@ -233,6 +269,8 @@ class BlockSession:
         self.drafter, self.cache = drafter, cache
         self.before: Tensor | None = None
         config = drafter.config
+        self.passes = 2 if config.self_conditioning else 1
+        """Over a block: every one after the first sees the estimates of the one before."""
         # rows are vocabulary entries: the fastest layout for a product with one row
         self.basis_Vr: Tensor | None = None
         if drafter.markov is not None:
@@ -293,16 +331,22 @@ class BlockSession:
             groups = config.num_attention_heads // config.num_key_value_heads
             dtype = drafter.norm.weight.dtype
             mask = block_mask(block[:, None] == block, count * size, start, groups, dtype, x.device)
-        for i, layer in enumerate(drafter.blocks):
+        hidden = self._through(x, cos, sin, mask).view(count, size, -1)
+        for _ in range(1, self.passes):
+            again = x + drafter.estimated(hidden).view_as(x)
+            hidden = self._through(again, cos, sin, mask).view(count, size, -1)
+        return hidden
+
+    def _through(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        """One pass over input rows, (1, rows, D) → hidden states."""
+        ids = self.drafter.config.target_layer_ids
+        for i, layer in enumerate(self.drafter.blocks):
             if self.own is None:
-                ctx_k, ctx_v = (
-                    self.cache.k(config.target_layer_ids[i]),
-                    self.cache.v(config.target_layer_ids[i]),
-                )
+                ctx_k, ctx_v = self.cache.k(ids[i]), self.cache.v(ids[i])
             else:
                 ctx_k, ctx_v = self.own.k(i), self.own.v(i)
             x = layer.draft(x, cos, sin, ctx_k, ctx_v, mask)
-        return drafter.norm(x)[0].view(count, size, -1)
+        return self.drafter.norm(x)
 
     def _in_one_call(
         self, stack: LayerStack, x_RD: Tensor, cos_Rw: Tensor, sin_Rw: Tensor, see_RR: Tensor

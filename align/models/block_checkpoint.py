@@ -32,7 +32,11 @@ def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None
     projection starts as a mean (taps) or small (shared_kv)."""
     config, width = drafter.config, drafter.config.hidden_size
     for name, parameter in drafter.named_parameters():
-        if parameter.dim() == 2 and not name.startswith("confidence.") and "_conv." not in name:
+        if (
+            parameter.dim() == 2
+            and not name.startswith(("confidence.", "estimate."))
+            and "_conv." not in name
+        ):
             parameter.normal_(0.0, 0.02)
     if from_layers:
         # q has no scale behind its head: the norm before it starts with the target's
@@ -63,6 +67,14 @@ def with_convolution(drafter: BlockDrafter) -> BlockDrafter:
         drafter.config = replace(drafter.config, convolution=True)
         for layer in drafter.blocks:
             layer.add_convolution(drafter.config)
+    return drafter
+
+
+def with_self_conditioning(drafter: BlockDrafter) -> BlockDrafter:
+    """The same drafter with a second pass, which sees nothing of the first yet: it drafts as it did, to the bit."""
+    if not drafter.config.self_conditioning:
+        drafter.config = replace(drafter.config, self_conditioning=True)
+        drafter.add_estimate()
     return drafter
 
 

@@ -45,6 +45,7 @@ class BlockConfig:
     markov: str = ""  # the Markov head's kind (align/models/markov.py); "" = mixed, the only one of old
     markov_width: int = 0  # of the first layer of an mlp; 0 = twice the rank
     convolution: bool = False  # two-tap convolutions around attention and feed-forward
+    self_conditioning: bool = False  # a second pass that sees the first one's estimates
     confidence_head: bool = False  # predicts each position's acceptance
     sample_from_anchor: bool = True
     extra: dict[str, Any] = field(default_factory=dict)

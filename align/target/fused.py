@@ -47,7 +47,8 @@ class FusedLayers:
 
     def takes(self, rows: int, layout: Layout | Together, cache: Any) -> bool:
         """Whether a forward over `rows` rows in all is one for it: few rows of one-row caches."""
-        if not 0 < rows <= MOST_ROWS or cache is None:
+        whole = len(self.body.layers) == len(self.stack.weights)  # nobody has cut the model meanwhile
+        if not whole or not 0 < rows <= MOST_ROWS or cache is None:
             return False
         if isinstance(layout, Together):
             return all(c.rows == 1 for c in cache.caches)

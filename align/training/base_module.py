@@ -37,7 +37,12 @@ from align.training.metrics import TrainingProgress, ValidationSums
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 
 
-_OPTIONS = {"markov": "markov_rank", "convolution": "convolution", "confidence": "confidence_head"}
+_OPTIONS = {
+    "markov": "markov_rank",
+    "convolution": "convolution",
+    "self_conditioning": "self_conditioning",
+    "confidence": "confidence_head",
+}
 """The recipe's option that gives the drafter a part."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from align.common.batch import Step
@@ -39,24 +40,35 @@ class BlockDrafterModule(DrafterModule):
         generators = [keyed_generator(self.recipe.seed, 5, place) for place in step.places]
         return clean_prefixes(step.anchors, decay, step.batch.tokens_BL.shape[1], generators)
 
+    def conditioned(self, step: Step) -> Tensor | None:
+        """The blocks (B, A) whose second pass sees the first one's estimates in training, a half; None = without such a pass.
+        Drawn as `prefixes` are, by the anchor's place in its row."""
+        if self.drafter.estimate is None:
+            return None
+        length, index_BA = step.batch.tokens_BL.shape[1], step.anchors.index_BA
+        rows = [torch.rand(length, generator=keyed_generator(self.recipe.seed, 9, p)) for p in step.places]
+        return torch.stack(rows).to(index_BA.device).gather(1, index_BA) < 0.5
+
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
         """Statistics (B, A, K) of one micro-batch, of drafts from nothing; p at `temperature`."""
-        return self.block_statistics(step, temperature, None)
+        return self.block_statistics(step, temperature, None, None)
 
     def draft_statistics(self, step: Step) -> tuple[RowStatistics, Tensor, Tensor]:
         """Statistics, which of them count, and the anchors that tell τ, after `prefixes`."""
         clean_BA = self.prefixes(step)
+        s = self.block_statistics(step, self.recipe.objective.temperature, clean_BA, self.conditioned(step))
         if clean_BA is None:
-            return super().draft_statistics(step)
-        s = self.block_statistics(step, self.recipe.objective.temperature, clean_BA)
+            return s, step.anchors.valid_BAK, self.complete(step)
         s, valid = after_prefix(s, step.anchors.valid_BAK, clean_BA)
         return s, valid, self.complete(step) & (clean_BA == 0)  # τ is that of whole drafts
 
-    def block_statistics(self, step: Step, temperature: float, clean_BA: Tensor | None) -> RowStatistics:
-        """The same after `prefixes`: target, then drafter, then head."""
+    def block_statistics(
+        self, step: Step, temperature: float, clean_BA: Tensor | None, conditioned_BA: Tensor | None
+    ) -> RowStatistics:
+        """The same after `prefixes`, for `conditioned` blocks: target, then drafter, then head."""
         drafter, batch, anchors = self.drafter, step.batch, step.anchors
         outputs = self.target_outputs(step, temperature)
-        hidden = drafter(batch, outputs.features, anchors, clean_BA)
+        hidden = drafter(batch, outputs.features, anchors, clean_BA, conditioned_BA)
         factors = drafter.markov_factors(batch, anchors, hidden)
         drafted = DraftRows(
             hidden.flatten(0, 2),

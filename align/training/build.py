@@ -71,10 +71,10 @@ def conditioning(recipe: Recipe, target: Target) -> BlockConfig | None:
     return block_config(target, options, None)
 
 
-def save_trained(module: DrafterModule, supply: Supply, steps: int) -> Path:
-    """Write <output>/drafter with a card made from the run; returns the folder. `supply`: what it trained on."""
+def save_trained(module: DrafterModule, supply: Supply, steps: int, name: str = "drafter") -> Path:
+    """Write <output>/NAME with a card made from the run; returns the folder. `supply`: what it trained on."""
     recipe, drafter, progress = module.recipe, module.drafter, module.progress
-    kind, folder = KINDS[recipe.drafter.kind], Path(recipe.output) / "drafter"
+    kind, folder = KINDS[recipe.drafter.kind], Path(recipe.output) / name
     run = {
         "steps": steps,
         "tokens_seen": progress.tokens_seen,

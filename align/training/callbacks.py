@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,34 @@ class ProgressLogger(Callback):
 
 class Interrupted(RuntimeError):
     """A signal asked training to stop; a checkpoint was saved."""
+
+
+class MilestoneCallback(Callback):
+    """Saves the drafter, averaged where EMA is on, after the step in which it has seen so many text tokens.
+
+    Args:
+        milestones: text tokens. save: (steps taken, name of the folder) → writes `module.final_weights`; the main process calls it.
+    """
+
+    def __init__(self, milestones: Sequence[int], save: Callable[[int, str], object]) -> None:
+        self.milestones, self.save = sorted(milestones), save
+        self._seen = 0
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        self._seen = pl_module.progress.tokens_seen
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if (batch_idx + 1) % pl_module.recipe.trainer.accumulate:
+            return
+        before, self._seen = self._seen, pl_module.progress.tokens_seen
+        passed = [m for m in self.milestones if before < m <= self._seen]
+        if passed:
+            pl_module.copy_final_weights()
+            for tokens in passed if trainer.is_global_zero else ():
+                self.save(trainer.global_step, f"milestones/{tokens}")
+            pl_module.final_weights = {}  # those of the end are still to come
 
 
 class CheckpointCallback(Callback):

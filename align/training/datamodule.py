@@ -12,6 +12,7 @@ from itertools import chain, zip_longest
 import lightning
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from align.common.batch import Anchors, Batch, PackedRow, Step
@@ -70,25 +71,43 @@ class StepSampler(Sampler[list[Place]]):
             yield [(micro, place, self.stream.key(place)) for place in self.places(micro)]
 
 
-def anchor_count(row: PackedRow, anchors: int) -> int:
+def anchor_count(row: PackedRow, anchors: int, per_document: bool = False) -> int:
     """How many anchors `sample_anchors` finds in a row: places whose next token is answer of the same document."""
     same = (row.document_L[1:] == row.document_L[:-1]) & row.answer_L[1:]
-    return min(anchors, int((same & (row.positions_L[:-1] > 0) & (row.document_L[:-1] >= 0)).sum()))
+    places = same & (row.positions_L[:-1] > 0) & (row.document_L[:-1] >= 0)
+    if per_document:
+        counts = row.document_L[:-1][places].unique(return_counts=True)[1]
+        return int(counts.clamp_max(anchors).sum())
+    return min(anchors, int(places.sum()))
 
 
 def make_batch(
-    rows: Sequence[PackedRow], keys: Sequence[int], anchors: int, block_size: int, seed: int
+    rows: Sequence[PackedRow],
+    keys: Sequence[int],
+    anchors: int,
+    block_size: int,
+    seed: int,
+    per_document: bool = False,
 ) -> tuple[Batch, Anchors]:
-    """Stack rows, each with anchors of its own, drawn from (seed, its key); anchors that no row has are left out."""
+    """Stack rows, each with anchors of its own, `anchors` of them or so many in each document, drawn from (seed, its key); anchors
+    that no row has are left out."""
     parts = []
     for row, key in zip(rows, keys, strict=True):
         generator = keyed_generator(seed, 2, key)
-        parts.append(sample_anchors(collate([row]), anchors, block_size, generator))
+        parts.append(sample_anchors(collate([row]), anchors, block_size, generator, per_document))
+    if per_document:
+        parts = [_widened(part, max(p.index_BA.shape[1] for p in parts)) for part in parts]
     index, valid = torch.cat([p.index_BA for p in parts]), torch.cat([p.valid_BAK for p in parts])
     used = max(int(valid[..., 0].sum(1).max()), 1)
     keep = valid[..., 0].long().argsort(dim=1, descending=True, stable=True)[:, :used]
     index, valid = index.gather(1, keep), valid.gather(1, keep[..., None].expand(-1, -1, block_size))
     return collate(rows), Anchors(index, valid)
+
+
+def _widened(anchors: Anchors, width: int) -> Anchors:
+    """With anchors that have no valid position, up to `width` of them."""
+    more = width - anchors.index_BA.shape[1]
+    return Anchors(F.pad(anchors.index_BA, (0, more)), F.pad(anchors.valid_BAK, (0, 0, 0, more)))
 
 
 def validation_rows(samples: Texts, length: int, count: int, exact: bool) -> list[tuple[str, PackedRow]]:
@@ -167,8 +186,9 @@ class RowsModule(lightning.LightningDataModule):
         found = tuple(key for _, _, key in places)
         rows = [self.stream.row(key) for key in found]
         keys = [place for _, place, _ in places]
+        t = self.recipe.trainer
         batch, anchors = make_batch(
-            rows, keys, self.recipe.trainer.anchors, self.block_size, self.recipe.seed
+            rows, keys, t.anchors, self.block_size, self.recipe.seed, t.anchors_per == "document"
         )
         everywhere = sum(self._count(self.stream.key(place)) for place in sampler.step_places(places[0][0]))
         scale = sampler.world * sampler.accumulate / max(everywhere, 1)
@@ -177,7 +197,8 @@ class RowsModule(lightning.LightningDataModule):
 
     def _count(self, key: int) -> int:
         if key not in self._counts:
-            self._counts[key] = anchor_count(self.stream.row(key), self.recipe.trainer.anchors)
+            t = self.recipe.trainer
+            self._counts[key] = anchor_count(self.stream.row(key), t.anchors, t.anchors_per == "document")
         return self._counts[key]
 
     def val_dataloader(self) -> DataLoader[Place]:

@@ -19,6 +19,7 @@ from align.models.block_checkpoint import (
     with_confidence,
     with_convolution,
     with_markov,
+    with_self_conditioning,
     without_confidence,
 )
 from align.models.block_config import BlockConfig
@@ -105,8 +106,8 @@ def mask_token(target: Target) -> int:
 def make_block(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
-    """A block drafter after the recipe's drafter group: `init` as it was saved, with the confidence head, the convolutions and the
-    Markov head that are asked for, or a fresh one that drafts over `draft_vocab` (None = the whole vocabulary).
+    """A block drafter after the recipe's drafter group: `init` as it was saved, with the confidence head, convolutions, second
+    pass and Markov head that are asked for, or a fresh one that drafts over `draft_vocab` (None = the whole vocabulary).
 
     Raises:
         UserError: an option that does not fit the target.
@@ -125,6 +126,8 @@ def make_block(
             drafter = without_confidence(drafter)
         if options.convolution:
             drafter = with_convolution(drafter)
+        if options.self_conditioning:
+            drafter = with_self_conditioning(drafter)
         drafter = _asked_markov(drafter, options, seed)
         # the same weights in another dtype are another target, and what is learnt here is this one
         drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
@@ -218,6 +221,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
         markov=markov,
         markov_width=markov_width,
         convolution=options.convolution,
+        self_conditioning=options.self_conditioning,
         confidence_head=options.confidence_head,
     )
 

@@ -24,7 +24,7 @@ from align.target.model import Target
 from align.training import checkpoints
 from align.training.base_module import DrafterModule
 from align.training.build import KINDS, draft_vocab, save_trained
-from align.training.callbacks import CheckpointCallback, ProgressLogger
+from align.training.callbacks import CheckpointCallback, MilestoneCallback, ProgressLogger
 from align.training.datamodule import RowsModule
 from align.training.loggers import build_loggers
 from align.training.strategies import build_strategy, checkpoint_kind, plugins
@@ -63,7 +63,10 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
             say(_going_on(recipe, resume), error=True)
         elif recipe.drafter.kind == "ddit" and recipe.drafter.init is None and recipe.stage != "pretrain":
             say("note: no drafter.init: this network starts from nothing", error=True)
-    trainer = fit(recipe, module, rows, resume, quiet)
+    on_the_way = MilestoneCallback(
+        recipe.trainer.milestones, lambda steps, name: save_trained(module, supply, steps, name)
+    )
+    trainer = fit(recipe, module, rows, resume, quiet, on_the_way)
     if trainer.is_global_zero:
         steps = trainer.global_step
         if not quiet and steps < recipe.trainer.max_steps:
@@ -85,8 +88,14 @@ def _silence_lightning() -> None:
     warnings.filterwarnings("ignore", module="lightning")
 
 
-def build_trainer(recipe: Recipe, target: Target, max_steps: int, quiet: bool = False) -> lightning.Trainer:
-    """The Trainer that a recipe describes.
+def build_trainer(
+    recipe: Recipe,
+    target: Target,
+    max_steps: int,
+    quiet: bool = False,
+    on_the_way: lightning.Callback | None = None,
+) -> lightning.Trainer:
+    """The Trainer that a recipe describes; `on_the_way`: what else is done after a step, before it is saved.
 
     Raises:
         UserError: a strategy, device or package that this machine does not have.
@@ -114,6 +123,7 @@ def build_trainer(recipe: Recipe, target: Target, max_steps: int, quiet: bool = 
         inference_mode=False,
         callbacks=[  # in this order: a step is reported, then saved
             ProgressLogger(recipe, quiet or not main_process()),
+            *([] if on_the_way is None else [on_the_way]),
             CheckpointCallback(recipe, _settings(recipe)),
         ],
         default_root_dir=recipe.output,
@@ -159,6 +169,7 @@ def fit(
     rows: lightning.LightningDataModule,
     resume: Path | None,
     quiet: bool = False,
+    on_the_way: lightning.Callback | None = None,
 ) -> lightning.Trainer:
     """Train, going on from the checkpoint `resume`, which `check_resume` has seen; afterwards `module.final_weights` are what
     is to be saved.
@@ -176,7 +187,7 @@ def fit(
         steps = done["step"] if over else steps
     elif main_process():
         checkpoints.set_aside(folder)
-    trainer = build_trainer(recipe, module.drafter.target, steps, quiet)
+    trainer = build_trainer(recipe, module.drafter.target, steps, quiet, on_the_way)
     try:
         trainer.fit(
             module,

@@ -29,6 +29,7 @@ from decode.speculation.tree_drafts import best_first, draw_tree, drawn_tree_par
 
 TREE_NODES = 5
 """With the root six rows a call: one pass through the weights (align/kernels/rows.c), at 1.1 times the price of one row."""
+MOST_PASSES = 8
 TREES_UP_TO = 0.7
 """The highest temperature at which trees are the default."""
 
@@ -46,8 +47,11 @@ class BlockProposer:
             0..1, by the network's confidence head; at least one token is drafted. The head sees only the tokens before that
             position, so their law stays.
 
+        passes: over a block; every one after the first sees the estimates of the one before. None = as trained: two with
+            self-conditioning, else one. Estimates are functions of the context, so q is what it is with one pass: exact.
+
     Raises:
-        UserError: a confidence without such a head, or with a tree.
+        UserError: a confidence without such a head, or with a tree; passes without self-conditioning.
     """
 
     name = "block"
@@ -59,9 +63,15 @@ class BlockProposer:
         tree_nodes: int | None = 0,
         siblings: Siblings | None = None,
         confidence: float = 0.0,
+        passes: int | None = None,
     ) -> None:
         check_range("draft_tokens", draft_tokens, 1)
         check_range("tree_nodes", tree_nodes, 0)
+        check_range("passes", passes, 1, MOST_PASSES)
+        if (passes or 1) > 1 and network.estimate is None:
+            raise UserError(
+                f"passes={passes} needs a drafter that was trained with drafter.self_conditioning=true"
+            )
         if not 0 <= confidence <= 1:
             raise UserError(f"confidence={confidence:g} must be within 0..1")
         if confidence and network.confidence is None:
@@ -74,7 +84,7 @@ class BlockProposer:
             )
         self.network, self.siblings, self.confidence = network.eval(), siblings, confidence
         self.draft_tokens = min(draft_tokens or network.config.block_size, network.config.block_size)
-        self.tree_nodes = tree_nodes
+        self.passes, self.tree_nodes = passes, tree_nodes
         self.draft_nodes = max(TREE_NODES if tree_nodes is None else tree_nodes, self.draft_tokens)
 
     def nodes(self, sampling: Sampling) -> int:
@@ -101,11 +111,13 @@ class BlockDrafts(DraftSession):
         self.law: Law = proposer.law(request.sampling) if request.noise is None else "point"
         self.session = BlockSession(self.network, request.cache, request.cache.capacity)
         self.taps = self.session.taps
+        self.trained_passes = self.session.passes
 
     def observe(self, output: TargetOutput, kept: int) -> None:
         self.session.observe(output.hidden_BLD, output.taps_BLFD, kept)
 
     def propose(self, k: int) -> Proposal:
+        self.session.passes = self.proposer.passes or self.trained_passes
         hidden_KD = self.session.hidden(self.request.tokens[-1])[:k]
         logits_KV = self.network.logits(hidden_KD)
         if nodes := self.proposer.nodes(self.request.sampling):

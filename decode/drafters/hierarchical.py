@@ -20,7 +20,7 @@ from decode.drafters.base import Drafter, DraftSession, Request, check_range, co
 from decode.drafters.block import BlockProposer
 from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling, probs
-from decode.speculation.verification import Outcome, outcome_of, verify_proposal
+from decode.speculation.verification import Outcome, Round, outcome_of, verify_rounds
 from decode.speculation.verifiers import choose, run_verifier
 
 DRAFT_TOKENS = 8
@@ -145,10 +145,8 @@ class HierarchicalSession(DraftSession):
         before = middle.history.rows(draft.tokens_K, draft.tree)
         if self.law == "point":
             verifier, first = "greedy" if sampling.greedy else "gumbel", len(middle.tokens)
-            outcome = verify_proposal(
-                logits_MV, draft, verifier, sampling, before, middle.generator, middle.noise, first
-            )
-            return outcome, logits_MV
+            one = Round(logits_MV, draft, verifier, sampling, before, middle.generator, middle.noise, first)
+            return verify_rounds([one])[0], logits_MV
         p_MV = probs(logits_MV, sampling, before, overwrite=True)
         verifier = choose(draft.law, sampling.temperature)
         return outcome_of(draft, *run_verifier(verifier, [draft], p_MV[None], [middle.generator])), p_MV

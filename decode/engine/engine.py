@@ -24,7 +24,7 @@ from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
 from decode.speculation.sampling import Sampling, penalised, position_noise
 from decode.speculation.tree import MOST_NODES, ancestors
-from decode.speculation.verification import Outcome, verify_proposal
+from decode.speculation.verification import Outcome, Round, verify_rounds
 
 PREFILL_CHUNK = 2048
 
@@ -74,12 +74,19 @@ class Engine:
         run_together([self])
         return self.out
 
-    @torch.no_grad()
     def begin(self) -> None:
         """Prefill the prompt and choose the first token."""
+        _begin([self])
+
+    @torch.no_grad()
+    def prefill(self) -> Round:
+        """Run the target over the prompt; returns the round that chooses the first token."""
         self.started = perf_counter()
-        logits_1V = self._prefill()
-        self._commit(self._outcome(logits_1V, NO_DRAFTS))
+        return self._round(self._prefill(), NO_DRAFTS)
+
+    def commit_first(self, outcome: Outcome) -> None:
+        """Commit the first token."""
+        self._commit(outcome)
         self.prefilled = perf_counter()
         self._record_end()
 
@@ -143,14 +150,16 @@ class Engine:
         tokens_L = torch.cat((last, self.proposal.tokens_K)) if len(self.proposal) else last
         return Call(tokens_L[None], see_LL)
 
-    @torch.no_grad()
-    def finish_round(self, output: TargetOutput) -> None:
-        """Verify the drafts with the target's output and commit what is accepted."""
-        proposal, cache = self.proposal, self.request.cache
-        before = cache.length - len(proposal) - 1
+    def to_verify(self, output: TargetOutput) -> Round:
+        """What is to be verified, with the target's output."""
         assert output.logits_BLV is not None
-        outcome = self._outcome(output.logits_BLV[0], proposal)
-        rows = outcome.rows
+        return self._round(output.logits_BLV[0], self.proposal)
+
+    @torch.no_grad()
+    def finish_round(self, output: TargetOutput, outcome: Outcome) -> None:
+        """Commit what was accepted of the drafts."""
+        proposal, cache = self.proposal, self.request.cache
+        before, rows = cache.length - len(proposal) - 1, outcome.rows
         cache.keep(before, rows)
         self.out.calls += 1
         self.out.drafted.append(proposal.depth)
@@ -176,14 +185,13 @@ class Engine:
             )
         return NO_DRAFTS if proposal is None else proposal.cut(room)
 
-    def _outcome(self, logits_MV: Tensor, proposal: Proposal) -> Outcome:
-        """Verify the drafts."""
+    def _round(self, logits_MV: Tensor, proposal: Proposal) -> Round:
         request, sampling = self.request, self.sampling
         before = request.history.rows(proposal.tokens_K, proposal.tree)
         if self.out.top2_gaps is not None:
             top2 = penalised(logits_MV, sampling, before).topk(2, dim=-1).values
             self.gaps = (top2[:, 0] - top2[:, 1]).tolist()
-        return verify_proposal(
+        return Round(
             logits_MV,
             proposal,
             self.verifier,
@@ -231,25 +239,41 @@ def _run_to_the_end(engines: Sequence[Engine], most: int) -> None:
     running: list[Engine] = []
     while waiting or running:
         while waiting and len(running) < most:
-            engine = waiting.pop()
-            engine.begin()
-            running += [] if engine.out.finish else [engine]
+            fresh = [waiting.pop() for _ in range(min(most - len(running), len(waiting)))]
+            _begin(fresh)
+            running += [engine for engine in fresh if not engine.out.finish]
         if not running:
             continue
-        calls = [engine.begin_round() for engine in running]
-        if len(running) == 1:
-            outputs = [running[0]._forward(calls[0].tokens_1L, see_LL=calls[0].see_LL)]
-        else:
-            outputs = running[0].target.forward_together(
-                [call.tokens_1L for call in calls],
-                [engine.request.cache for engine in running],
-                [call.see_LL for call in calls],
-                next((session.taps for engine in running if (session := engine.session) is not None), ()),
-            )
-        for engine, output in zip(running, outputs, strict=True):
-            engine.finish_round(output)
+        outputs = _forward_together(running, [engine.begin_round() for engine in running])
+        rounds = [engine.to_verify(output) for engine, output in zip(running, outputs, strict=True)]
+        outcomes = _verify(rounds)
+        for engine, output, outcome in zip(running, outputs, outcomes, strict=True):
+            engine.finish_round(output, outcome)
             if engine.out.finish and most > 1:  # free the memory of its cache for the next requests
                 engine.close()
                 engine.session = None
                 del engine.request
         running = [engine for engine in running if not engine.out.finish]
+
+
+def _begin(engines: Sequence[Engine]) -> None:
+    """Prefill each request's prompt and choose its first token."""
+    rounds = [engine.prefill() for engine in engines]
+    for engine, outcome in zip(engines, _verify(rounds), strict=True):
+        engine.commit_first(outcome)
+
+
+@torch.no_grad()
+def _verify(rounds: Sequence[Round]) -> list[Outcome]:
+    return verify_rounds(rounds)
+
+
+def _forward_together(running: Sequence[Engine], calls: Sequence[Call]) -> list[TargetOutput]:
+    if len(running) == 1:
+        return [running[0]._forward(calls[0].tokens_1L, see_LL=calls[0].see_LL)]
+    return running[0].target.forward_together(
+        [call.tokens_1L for call in calls],
+        [engine.request.cache for engine in running],
+        [call.see_LL for call in calls],
+        next((session.taps for engine in running if (session := engine.session) is not None), ()),
+    )

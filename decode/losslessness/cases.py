@@ -78,6 +78,9 @@ def check(config: VerifyConfig) -> list[Prompt]:
         if config.drafter_tokenizer:
             raise UserError("--drafter-tokenizer belongs to --drafter alone, not to --methods")
         names = read_names(config.methods)
+        for name in names:
+            if name != "all" and (reason := _unverifiable(read_method(name))):
+                raise UserError(reason)
         check_named(names, config.drafter, config.target)
     elif config.drafter == "none":
         raise UserError(

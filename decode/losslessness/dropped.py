@@ -106,9 +106,7 @@ DROPPED = (
             "top-k": verified(sampled_otherwise(top_k=0)),
             "top-p": verified(sampled_otherwise(top_p=1.0)),
             "min-p": verified(sampled_otherwise(min_p=0.0)),
-            "banned tokens, minimum length": verified(
-                lambda a: a.update(before=a["before"]._replace(barred=None))
-            ),
+            "banned tokens, minimum length": verified(lambda one: one._replace(before=one.before._replace(barred=None))),
         }.items()
     ),
     Bug("seed: not in what is drawn", "options drawn", _engine_with(seed=0)),

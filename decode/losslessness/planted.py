@@ -16,10 +16,12 @@ from align.target.cache import KVCache
 from decode.engine import engine
 from decode.speculation import rules, verifiers
 from decode.speculation.processors import History
-from decode.speculation.proposal import DraftProbs, Proposal
-from decode.speculation.sampling import Sampling, draw, probs
+from decode.speculation.proposal import DraftProbs
+from decode.speculation.sampling import draw, probs
 from decode.speculation.tree import path_to
-from decode.speculation.verification import Outcome, verify_proposal
+from decode.speculation.verification import Outcome, Round
+
+Verify = Callable[[Sequence[Round]], list[Outcome]]
 
 BY_RATIO = frozenset({"token", "block", "recursive", "traversal", "k_seq", "hybrid"})
 """The verifiers that look at q."""
@@ -62,45 +64,38 @@ class Bug:
             setattr(home, name, right)
 
 
-def verified(change: Callable[[dict[str, Any]], object]) -> tuple[Any, str, Callable[[Any], Any]]:
-    """A bug in the arguments of `verify_proposal`. `change` edits them in place, in rounds with drafts."""
-    names = verify_proposal.__code__.co_varnames[: verify_proposal.__code__.co_argcount]
+def verified(change: Callable[[Round], Round]) -> tuple[Any, str, Callable[[Any], Any]]:
+    """A bug in what `verify_rounds` is given, of rounds with drafts."""
 
-    def broken(right: Callable[..., Outcome]) -> Callable[..., Outcome]:
-        def run(*given: Any) -> Outcome:
-            arguments = dict(zip(names, given, strict=True))
-            if len(arguments["proposal"]):
-                change(arguments)
-            return right(**arguments)
+    def broken(right: Verify) -> Verify:
+        return lambda rounds: right([change(one) if len(one.proposal) else one for one in rounds])
 
-        return run
-
-    return engine, "verify_proposal", broken
+    return engine, "verify_rounds", broken
 
 
-def _row_before(a: dict[str, Any]) -> None:
-    parents = a["proposal"].tree
+def _row_before(one: Round) -> Round:
+    parents = one.proposal.tree
     for node in set(range(len(parents))) - set(parents):
-        a["logits_MV"][node + 1] = a["logits_MV"][parents[node] + 1]
+        one.logits_MV[node + 1] = one.logits_MV[parents[node] + 1]
+    return one
 
 
-def sampled_otherwise(**options: Any) -> Callable[[dict[str, Any]], None]:
-    def change(a: dict[str, Any]) -> None:
-        if not a["sampling"].greedy:
-            a["sampling"] = replace(a["sampling"], **options)
+def sampled_otherwise(**options: Any) -> Callable[[Round], Round]:
+    def change(one: Round) -> Round:
+        return one if one.sampling.greedy else one._replace(sampling=replace(one.sampling, **options))
 
     return change
 
 
-def _q(change: Callable[[Tensor, Sequence[int]], Tensor]) -> Callable[[dict[str, Any]], None]:
+def _q(change: Callable[[Tensor, Sequence[int]], Tensor]) -> Callable[[Round], Round]:
     """A bug in q. `change`: (q (K, V), parents) → what replaces it."""
 
-    def edit(a: dict[str, Any]) -> None:
-        proposal: Proposal = a["proposal"]
-        if proposal.q is not None:
-            q_KV = proposal.q.dense(a["logits_MV"].shape[-1])
-            q_KV = change(q_KV, proposal.tree)
-            a["proposal"] = replace(proposal, q=DraftProbs(q_KV / q_KV.sum(1, keepdim=True)))
+    def edit(one: Round) -> Round:
+        proposal = one.proposal
+        if proposal.q is None:
+            return one
+        q_KV = change(proposal.q.dense(one.logits_MV.shape[-1]), proposal.tree)
+        return one._replace(proposal=replace(proposal, q=DraftProbs(q_KV / q_KV.sum(1, keepdim=True))))
 
     return edit
 
@@ -113,20 +108,17 @@ def _of_the_next_position(q_KV: Tensor, parents: Sequence[int]) -> Tensor:
     return q_KV[[first[after[parent]] for parent in parents]]
 
 
-def _take_all(right: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    def run(
-        logits_MV: Tensor, proposal: Proposal, verifier: str, sampling: Sampling, before: Any, *rest: Any
-    ) -> Outcome:
-        if not len(proposal):
-            return right(logits_MV, proposal, verifier, sampling, before, *rest)
-        end = 1
+def _take_all(right: Verify) -> Verify:
+    def taken(one: Round) -> Outcome:
+        proposal, end = one.proposal, 1
         while end - 1 in proposal.tree:  # the first child of the first child …
             end = proposal.tree.index(end - 1) + 1
         path, tokens = path_to(proposal.tree, end), proposal.tokens_K.tolist()
-        p_V = probs(logits_MV[end : end + 1], sampling, before.rows(slice(end, end + 1)))
-        return Outcome([tokens[i] for i in path], int(draw(p_V, rest[0])), path)
+        row = slice(end, end + 1)
+        p_1V = probs(one.logits_MV[row], one.sampling, one.before.rows(row))
+        return Outcome([tokens[i] for i in path], int(draw(p_1V, one.generator)), path)
 
-    return run
+    return lambda rounds: [taken(one) if len(one.proposal) else right([one])[0] for one in rounds]
 
 
 def _rows_without_drafts(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,7 +134,7 @@ def _keep_next(right: Callable[..., None]) -> Callable[..., None]:
 
 
 ENGINE_BUGS = (
-    Bug("a draft is accepted without a look", "greedy", (engine, "verify_proposal", _take_all)),
+    Bug("a draft is accepted without a look", "greedy", (engine, "verify_rounds", _take_all)),
     Bug("the cache keeps a rejected draft in place of an accepted one", "greedy", (KVCache, "keep", _keep_next)),
     Bug(
         "siblings attend to one another",
@@ -153,9 +145,9 @@ ENGINE_BUGS = (
     Bug(
         "the noise belongs to the place in the draft",
         "coupled",
-        verified(lambda a: a.update(position=0)),
+        verified(lambda one: one._replace(position=0)),
     ),
-    Bug("every draft is accepted", "sampled", (engine, "verify_proposal", _take_all)),
+    Bug("every draft is accepted", "sampled", (engine, "verify_rounds", _take_all)),
     Bug("the token after a whole draft comes from the row before", "sampled", verified(_row_before), by="whole"),
     Bug("p is taken at temperature 1", "sampled", verified(sampled_otherwise(temperature=1.0))),
     Bug("p is taken without top-p", "sampled", verified(sampled_otherwise(top_p=1.0))),

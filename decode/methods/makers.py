@@ -58,18 +58,20 @@ def retrieval(
     return RetrievalDrafter(gamma, shortest, nodes, store)
 
 
-def block(parts: Parts, gamma: int | None = None, confidence: float = 0.0) -> Drafter:
+def block(
+    parts: Parts, gamma: int | None = None, confidence: float = 0.0, passes: int | None = None
+) -> Drafter:
     """the block drafter, a chain, which its confidence head may stop early"""
     from decode.drafters.block import BlockProposer
 
-    return BlockProposer(parts.block, gamma, 0, confidence=confidence)
+    return BlockProposer(parts.block, gamma, 0, confidence=confidence, passes=passes)
 
 
-def block_tree(parts: Parts, gamma: int | None = None, nodes: int = 5) -> Drafter:
+def block_tree(parts: Parts, gamma: int | None = None, nodes: int = 5, passes: int | None = None) -> Drafter:
     """the block drafter, a tree of its likeliest paths"""
     from decode.drafters.block import BlockProposer
 
-    return BlockProposer(parts.block, gamma, nodes)
+    return BlockProposer(parts.block, gamma, nodes, passes=passes)
 
 
 def specdiff(

@@ -28,6 +28,8 @@ from decode.reporting.records import Record
 FEWEST = 5
 """Prompts of a suite below which they do not show its spread."""
 RESAMPLES = 10_000
+_NO_RATIO = 1e12
+"""Stands for a resample whose baseline got nothing accepted."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,25 @@ def tau_difference(
     """The method's micro τ less the baseline's over the prompts that both have, with its interval; None where they share none."""
     both = {key: (*baseline[key], *method[key]) for key in baseline.keys() & method.keys()}
     return _estimate(both, lambda sums: sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1], seed)
+
+
+def accepted_ratio(
+    baseline: Mapping[PromptKey, tuple[int, int]], method: Mapping[PromptKey, tuple[int, int]], seed: int = 0
+) -> Estimate | None:
+    """The method's accepted tokens a call, micro τ − 1, over the baseline's, over the prompts that both have, with its interval;
+    None where they share none, or the baseline has none accepted."""
+    both = {key: (*baseline[key], *method[key]) for key in baseline.keys() & method.keys()}
+    if not sum(committed - calls for committed, calls, *_ in both.values()):
+        return None
+
+    def ratio(sums: np.ndarray) -> np.ndarray:
+        mine, theirs = sums[..., 2] / sums[..., 3] - 1, sums[..., 0] / sums[..., 1] - 1
+        return np.divide(mine, theirs, out=np.full_like(mine, _NO_RATIO), where=theirs > 0)
+
+    found = _estimate(both, ratio, seed)
+    if found is not None and found.hi is not None and found.hi >= _NO_RATIO / 2:
+        return Estimate(found.value, None, None, found.prompts)
+    return found
 
 
 def tau_macro(counted: Mapping[PromptKey, tuple[int, int]]) -> float | None:

@@ -40,8 +40,22 @@ class ProcessorState(NamedTuple):
         """The state over some of the vocabulary; None = all of it."""
         return self if ids_S is None else ProcessorState(*(t if t is None else t[..., ids_S] for t in self))
 
+    @staticmethod
+    def joined(states: Sequence[ProcessorState], heights: Sequence[int]) -> ProcessorState:
+        """The states of several requests' rows, one after the other; `heights`: how many rows each has."""
+        return ProcessorState(*(_joined(masks, heights) for masks in zip(*states, strict=True)))
+
 
 NOTHING = ProcessorState()
+
+
+def _joined(masks: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
+    own = next((t for t in masks if t is not None), None)
+    if own is None:
+        return None
+    none_V = torch.zeros_like(own[0] if own.dim() == 2 else own)
+    rows = [none_V if t is None else t for t in masks]
+    return torch.cat([t if t.dim() == 2 else t.expand(n, -1) for t, n in zip(rows, heights, strict=True)])
 
 
 def penalised(

@@ -99,53 +99,40 @@ def path_masks(forest: Forest, size: int) -> Tensor:
     return out_BMN
 
 
-def follow(tokens_BN: Tensor, forest: Forest, said_BM: Tensor) -> tuple[Tensor, Tensor]:
+def walk(
+    tokens: Sequence[Sequence[int]],
+    forest: Sequence[tuple[int, ...]],
+    say: Callable[[list[tuple[int, int]]], Sequence[int]],
+) -> list[tuple[list[int], int]]:
     """The path of each tree that holds the target's own tokens.
 
     Args:
-        tokens_BN: drafted tokens.
-        said_BM: the target's own token after the root and after each drafted token: its argmax at temperature 0, else a draw
-            from p given exactly that prefix, independent of the other nodes' (or made with the noise of the position:
-            `gumbel`).
+        tokens: drafted tokens of each tree.
+        say: nodes, (tree, 0 = the root or i + 1 = drafted token i) → the target's token after each: its argmax at temperature
+            0, else a draw from p given exactly that prefix, independent of the other nodes' (or made with the noise of the
+            position: `gumbel`). It must not depend on which other nodes are asked for.
 
     Returns:
-        The node where the path ends, (B,), 0 = the root; and the target's token after it, (B,).
+        Of each tree the drafted tokens on the path, ascending, and the target's token after its end.
 
     From a node the path continues with the child that holds the target's token there. So the target chose every output token
     after exactly the tokens before it, and the output has the target's distribution, however the tree was chosen, as long as
-    its choice did not depend on `said_BM`. Among siblings with the same token the first counts.
+    its choice did not depend on what the target says. Among siblings with the same token the first counts. The target is asked
+    nowhere but on the paths, one level of all trees at a time.
     """
-    device, size = tokens_BN.device, tokens_BN.shape[1]
-    above_BN = parent_rows(forest, size).to(device)
-    on_BNN = path_masks(forest, size).to(device)[:, 1:]
-    twin_BNN = (above_BN[:, :, None] == above_BN[:, None]) & (tokens_BN[:, :, None] == tokens_BN[:, None])
-    hit_BN = (tokens_BN == said_BM.gather(1, above_BN)) & ~twin_BNN.tril(-1).any(2)
-    path_BN = (hit_BN[:, None] | ~on_BNN).all(2) & on_BNN.any(2)  # padding is on no path
-    place_N = torch.arange(1, size + 1, device=device)
-    # children come after their parents: the last on the path is its end
-    end_B = (path_BN * place_N).amax(1) if size else torch.zeros_like(said_BM[:, 0])
-    return end_B, said_BM.gather(1, end_B[:, None])[:, 0]
-
-
-def walk(
-    tokens_N: Sequence[int], parents: tuple[int, ...], say: Callable[[int], int]
-) -> tuple[list[int], int]:
-    """`follow` for one tree on a CPU: the target's token is computed only at the nodes on its path.
-
-    Args:
-        tokens_N: drafted tokens.
-        say: node (0 = the root, i + 1 = drafted token i) → the target's token after it. It must not depend on which other
-            nodes are asked for.
-
-    Returns:
-        The drafted tokens on the path, ascending, and the target's token after its end.
-    """
-    children: dict[tuple[int, int], int] = {}
-    for i, (token, parent) in enumerate(zip(tokens_N, parents, strict=True)):
-        children.setdefault((parent, token), i)
-    path: list[int] = []
-    at, said = -1, say(0)
-    while (child := children.get((at, said))) is not None:
-        path.append(child)
-        at, said = child, say(child + 1)
-    return path, said
+    children: list[dict[tuple[int, int], int]] = [{} for _ in forest]
+    for own, tokens_N, parents in zip(children, tokens, forest, strict=True):
+        for i, (token, parent) in enumerate(zip(tokens_N, parents, strict=True)):
+            own.setdefault((parent, token), i)
+    paths: list[list[int]] = [[] for _ in forest]
+    last = [0] * len(forest)
+    asked = [(b, 0) for b in range(len(forest))]
+    while asked:
+        further = []
+        for (b, node), said in zip(asked, say(asked), strict=True):
+            last[b], child = said, children[b].get((node - 1, said))
+            if child is not None:
+                paths[b].append(child)
+                further.append((b, child + 1))
+        asked = further
+    return list(zip(paths, last, strict=True))

@@ -1,22 +1,59 @@
-"""The verification of one round of one request: the target's logits and a proposal in, the accepted drafts and the token
-after them out. Tensors alone: no model, no request.
+"""The verification of one round of several requests: the target's logits and a proposal of each in, the accepted drafts and
+the token after them out. Tensors alone: no model, no request.
 
-Everything that a round needs on the host comes from the device in one transfer.
+What can share a computation shares it, and everything that a round needs on the host comes from the device in one
+transfer. A request's outcome does not depend on the others: what is drawn for it is drawn by its own generator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from decode.speculation.proposal import Proposal
+from decode.speculation.proposal import SEEN_AT_ONCE, Proposal
 from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw_at, probs, uniform
-from decode.speculation.tree import depths, follow, path_to, walk
+from decode.speculation.tree import depths, path_to, walk
 from decode.speculation.verifiers import check_proposal, find, run_verifier
+
+TOGETHER, TOGETHER_ON_CPU = 2**24, 2**20
+"""Numbers in the largest block of p. On a CPU a larger one leaves the caches, and what is saved is lost again."""
+
+
+class Round(NamedTuple):
+    """A round of one request.
+
+    Args:
+        logits_MV: the target's, after the last committed token and after each of the N = M − 1 drafts. Overwritten.
+        verifier: a key of `VERIFIERS`. At temperature 0 every one that is not lossy does the same as `greedy`.
+        before: what each of the M prefixes holds, for the processors.
+        generator: what is drawn is drawn with it.
+        noise: under the verifier `gumbel` the noise (V,) of an absolute position; then nothing is drawn.
+        position: of the token that follows the last committed one; `noise` alone looks at it.
+    """
+
+    logits_MV: Tensor
+    proposal: Proposal
+    verifier: str
+    sampling: Sampling
+    before: ProcessorState
+    generator: torch.Generator
+    noise: Callable[[int], Tensor] | None = None
+    position: int = 0
+
+    @property
+    def by_rule(self) -> bool:
+        """Whether a rule of verification looks at p at all nodes. Otherwise the target chooses tokens of its own, and the
+        drafts that it chooses are accepted."""
+        if not len(self.proposal):
+            return False
+        return find(self.verifier).lossy or not (
+            self.sampling.greedy or self.verifier in ("point_mass", "gumbel")
+        )
 
 
 class Outcome(NamedTuple):
@@ -33,53 +70,27 @@ class Outcome(NamedTuple):
         return [0, *(i + 1 for i in self.path)]
 
 
-def verify_proposal(
-    logits_MV: Tensor,
-    proposal: Proposal,
-    verifier: str,
-    sampling: Sampling,
-    before: ProcessorState,
-    generator: torch.Generator,
-    noise: Callable[[int], Tensor] | None = None,
-    position: int = 0,
-) -> Outcome:
-    """Accept a path of the proposal and choose the token after it.
+Fetched = tuple[Tensor, Callable[[list[int]], Outcome]]
+"""What a round needs on the host, int64, one-dimensional; and the function from that to its outcome."""
 
-    Args:
-        logits_MV: the target's, after the last committed token and after each of the N = M − 1 drafts. Overwritten.
-        verifier: a key of `VERIFIERS`. At temperature 0 every one that is not lossy does the same as `greedy`.
-        before: what each of the M prefixes holds, for the processors.
-        generator: what is drawn is drawn with it.
-        noise: under the verifier `gumbel` the noise (V,) of an absolute position; then nothing is drawn.
-        position: of the token that follows the last committed one; `noise` alone looks at it.
+
+def verify_rounds(rounds: Sequence[Round]) -> list[Outcome]:
+    """Accept a path of each proposal and choose the token after it.
 
     Raises:
-        UserError: the verifier is not exact for these drafts.
+        UserError: a verifier is not exact for its drafts.
+        ValueError: a proposal's values contradict what it says of them (`Proposal.faults`).
     """
-    drafted = len(proposal) > 0
-    if drafted:
-        check_proposal(proposal, verifier, sampling.temperature)
-    tokens_N, parents = proposal.tokens_K.to(logits_MV.device), proposal.tree
-    if drafted and find(verifier).lossy:
-        # a one-hot p would leave nothing to relax: at temperature 0 the rule sees p at temperature 1
-        said_M = best(logits_MV, sampling, before) if sampling.greedy else None
-        p_MV = probs(logits_MV, replace(sampling, temperature=sampling.temperature or 1.0), before)
-        end, following = run_verifier(verifier, [proposal], p_MV[None], [generator])
-        following = following if said_M is None else said_M[end]
-    elif sampling.greedy:
-        said_M = best(logits_MV, sampling, before, overwrite=True)
-        end, following = follow(tokens_N[None], (parents,), said_M[None])
-    elif drafted and verifier not in ("point_mass", "gumbel"):
-        p_MV = probs(logits_MV, sampling, before, overwrite=True)
-        end, following = run_verifier(verifier, [proposal], p_MV[None], [generator])
-    else:
-        sample = sample_target(logits_MV, sampling, before, parents, generator, noise, position)
-        if logits_MV.device.type == "cpu":
-            tokens = tokens_N.tolist()
-            path, token = walk(tokens, parents, lambda row: int(sample(slice(row, row + 1))))
-            return Outcome([tokens[i] for i in path], token, path)
-        end, following = follow(tokens_N[None], (parents,), sample(slice(None))[None])
-    return outcome_of(proposal, end, following)
+    groups: dict[Hashable, list[int]] = {}
+    for i, one in enumerate(rounds):
+        if len(one.proposal):
+            check_proposal(one.proposal, one.verifier, one.sampling.temperature)
+        groups.setdefault(_kind(one), []).append(i)
+    fetched: dict[int, Fetched] = {}
+    for places in groups.values():
+        group = [rounds[i] for i in places]
+        fetched.update(zip(places, _fetched(group), strict=True))
+    return _fetch([fetched[i] for i in range(len(rounds))])
 
 
 def outcome_of(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> Outcome:
@@ -88,36 +99,161 @@ def outcome_of(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> Outcom
     Raises:
         ValueError: the proposal's values contradict what it says of them (`Proposal.faults`).
     """
+    return _fetch([_ended(proposal, end_1, following_1)])[0]
+
+
+def _fetch(fetched: Sequence[Fetched]) -> list[Outcome]:
+    values = torch.cat([values for values, _ in fetched]).tolist()
+    outcomes, start = [], 0
+    for own, outcome in fetched:
+        outcomes.append(outcome(values[start : start + len(own)]))
+        start += len(own)
+    return outcomes
+
+
+def _kind(one: Round) -> Hashable:
+    """Rounds of one kind are computed together."""
+    s, proposal = one.sampling, one.proposal
+    if s.greedy and not one.by_rule:
+        return "greedy"
+    form = (
+        one.noise is None,
+        s.temperature,
+        s.top_k,
+        s.top_p,
+        s.min_p,
+        s.repetition_penalty,
+        s.presence_penalty,
+    )
+    if not one.by_rule:
+        return form
+    q = None if proposal.q is None else proposal.q.probs.dtype
+    # chains have formulas of their own, which round otherwise than those of trees
+    return form, one.verifier, proposal.law, proposal.siblings, proposal.branches, one.logits_MV.dtype, q
+
+
+def _fetched(group: Sequence[Round]) -> Iterable[Fetched]:
+    """Of rounds of one kind."""
+    first = group[0]
+    if not first.by_rule:
+        return _chosen(group) if first.sampling.greedy else _drawn(group)
+    longest = max(one.logits_MV.numel() for one in group)
+    together = TOGETHER_ON_CPU if first.logits_MV.device.type == "cpu" else TOGETHER
+    count = max(1, together // longest)
+    parts = (group[i : i + count] for i in range(0, len(group), count))
+    return (fetched for part in parts for fetched in _ruled(part))
+
+
+def _ruled(group: Sequence[Round]) -> list[Fetched]:
+    """By a rule, over p at all nodes."""
+    sampling, verifier = group[0].sampling, group[0].verifier
+    proposals, heights = [one.proposal for one in group], [len(one.logits_MV) for one in group]
+    logits_RV, before = _rows([one.logits_MV for one in group], [one.before for one in group])
+    # a one-hot p would leave nothing to relax: at temperature 0 a lossy rule sees p at temperature 1
+    said_R = best(logits_RV, sampling, before) if sampling.greedy else None
+    warm = replace(sampling, temperature=sampling.temperature or 1.0)
+    p_BMV = _padded(probs(logits_RV, warm, before, overwrite=True), heights)
+    end_B, next_B = run_verifier(verifier, proposals, p_BMV, [one.generator for one in group])
+    if said_R is not None:
+        next_B = _padded(said_R, heights).gather(1, end_B[:, None])[:, 0]
+    return [_ended(x, end_B[b : b + 1], next_B[b : b + 1]) for b, x in enumerate(proposals)]
+
+
+def _rows(logits: Sequence[Tensor], before: Sequence[ProcessorState]) -> tuple[Tensor, ProcessorState]:
+    """Rows of several requests, one after the other."""
+    if len(logits) == 1:
+        return logits[0], before[0]
+    return torch.cat(list(logits)), ProcessorState.joined(before, [len(rows) for rows in logits])
+
+
+def _padded(rows_R: Tensor, heights: Sequence[int]) -> Tensor:
+    """Rows (R, …) → (B, M, …), zeros below those of a request that has fewer."""
+    most = max(heights)
+    if len(rows_R) == len(heights) * most:
+        return rows_R.view(len(heights), most, *rows_R.shape[1:])
+    out_BM = rows_R.new_zeros(len(heights), most, *rows_R.shape[1:])
+    for b, rows in enumerate(rows_R.split(list(heights))):
+        out_BM[b, : len(rows)] = rows
+    return out_BM
+
+
+def _ended(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> Fetched:
     tokens_N, faults_1 = proposal.tokens_K.to(end_1.device), proposal.faults()
     if faults_1 is None:
         faults_1 = torch.zeros_like(end_1)
-    end, following, fault, *tokens = torch.cat((end_1, following_1, faults_1, tokens_N)).tolist()
-    if fault:
-        raise ValueError(proposal.fault_in(fault))
-    path = path_to(proposal.tree, end)
-    return Outcome([tokens[i] for i in path], following, path)
+
+    def outcome(values: list[int]) -> Outcome:
+        end, following, fault, *tokens = values
+        if fault:
+            raise ValueError(proposal.fault_in(fault))
+        path = path_to(proposal.tree, end)
+        return Outcome([tokens[i] for i in path], following, path)
+
+    return torch.cat((end_1, following_1, faults_1, tokens_N)), outcome
 
 
-def sample_target(
-    logits_MV: Tensor,
-    sampling: Sampling,
-    before: ProcessorState,
-    parents: tuple[int, ...],
-    generator: torch.Generator,
-    noise: Callable[[int], Tensor] | None,
-    position: int,
-) -> Callable[[slice], Tensor]:
-    """The target's own tokens at some rows of a call, each drawn from p there (with `noise`: coupled to its position).
+def _chosen(group: Sequence[Round]) -> list[Fetched]:
+    """At temperature 0: the target's choice at every node."""
+    said = [best(one.logits_MV, one.sampling, one.before, overwrite=True) for one in group]
+    return [_said(one.proposal, said_M) for one, said_M in zip(group, said, strict=True)]
 
-    Returns a function of the rows, so that on a CPU p is computed only at the nodes on the path: p and its running sum at every
-    node of a wide call cost milliseconds. The token of a row does not depend on which other rows are asked for.
-    """
 
-    def p(rows: slice) -> Tensor:
-        return probs(logits_MV[rows], sampling, before.rows(rows), overwrite=True)
+def _said(proposal: Proposal, said_M: Tensor) -> Fetched:
+    """The target's own token at every node is known on the device."""
+    rows = len(said_M)
 
-    if noise is not None:
-        depth = [0, *depths(parents)]
-        return lambda rows: couple(p(rows), noise, [position + d for d in depth[rows]])
-    u_M = uniform(len(logits_MV), generator)
-    return lambda rows: draw_at(p(rows), u_M[rows])
+    def outcome(values: list[int]) -> Outcome:
+        said, tokens = values[:rows], values[rows:]
+        return _walked([tokens], [proposal], lambda asked: [said[node] for _, node in asked])[0]
+
+    return torch.cat((said_M, proposal.tokens_K.to(said_M.device))), outcome
+
+
+def _walked(
+    tokens: Sequence[list[int]],
+    proposals: Sequence[Proposal],
+    say: Callable[[list[tuple[int, int]]], Sequence[int]],
+) -> list[Outcome]:
+    ends = walk(tokens, [x.tree for x in proposals], say)
+    return [
+        Outcome([own[i] for i in path], token, path) for own, (path, token) in zip(tokens, ends, strict=True)
+    ]
+
+
+def _drawn(group: Sequence[Round]) -> list[Fetched]:
+    """The target's own tokens, drawn from p. On a CPU only at the nodes on the path: p and its running sum at every node of a
+    wide call cost milliseconds. The token at a node does not depend on where else one is drawn."""
+    proposals, device = [one.proposal for one in group], group[0].logits_MV.device
+    sample = _sampler(group)
+    if device.type not in SEEN_AT_ONCE:
+        heights = [len(one.logits_MV) for one in group]
+        said = sample([(b, node) for b, rows in enumerate(heights) for node in range(rows)]).split(heights)
+        return [_said(x, said_M) for x, said_M in zip(proposals, said, strict=True)]
+    tokens = [x.tokens_K.tolist() for x in proposals]
+    outcomes = _walked(tokens, proposals, lambda asked: sample(asked).tolist())
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return [(nothing, lambda _, outcome=outcome: outcome) for outcome in outcomes]  # type: ignore[misc]
+
+
+def _sampler(group: Sequence[Round]) -> Callable[[list[tuple[int, int]]], Tensor]:
+    """A function of nodes, (request of the group, row of its call), to the target's tokens there (with `noise`: coupled to
+    their positions)."""
+    sampling, heights = group[0].sampling, [len(one.logits_MV) for one in group]
+    start = [0, *accumulate(heights)]
+    coupled = group[0].noise is not None
+    u_R = None if coupled else torch.cat([uniform(len(x.logits_MV), x.generator) for x in group])
+
+    def sample(asked: list[tuple[int, int]]) -> Tensor:
+        at = [(group[b], slice(node, node + 1)) for b, node in asked]
+        logits_RV, before = _rows([x.logits_MV[row] for x, row in at], [x.before.rows(row) for x, row in at])
+        p_RV = probs(logits_RV, sampling, before, overwrite=True)
+        if u_R is not None:
+            return draw_at(p_RV, u_R[[start[b] + node for b, node in asked]])
+        return torch.cat([_coupled(p_RV[i : i + 1], group[b], node) for i, (b, node) in enumerate(asked)])
+
+    return sample
+
+
+def _coupled(p_1V: Tensor, one: Round, node: int) -> Tensor:
+    assert one.noise is not None
+    return couple(p_1V, one.noise, [one.position + (0, *depths(one.proposal.tree))[node]])

@@ -11,7 +11,7 @@ from decode.speculation import rules
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rules import Drafts, Rule
 from decode.speculation.sampling import Sampling, probs
-from decode.speculation.tree import chain, depths, follow
+from decode.speculation.tree import chain, depths, path_to, walk
 from decode.speculation.verifiers import VERIFIERS, find, resolve, run_verifier
 from tests.contract.enumeration import (
     DOMINATES,
@@ -309,9 +309,10 @@ def test_the_greedy_rule_is_point_mass_on_a_one_hot_p() -> None:
         drafts = Drafts(tokens, (parents,))
         out = find("greedy").rule(p_BMV, drafts)
         end = int(out.stop_BM[0].argmax())
-        followed, said = follow(tokens, (parents,), p_BMV.argmax(-1))
-        assert out.stop_BM[0, end] == 1 and int(followed) == end
-        assert int(said) == int(out.rest_BMV[0, end].argmax())
+        best_M = p_BMV[0].argmax(-1)
+        ((path, said),) = walk(tokens.tolist(), [parents], lambda at: best_M[[i for _, i in at]].tolist())  # noqa: B023
+        assert out.stop_BM[0, end] == 1 and path == path_to(parents, end)
+        assert said == int(out.rest_BMV[0, end].argmax())
 
 
 def test_half_precision_logits_are_verified_in_fp32() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from align.target.fused import fused
 from align.target.loading import load_target
 from align.target.model import Target
 from decode.methods.registry import Parts
@@ -25,6 +26,7 @@ def shallow() -> Target:
     made = load_target("debug", dtype="float32", device="cpu")
     made.body.layers = made.layers[:2]
     made.model.config.num_hidden_layers = made.num_layers = 2
+    made.fused = fused(made.model, made.body, made.body.layers)
     return made
 
 

@@ -3,7 +3,7 @@
 _MATRIX = "the tensor has two dimensions: 1 is the last"
 
 EQUIVALENT: dict[str, str] = {
-    "decode/engine/engine.py Engine._outcome: top2 = penalised(logits_MV, sampling, before).topk(2, dim=-1).values → "
+    "decode/engine/engine.py Engine._round: top2 = penalised(logits_MV, sampling, before).topk(2, dim=-1).values → "
     "top2 = penalised(logits_MV, sampling, before).topk(2, dim=(1)).values": _MATRIX,
     "decode/drafters/diffusion.py DiffusionDrafts._next: rank_R = -logits_RV.log_softmax(-1).amax(-1) → "
     "rank_R = -logits_RV.log_softmax(-1).amax((1))": _MATRIX,

@@ -16,6 +16,7 @@ from align.config.parser import FOLDER, help_text, load_recipe, parse_command, s
 from align.config.recipe import LOSS_NAMES, keys
 from tests.builders import write_recipe as write
 
+COMPARED = sorted((FOLDER / "compare").glob("*.yaml"))
 SWEEPS = sorted((FOLDER / "sweeps").glob("*.yaml"))
 
 
@@ -36,6 +37,13 @@ def test_every_shipped_recipe_parses_and_says_what_it_is(name: str) -> None:
     assert recipe.name == name
     assert recipe.output == f"runs/{name}"
     assert (FOLDER / f"{name}.yaml").read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", COMPARED, ids=lambda path: path.stem)
+def test_every_recipe_to_compare_parses_and_says_what_it_is(path: Path) -> None:
+    recipe = load_recipe([f"recipe={path}"])
+    assert recipe.trainer.milestones and recipe.output == f"runs/compare/{path.stem}"
+    assert path.read_text().startswith("# ")
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)

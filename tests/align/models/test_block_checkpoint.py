@@ -17,8 +17,12 @@ from align.data import packing
 from align.data import shards as data
 from align.diffusion.noise import sample_anchors
 from align.models.block import BlockSession, target_features
-from align.models.block_checkpoint import load_drafter, save_drafter, with_convolution, with_markov
-from align.models.markov import KINDS
+from align.models.block_checkpoint import (
+    load_drafter,
+    save_drafter,
+    with_convolution,
+    with_self_conditioning,
+)
 from align.target.model import Target
 from align.training.makers import from_target
 from tests.builders import TRAINED_BLOCKS as VARIANTS
@@ -38,7 +42,7 @@ def test_folder_round_trip(
     assert (tmp_path / "README.md").read_text() == "# card\n"
 
 
-def test_convolutions_change_no_bit_of_a_trained_drafter(target: Target, samples: data.Samples) -> None:
+def test_what_is_added_changes_no_bit_of_a_trained_drafter(target: Target, samples: data.Samples) -> None:
     """In training and in decoding; and a fresh drafter's other weights are what they are without."""
     drafter = build(target, samples, markov_rank=8)
     batch = packing.collate(packing.pack(samples, 64, seed=0))
@@ -50,30 +54,15 @@ def test_convolutions_change_no_bit_of_a_trained_drafter(target: Target, samples
     output = target.forward(torch.arange(5, 9)[None], cache=session.cache)
     session.observe(output.hidden_BLD, None, 4)
     before = drafter(batch, features, anchors), session.hidden(7)
-    with_convolution(drafter)
+    with_self_conditioning(with_convolution(drafter))
+    session.passes = 2
     assert torch.equal(drafter(batch, features, anchors), before[0])
     assert torch.equal(session.hidden(7), before[1])
     options = DrafterConfig(markov_rank=8)
-    with_it = from_target(target, replace(options, convolution=True), None).state_dict()
+    both = replace(options, convolution=True, self_conditioning=True)
+    with_it = from_target(target, both, None).state_dict()
     without = from_target(target, options, None).state_dict()
     assert all(torch.equal(with_it[name], value) for name, value in without.items())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fresh_markov_head_is_silent_and_learns(target: Target, samples: data.Samples, kind: str) -> None:
-    """In place of a trained one: no bias yet, the rest as it was, and a gradient for what makes it speak."""
-    drafter = build(target, samples, markov_rank=8)
-    rest = {name: p.clone() for name, p in drafter.named_parameters() if not name.startswith("markov.")}
-    with_markov(drafter, "" if kind == "mixed" else kind, 6, 0, seed=0)
-    assert drafter.markov is not None and drafter.config.markov_rank == 6
-    z = drafter.markov(torch.randn(3, drafter.config.hidden_size), torch.tensor([1, 2, 3]), target.embed)
-    assert not bool(z.any()) and bool(drafter.markov.basis.any())
-    (z @ drafter.markov.basis)[:, 0].sum().backward()
-    reached = [
-        name for name, p in drafter.markov.named_parameters() if p.grad is not None and bool(p.grad.any())
-    ]
-    assert reached == (["table.weight"] if kind in ("table", "gated") else ["out.weight"])
-    assert all(torch.equal(p, rest[name]) for name, p in drafter.named_parameters() if name in rest)
 
 
 def test_what_an_older_version_saved_loads_as_it_was(
@@ -82,7 +71,7 @@ def test_what_an_older_version_saved_loads_as_it_was(
     drafter = build(target, samples, markov_rank=8)
     save_drafter(drafter, tmp_path, dtype=torch.float32)
     config = json.loads((tmp_path / "config.json").read_text())
-    for name in ("markov", "markov_width", "convolution"):
+    for name in ("markov", "markov_width", "convolution", "self_conditioning"):
         del config[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert load_drafter(tmp_path, target).config == drafter.config

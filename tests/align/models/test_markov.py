@@ -1,64 +1,63 @@
-"""Markov heads by their definitions."""
+"""Markov heads: silent at the start, and what their formulas say."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from align.models.markov import KINDS, MarkovHead, markov_head
-
-D, R, INNER, VD, V = 6, 3, 5, 7, 11
-EMBED = torch.randn(V, D, generator=torch.Generator().manual_seed(0))
-
-
-def embed(tokens: Tensor) -> Tensor:
-    return EMBED[tokens]
-
-
-def head(kind: str) -> MarkovHead:
-    made = markov_head(kind, D, R, INNER, VD, V)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return made
-
-
-DEFINITIONS: dict[str, Callable[..., Tensor]] = {
-    "mixed": lambda m, h, x: F.silu(h @ m.hidden.weight.T + embed(x) @ m.previous.weight.T) @ m.out.weight.T,
-    "mlp": lambda m, h, x: (
-        F.silu(F.silu(h @ m.hidden.weight.T + embed(x) @ m.previous.weight.T) @ m.middle.weight.T)
-        @ m.out.weight.T
-    ),
-    "table": lambda m, h, x: m.table.weight[x],
-    "gated": lambda m, h, x: (
-        torch.sigmoid(h @ m.hidden.weight.T + m.table.weight[x] @ m.previous.weight.T) * m.table.weight[x]
-    ),
-}
+from align.data import shards as data
+from align.models.block_checkpoint import with_markov
+from align.models.markov import KINDS, markov_head
+from align.target.model import Target
+from tests.builders import trained_block as build
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_z_and_the_basis(kind: str) -> None:
-    made = head(kind)
-    hidden, before = (
-        torch.randn(2, 4, D, generator=torch.Generator().manual_seed(2)),
-        torch.arange(8).view(2, 4),
-    )
-    z = made(hidden, before, embed)
-    torch.testing.assert_close(z, DEFINITIONS[kind](made, hidden, before))
-    # what depends on the hidden state alone, computed before; and the last layer in the basis
-    mixed = made.mixed(made.inputs(hidden), before, embed)
-    torch.testing.assert_close(mixed @ made.basis_Vr(folded=True).T, z @ made.basis)
-    assert made.basis_Vr().shape == (VD, R)
-    made.silence()
-    assert not made(hidden, before, embed).any()
+def test_a_fresh_markov_head_is_silent_and_learns(target: Target, samples: data.Samples, kind: str) -> None:
+    """In place of a trained one: no bias yet, the rest as it was, and a gradient for what makes it speak."""
+    drafter = build(target, samples, markov_rank=8)
+    rest = {name: p.clone() for name, p in drafter.named_parameters() if not name.startswith("markov.")}
+    with_markov(drafter, "" if kind == "mixed" else kind, 6, 0, seed=0)
+    assert drafter.markov is not None and drafter.config.markov_rank == 6
+    z = drafter.markov(torch.randn(3, drafter.config.hidden_size), torch.tensor([1, 2, 3]), target.embed)
+    assert not bool(z.any()) and bool(drafter.markov.basis.any())
+    (z @ drafter.markov.basis)[:, 0].sum().backward()
+    reached = [
+        name for name, p in drafter.markov.named_parameters() if p.grad is not None and bool(p.grad.any())
+    ]
+    assert reached == (["table.weight"] if kind in ("table", "gated") else ["out.weight"])
+    assert all(torch.equal(p, rest[name]) for name, p in drafter.named_parameters() if name in rest)
 
 
-def test_the_inner_width_of_an_mlp_is_twice_the_rank_unless_given() -> None:
-    widths = [markov_head("mlp", D, R, inner, VD, V).middle.in_features for inner in (0, INNER)]  # type: ignore[union-attr]
-    assert widths == [2 * R, INNER]
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_are_what_they_say(kind: str) -> None:
+    """z by the formulas of the docstrings, and the same bias from the basis that has the last layer multiplied in."""
+    generator = torch.Generator().manual_seed(0)
+    head = markov_head(kind, 16, 4, 0, 9, 12)
+    w = dict(head.named_parameters())
+    with torch.no_grad():
+        for parameter in w.values():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    embedding = torch.randn(12, 16, generator=generator)
+    h, x = torch.randn(5, 16, generator=generator), torch.tensor([0, 3, 11, 3, 7])
+
+    def silu(v: Tensor) -> Tensor:
+        return v * v.sigmoid()
+
+    def through(name: str, v: Tensor) -> Tensor:
+        return v @ w[f"{name}.weight"].T
+
+    if kind == "table":
+        expected = w["table.weight"][x]
+    elif kind == "gated":
+        row = w["table.weight"][x]
+        expected = (through("hidden", h) + through("previous", row)).sigmoid() * row
+    else:
+        first = silu(through("hidden", h) + through("previous", embedding[x]))
+        assert first.shape[1] == (8 if kind == "mlp" else 4)
+        expected = through("out", silu(through("middle", first)) if kind == "mlp" else first)
+    z = head(h, x, lambda tokens: embedding[tokens])
+    torch.testing.assert_close(z, expected)
+    mixed = head.mixed(head.inputs(h), x, lambda tokens: embedding[tokens])
+    torch.testing.assert_close(mixed @ head.basis_Vr(folded=True).T, z @ w["basis"])

@@ -149,6 +149,16 @@ def test_many_rows_go_through_the_modules(monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
+def test_a_model_that_is_cut_runs_through_its_modules() -> None:
+    target = load_target("debug")
+    text, cache = some_text(target, 4), target.new_cache(1, 8)
+    target.body.layers = target.layers[:2]
+    target.model.config.num_hidden_layers = 2
+    assert target.fused is not None
+    cut = target.forward(text, cache=cache).hidden_BLD
+    torch.testing.assert_close(cut, target.forward(text).hidden_BLD, rtol=1e-4, atol=1e-4)
+
+
 def test_a_token_alone_and_among_drafts_to_the_bit() -> None:
     """Plain greedy decoding and verification of the same tokens see the same logits, ties included."""
     target = load_target("debug")

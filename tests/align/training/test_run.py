@@ -213,6 +213,31 @@ def test_parts_learn_at_rates_of_their_own(tmp_path: Path, debug_data: Path) -> 
         run(tmp_path / "none", debug_data, "trainer.learning_rates={confidence: 1}")
 
 
+def test_milestones_are_the_drafter_after_so_many_tokens(tmp_path: Path, debug_data: Path) -> None:
+    """Of the step that reached them, its average where there is one; a run that is cut in two saves the same."""
+    words = ["trainer.max_steps=6", "trainer.checkpoint_every=2", "trainer.ema=0.5"]
+    words += ["trainer.warmup_steps=1", "trainer.min_learning_rate_ratio=1"]
+    half = run(tmp_path / "half", debug_data, "trainer.max_steps=3", *words[1:]).progress.tokens_seen
+    milestones = f"trainer.milestones=[{half}, {half + 1}, 9999999]"
+    whole = run(tmp_path / "whole", debug_data, *words, milestones)
+    there = {path.name for path in (tmp_path / "whole" / "milestones").iterdir()}
+    assert there == {str(half), str(half + 1)} and whole.progress.tokens_seen > half
+    patch = stop_at(3)
+    with pytest.raises(Stop):
+        run(tmp_path / "cut", debug_data, *words, milestones)
+    patch.undo()
+    run(tmp_path / "cut", debug_data, *words, milestones)
+    for folder, other in (("half/drafter", f"whole/milestones/{half}"),
+                          (f"cut/milestones/{half + 1}", f"whole/milestones/{half + 1}"),
+                          ("cut/drafter", "whole/drafter")):  # fmt: skip
+        one, two = (load_file(str(tmp_path / place / "model.safetensors")) for place in (folder, other))
+        assert all(torch.equal(value, two[name]) for name, value in one.items()), folder
+    assert not all(
+        torch.equal(value, load_file(str(tmp_path / f"whole/milestones/{half}/model.safetensors"))[name])
+        for name, value in weights(tmp_path / "whole").items()
+    )
+
+
 def test_target_layers_count_from_the_end_as_well(tmp_path: Path, debug_data: Path) -> None:
     words = ["drafter.layers=1", "trainer.max_steps=1", "trainer.warmup_steps=0"]
     run(tmp_path / "a", debug_data, "drafter.target_layers=[-1]", *words)

@@ -160,3 +160,20 @@ def test_pairs_follow_the_law(target: Target) -> None:
     assert decoder.verifier_for(Sampling(1.0)) == "traversal"
     with pytest.raises(UserError, match="these fit: point_mass, self_selection, token"):
         Decoder(target, decoder.drafter, "greedy").verifier_for(Sampling(1.0))
+
+
+def test_passes_are_those_that_were_asked_for(target: Target) -> None:
+    """By default as trained; every further one sees the one before; a drafter without them says what it lacks."""
+    net = network(target, **VARIANTS["mlp twice"])
+    hidden = {}
+    for passes in (None, 1, 2, 3):
+        engine = Engine(target, PROMPT, 20, Sampling(1.0, seed=5), BlockProposer(net, passes=passes), "token")
+        with torch.no_grad():
+            engine.begin()
+            assert isinstance(engine.session, BlockDrafts)
+            engine.session.propose(3)
+            hidden[passes] = engine.session.session.hidden(engine.session.request.tokens[-1])
+    assert torch.equal(hidden[None], hidden[2])
+    assert not torch.equal(hidden[1], hidden[2]) and not torch.equal(hidden[3], hidden[2])
+    with pytest.raises(UserError, match=r"passes=2 needs a drafter .* drafter.self_conditioning=true"):
+        BlockProposer(network(target, "shared_kv"), passes=2)

@@ -7,7 +7,7 @@ import torch
 
 from decode.speculation.proposal import DraftProbs, Proposal, Siblings
 from decode.speculation.sampling import NOTHING, Sampling
-from decode.speculation.verification import verify_proposal
+from decode.speculation.verification import Round, verify_rounds
 from decode.speculation.verifiers import run_verifier
 
 TOKENS = torch.tensor([3, 1])
@@ -147,7 +147,8 @@ def test_what_is_not_seen_at_once_is_seen_with_the_outcome(
     proposal = Proposal(torch.tensor([0, 1]), "independent", DraftProbs(q), parents=(-1, -1), siblings="iid")
 
     def verify() -> None:
-        verify_proposal(torch.zeros(3, 4), proposal, verifier, Sampling(1.0), NOTHING, torch.Generator())
+        given = (torch.zeros(3, 4), proposal, verifier, Sampling(1.0), NOTHING, torch.Generator())
+        verify_rounds([Round(*given)])
 
     if fault is None:
         verify()

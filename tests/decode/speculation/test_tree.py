@@ -18,7 +18,8 @@ from decode.losslessness.divergence import replay
 from decode.speculation.processors import History
 from decode.speculation.proposal import Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, draw_at, position_noise, probs, uniform
-from decode.speculation.tree import ancestors, depths, follow, path_to
+from decode.speculation.tree import ancestors, depths, path_to, walk
+from decode.speculation.verification import Outcome, Round, verify_rounds
 from tests.builders import BLOCK_VARIANTS as VARIANTS
 from tests.builders import PROMPT, VARIED
 from tests.builders import block_network as network
@@ -90,10 +91,9 @@ def test_selected_rows_can_be_rolled_back(target: Target) -> None:
 
 def test_trees_of_several_sizes_are_followed_as_if_alone() -> None:
     forest = ((-1, 0, 0), (-1,), ())
-    tokens_BN = torch.tensor([[2, 1, 3], [2, 0, 0], [0, 0, 0]])
-    said_BM = torch.tensor([[2, 3, 0, 1], [2, 0, 1, 1], [0, 1, 1, 1]])  # the padding's token, too
-    end_B, next_B = follow(tokens_BN, forest, said_BM)
-    assert end_B.tolist() == [3, 1, 0] and next_B.tolist() == [1, 0, 0]
+    said = [[2, 3, 0, 1], [2, 0], [0]]
+    found = walk([[2, 1, 3], [2], []], forest, lambda at: [said[b][node] for b, node in at])
+    assert found == [([0, 2], 1), ([0], 0), ([], 0)]
 
 
 @pytest.mark.parametrize("parents", [PARENTS, None])
@@ -112,15 +112,18 @@ def test_draws_on_the_path_are_those_that_all_nodes_would_make(
         logits = torch.randn(len(PARENTS) + 1, 4, generator=generator)
         engine.request.history = History(sampling, [seed % 4], 4, (), torch.device("cpu"))
         engine.request.generator.manual_seed(seed)
-        outcome = engine._outcome(logits.clone(), Proposal(tokens, "point", parents=parents))
+        (outcome,) = verify_rounds(
+            [engine._round(logits.clone(), Proposal(tokens, "point", parents=parents))]
+        )
         shape = parents or tuple(range(-1, len(PARENTS) - 1))
         held = [[seed % 4, *tokens[path_to(shape, m)].tolist()] for m in range(len(shape) + 1)]
         rows = ProcessorState(torch.tensor([[i in text for i in range(4)] for text in held]))
         u = uniform(len(logits), torch.Generator().manual_seed(seed))
         said = draw_at(probs(logits, sampling, rows), u)
-        end, following = follow(tokens[None], (shape,), said[None])
-        path = path_to(shape, int(end))
-        assert outcome.path == path and outcome.following == int(following)
+        ((path, following),) = walk(
+            [tokens.tolist()], [shape], lambda at, said=said: said[[i for _, i in at]].tolist()
+        )
+        assert outcome.path == path and outcome.following == following
         assert outcome.accepted == tokens[path].tolist()
         lengths[len(outcome.path)] += 1
     assert len(lengths) > 2
@@ -256,15 +259,14 @@ def test_sampled_output_has_the_targets_joint_law(
 def test_a_replay_over_trees_gives_the_very_logits(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `divergence` judges by: bit for bit the rows that the tokens were chosen from."""
     chosen: list[torch.Tensor] = []
-    judge = Engine._outcome
 
-    def watched(self: Engine, logits: torch.Tensor, proposal: Proposal):
-        kept = logits.clone()
-        outcome = judge(self, logits, proposal)
-        chosen.extend(kept[row] for row in [0, *(i + 1 for i in outcome.path)])
-        return outcome
+    def watched(rounds: list[Round]) -> list[Outcome]:
+        kept = [one.logits_MV.clone() for one in rounds]
+        outcomes = verify_rounds(rounds)
+        chosen.extend(rows[row] for rows, out in zip(kept, outcomes, strict=True) for row in out.rows)
+        return outcomes
 
-    monkeypatch.setattr(Engine, "_outcome", watched)
+    monkeypatch.setattr("decode.engine.engine.verify_rounds", watched)
     net = network(target, "shared_kv", markov_rank=8)
     out = Decoder(target, BlockProposer(net, tree_nodes=14)).generate(PROMPT, max_new_tokens=40)
     assert sum(out.accepted) > 2

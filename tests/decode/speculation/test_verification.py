@@ -1,68 +1,150 @@
-"""One round: what is accepted, the token after it, and what is refused. Distributions: tests/contract."""
+"""A round of many requests: the outcome of each is the one alone, whatever else is verified with it, and so is what its
+generator draws next."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from align.common.errors import UserError
-from decode.speculation.proposal import DraftProbs, Proposal
-from decode.speculation.sampling import ProcessorState, Sampling, position_noise
-from decode.speculation.verification import outcome_of, verify_proposal
+from decode.speculation import verification
+from decode.speculation.processors import History
+from decode.speculation.proposal import NO_DRAFTS
+from decode.speculation.sampling import Sampling, position_noise
+from decode.speculation.verification import Outcome, Round, verify_rounds
+from decode.speculation.verifiers import VERIFIERS
+from tests.fakes import DRAFTERS, SETTINGS
 
-SAID = torch.eye(5)[[2, 4, 0, 1]] * 9.0
-"""Logits after the last committed token and after each of three drafts: the target says 2, 4, 0, 1."""
-NOTHING = ProcessorState()
-GREEDY, WARM = Sampling(), Sampling(1.0)
-
-
-def outcome(proposal: Proposal, verifier: str = "greedy", sampling: Sampling = GREEDY, **more: object):  # type: ignore[no-untyped-def]
-    logits = SAID[: len(proposal) + 1].clone()
-    return verify_proposal(
-        logits, proposal, verifier, sampling, NOTHING, torch.Generator().manual_seed(0), **more
-    )  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "accepted", "following"),
-    [([2, 4, 0], [2, 4, 0], 1), ([2, 4, 3], [2, 4], 0), ([2, 3, 0], [2], 4), ([1, 4, 0], [], 2), ([], [], 2)],
-)
-def test_greedy_accepts_what_the_target_would_have_said(
-    tokens: list[int], accepted: list[int], following: int
-) -> None:
-    found = outcome(Proposal(torch.tensor(tokens, dtype=torch.int64), "point"))
-    assert (found.accepted, found.following, found.path) == (accepted, following, list(range(len(accepted))))
-    assert found.rows == list(range(len(accepted) + 1))
+V, CPU = 7, torch.device("cpu")
+FORMS = [
+    *(replace(s, banned=(6,) if s.banned else ()) for s in SETTINGS.values()),
+    Sampling(1.0, top_p=0.8, min_p=0.05),
+    Sampling(1.0, min_new_tokens=3),
+    Sampling(),
+    Sampling(repetition_penalty=1.5, presence_penalty=0.5),
+]
 
 
-def test_a_branch_off_the_first_is_followed() -> None:
-    found = outcome(Proposal(torch.tensor([3, 2, 0]), "point", parents=(-1, -1, 1)))
-    assert (found.accepted, found.path, found.rows, found.following) == ([2, 0], [1, 2], [0, 2, 3], 1)
-
-
-def test_coupled_tokens_are_those_of_their_positions() -> None:
-    """Whatever is drafted: the token at a position is what its noise makes of p."""
-
-    def noise(at: int) -> torch.Tensor:
-        return position_noise(7, at, 5, torch.device("cpu"))
-
-    said = [int((SAID[i].log_softmax(-1) + noise(20 + i)).argmax()) for i in range(3)]
-    found = outcome(Proposal(torch.tensor(said[:2]), "point"), "gumbel", WARM, noise=noise, position=20)
-    assert [*found.accepted, found.following] == said
-    wrong = outcome(
-        Proposal(torch.tensor([(said[0] + 1) % 5]), "point"), "gumbel", WARM, noise=noise, position=20
+def round_of(kind: str, verifier: str, sampling: Sampling, length: int, seed: int) -> Round | None:
+    """A round of a request with its own text, generator and drafts; None where the verifier does not take such drafts."""
+    text = torch.randint(V, (5,), generator=torch.Generator().manual_seed(seed)).tolist()
+    history, generator = History(sampling, text, V, (5,), CPU), torch.Generator().manual_seed(seed)
+    target = SimpleNamespace(vocab_size=V)
+    request: Any = SimpleNamespace(
+        tokens=text, sampling=sampling, history=history, generator=generator, target=target
     )
-    assert (wrong.accepted, wrong.following) == ([], said[0])
+    proposal = (DRAFTERS[kind][1](request, length) if length else None) or NO_DRAFTS
+    if not VERIFIERS[verifier].accepts(proposal, sampling.temperature):
+        return None
+    before = history.rows(proposal.tokens_K, proposal.tree)
+    # of fp64 too: some targets' logits are
+    logits = torch.randn(len(proposal) + 1, V, generator=generator, dtype=torch.float64) * 2
+    logits = logits if seed % 5 == 0 else logits.float()
+    noise = (
+        (lambda at: position_noise(seed, at, V, CPU))
+        if verifier == "gumbel" and not sampling.greedy
+        else None
+    )
+    return Round(logits, proposal, verifier, sampling, before, generator, noise, len(text))
 
 
-def test_a_verifier_that_is_not_exact_for_the_drafts_is_refused() -> None:
-    with pytest.raises(UserError, match="token"):
-        outcome(Proposal(torch.tensor([2]), "point"), "token", WARM)
+def rounds(step: int = 4) -> list[Round]:
+    """Every so manyeth combination of verifier, kind of drafts, form of sampling and length, shuffled."""
+    combinations = list(itertools.product(DRAFTERS, VERIFIERS, FORMS, range(4)))
+    order = torch.randperm(len(combinations), generator=torch.Generator().manual_seed(0)).tolist()[::step]
+    made = (round_of(*combinations[i], seed=i) for i in order)
+    return [one for one in made if one is not None]
 
 
-def test_a_q_that_is_no_distribution_is_seen_with_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, where looking at it before the round's one transfer would synchronise."""
-    monkeypatch.setattr("decode.speculation.proposal.SEEN_AT_ONCE", frozenset())
-    proposal = Proposal(torch.tensor([2]), "independent", DraftProbs(torch.full((1, 5), 0.1)))
-    with pytest.raises(ValueError, match="distribution"):
-        outcome_of(proposal, torch.tensor([0]), torch.tensor([1]))
+def twin(one: Round) -> Round:
+    """The same round, not yet verified."""
+    generator = torch.Generator()
+    generator.set_state(one.generator.get_state())
+    return one._replace(logits_MV=one.logits_MV.clone(), generator=generator)
+
+
+def same(together: list[Outcome], given: list[Round], alone: list[Round]) -> bool:
+    """Whether each request's outcome, and the state of its generator after it, is the one alone."""
+    expected = [verify_rounds([one])[0] for one in alone]
+    states = zip(given, alone, strict=True)
+    return together == expected and all(
+        torch.equal(a.generator.get_state(), b.generator.get_state()) for a, b in states
+    )
+
+
+@pytest.fixture(scope="module")
+def many() -> list[Round]:
+    return rounds()
+
+
+@pytest.mark.parametrize("device", ["CPU", "one that is read once"])
+def test_every_outcome_is_the_one_alone(
+    many: list[Round], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device != "CPU":  # there p is computed at all nodes, before anything is known of the path
+        monkeypatch.setattr(verification, "SEEN_AT_ONCE", frozenset())
+    alone, given = [twin(one) for one in many], [twin(one) for one in many]
+    together = verify_rounds(given)
+    monkeypatch.undo()
+    assert same(together, given, alone)
+    assert len(many) > 400 and {len(out.accepted) for out in together} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("most", [1, 64])
+def test_a_block_of_p_has_a_largest_size(
+    many: list[Round], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, given = [twin(one) for one in many[::2]], [twin(one) for one in many[::2]]
+    blocks: list[int] = []
+    probs = verification.probs
+
+    def watched(logits_RV: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        blocks.append(logits_RV.numel())
+        return probs(logits_RV, *rest, **more)
+
+    monkeypatch.setattr(verification, "TOGETHER_ON_CPU", most)
+    monkeypatch.setattr(verification, "probs", watched)
+    together = verify_rounds([one for one in given if one.by_rule])
+    longest = max(one.logits_MV.numel() for one in given if one.by_rule)
+    assert max(blocks) <= max(most, longest)
+    monkeypatch.undo()
+    assert same(together, [x for x in given if x.by_rule], [x for x in alone if x.by_rule])
+
+
+def test_a_round_is_fetched_at_once(many: list[Round], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a transfer waits for the device, a round has one."""
+    monkeypatch.setattr(verification, "SEEN_AT_ONCE", frozenset())
+    monkeypatch.setattr(torch.Tensor, "tolist", counted := Counted(torch.Tensor.tolist))
+    verify_rounds([twin(one) for one in many[:150] if one.sampling.top_k == 0 and one.sampling.top_p == 1])
+    assert counted.calls == 1
+
+
+class Counted:
+    """A method that counts its calls."""
+
+    def __init__(self, method: Callable[[Any], Any]) -> None:
+        self.method, self.calls = method, 0
+
+    def __get__(self, owner: Any, kind: Any) -> Callable[[], Any]:
+        def run() -> Any:
+            self.calls += 1
+            return self.method(owner)
+
+        return run
+
+
+def test_one_wrong_pair_is_refused_before_anything_is_drawn(many: list[Round]) -> None:
+    given = [twin(one) for one in many[:20]]
+    states = [one.generator.get_state() for one in given]
+    drawn = next(
+        x for x in many if x.proposal.law == "unmasked" and len(x.proposal) and not x.sampling.greedy
+    )
+    with pytest.raises(UserError, match="would change the output's distribution"):
+        verify_rounds([*given, twin(drawn)._replace(verifier="token")])
+    assert all(torch.equal(x.generator.get_state(), s) for x, s in zip(given, states, strict=True))

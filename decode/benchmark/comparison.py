@@ -1,0 +1,220 @@
+"""Recipes side by side: the drafters that their trainings saved on the way (`trainer.milestones`), decoded on the same prompts.
+
+A recipe is read and trained by `align.train` in a process of its own. Records of finished prompts stay when a run is stopped; those of a
+drafter that has changed since are measured again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import safe_open
+
+from align.common.errors import UserError
+from align.common.files import sha256_file
+from align.common.schema import read_object
+from align.common.strict_yaml import parse_yaml
+from align.common.terminal import PlainConsole
+from decode.benchmark import runner
+from decode.benchmark.progress import TaskProgress
+from decode.method_names import PLAIN
+from decode.reporting.learning import Milestone
+from decode.reporting.records import Record, append, read_records, write_json, write_records
+from decode.suites.sources import Loaded
+from decode.suites.tokenized import tokenize_prompts
+
+if TYPE_CHECKING:
+    from align.target.model import Target
+
+SETTINGS = "compare.json"
+_WEIGHTS = "model.safetensors"
+_SAME = {
+    "drafter": ("block_size", "layers", "draft_vocab"),
+    "trainer": ("max_steps", "batch_size", "accumulate", "milestones"),
+}
+"""What recipes that are compared have in common, besides target, text and seed."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe as `align.train` reads it. words: what it was asked with. values: its resolved keys."""
+
+    words: tuple[str, ...]
+    values: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.values["name"])
+
+    @property
+    def milestones(self) -> list[Milestone]:
+        return [Milestone(self.name, tokens) for tokens in self.values["trainer"]["milestones"]]
+
+    @property
+    def reached(self) -> list[Milestone]:
+        """Milestones whose drafters are there."""
+        missing = self.missing
+        return [m for m in self.milestones if m not in missing]
+
+    def folder(self, milestone: Milestone) -> Path:
+        """Where the drafter of a milestone lies."""
+        return Path(self.values["output"]) / "milestones" / str(milestone.tokens)
+
+    @property
+    def missing(self) -> list[Milestone]:
+        """Milestones without a drafter yet."""
+        return [m for m in self.milestones if not (self.folder(m) / _WEIGHTS).is_file()]
+
+    @property
+    def parameters(self) -> int:
+        """How many weights are trained, from a milestone's file."""
+        with safe_open(self.folder(self.reached[-1]) / _WEIGHTS, "pt") as file:
+            names = set(file.keys()) - {"draft_vocab"}
+            return sum(prod(file.get_slice(name).get_shape()) for name in names)
+
+
+def _align(*words: str, capture: bool = False) -> str:
+    """Run `align.train`; what it printed. Its error line is on the terminal already: SystemExit carries its exit code."""
+    done = subprocess.run(
+        [sys.executable, "-m", "align.train", *words], stdout=subprocess.PIPE if capture else None, text=True
+    )
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    return done.stdout or ""
+
+
+def candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Candidate]:
+    """Read the recipes, each with the same `words`.
+
+    Raises:
+        UserError: they have no milestones, or are not alike but for what is to be compared. SystemExit: `align.train` refuses one.
+    """
+    found = []
+    for recipe in recipes:
+        own = (f"recipe={recipe}", *words)
+        values = parse_yaml(_align(*own, "--print", capture=True), recipe)
+        if not values["trainer"].get("milestones"):
+            raise UserError(f"{recipe}: trainer.milestones is empty: after how many tokens is it measured?")
+        found.append(Candidate(own, values))
+    names = [candidate.name for candidate in found]
+    if len(set(names)) < len(names):
+        raise UserError(f"recipes of one name can't be told apart: {', '.join(names)}")
+    for other in found[1:]:
+        _check_alike(found[0], other)
+    return found
+
+
+def _check_alike(one: Candidate, other: Candidate) -> None:
+    """Raises UserError naming the first key in which two recipes must not differ and do."""
+
+    def shared(candidate: Candidate) -> dict[str, Any]:
+        v = candidate.values
+        data = {**v["data"], "path": v["data"]["path"] or f"{v['output']}/data"}
+        groups = {"target": v["target"], "data": data}
+        groups |= {group: {key: v[group][key] for key in keys} for group, keys in _SAME.items()}
+        flat = {f"{group}.{key}": value for group, own in groups.items() for key, value in own.items()}
+        return {"seed": v["seed"], **flat}
+
+    theirs = shared(other)
+    for key, value in shared(one).items():
+        if theirs[key] != value:
+            raise UserError(
+                f"{other.name}: {key}={theirs[key]}, {one.name} has {value}: only recipes that are alike in this can be compared"
+            )
+    if one.values["output"] == other.values["output"]:
+        raise UserError(f"{one.name} and {other.name} have one output, {one.values['output']}")
+
+
+def train(found: Sequence[Candidate], console: PlainConsole) -> None:
+    """Train what has milestones missing, going on where it stopped. Raises UserError where it reached none of them."""
+    for candidate in found:
+        if candidate.missing:
+            console.say(f"training {candidate.name}")
+            _align(*candidate.words)
+        if left := candidate.missing:
+            line = (
+                f"{candidate.name}: its training ended before {left[0].tokens:,} tokens (trainer.max_steps)"
+            )
+            if not candidate.reached:
+                raise UserError(line)
+            console.say(f"left out: {line}", wrap=False)
+
+
+def measure(
+    found: Sequence[Candidate],
+    target: Target,
+    suites: Sequence[Loaded],
+    settings: runner.Settings,
+    folder: Path,
+    console: PlainConsole,
+) -> list[Record]:
+    """Decode every prompt plainly and with every milestone's drafter; the records of all, also in `folder`.
+
+    Raises:
+        UserError: no prompt fits, or the folder holds a comparison under other settings.
+    """
+    from decode.methods.load import load
+
+    named, refused = [], []
+    for suite in suites:
+        pairs, lines = tokenize_prompts(target, suite.prompts)
+        named.append((suite.name, pairs))
+        refused += lines
+    if not any(pairs for _, pairs in named):
+        raise UserError(f"no prompt can be answered: {refused[0]}")
+    places = {m.method: c.folder(m) for c in found for m in c.reached}
+    records = _kept(folder, places, _described(target, suites, settings))
+    decoders = {PLAIN: load(target)}
+    decoders |= {method: load(target, place) for method, place in places.items()}
+    tasks = list(runner.remaining(runner.plan(named, list(decoders), 1, settings.sampling.seed), records))
+    with TaskProgress(console, len(tasks), list(decoders), 0) as progress:
+        for task in tasks:
+            new = runner.run_task(decoders, task, settings, partial(progress.step, task.prompt.id))
+            keys = {record.key for record in new}
+            others = [record for record in records if record.key not in keys]
+            if len(others) == len(records):
+                append(folder, new)
+            else:  # of an earlier run, with fewer milestones
+                write_records(folder, [*others, *new])
+            records = others + new
+            progress.done(new)
+    return records
+
+
+def _described(target: Target, suites: Sequence[Loaded], settings: runner.Settings) -> dict[str, Any]:
+    sampling = settings.sampling
+    return {
+        "target": target.hash,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "prompts": {suite.name: [prompt.id for prompt in suite.prompts] for suite in suites},
+        "max_new_tokens": settings.max_new_tokens,
+        "temperature": sampling.temperature,
+        "seed": sampling.seed,
+    }
+
+
+def _kept(folder: Path, places: dict[str, Path], settings: dict[str, Any]) -> list[Record]:
+    """The records in the folder that still hold; its settings are written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, hashes = folder / SETTINGS, {m: sha256_file(place / _WEIGHTS) for m, place in places.items()}
+    records: list[Record] = []
+    if path.is_file():
+        before = read_object(path)
+        for key, value in settings.items():
+            if before.get(key) != value:
+                raise UserError(f"{folder} holds a comparison with another {key}: give another --out")
+        drafters = before.get("drafters")
+        same = {m for m, value in hashes.items() if isinstance(drafters, dict) and drafters.get(m) == value}
+        there = read_records(folder, mend=True)
+        records = [r for r in there if r.method in same or r.method == PLAIN]
+        if len(records) < len(there):
+            write_records(folder, records)
+    write_json(path, {**settings, "drafters": hashes})
+    return records

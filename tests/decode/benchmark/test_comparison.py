@@ -1,0 +1,105 @@
+"""Recipes side by side: what may be compared, what is measured again, and that the figures are the records'."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from align.common.errors import UserError
+from align.common.terminal import PlainConsole
+from align.config.parser import load_recipe, resolve
+from align.models.block_checkpoint import save_drafter
+from align.target.model import Target
+from decode.benchmark import comparison, runner
+from decode.benchmark.comparison import Candidate, candidates, measure
+from decode.method_names import PLAIN
+from decode.reporting.learning import points, table
+from decode.speculation.sampling import Sampling
+from decode.suites.prompt import Prompt
+from decode.suites.sources import Loaded
+from tests.builders import sharp_block_network as network
+
+SUITE = Loaded("mine", "Mine", "", [Prompt("a", "Why is the sky blue?"), Prompt("b", "Count: 1 2 1")], "here")
+SETTINGS = runner.Settings(Sampling(), 12)
+QUIET = PlainConsole(quiet=True)
+
+
+def candidate(folder: Path, recipe: str) -> Candidate:
+    words = (f"recipe=recipes/compare/debug_{recipe}.yaml", f"output={folder / recipe}", f"name={recipe}")
+    return Candidate(words, resolve(load_recipe([*words, "trainer.milestones=[10, 30]"])))
+
+
+@pytest.fixture
+def pair(target: Target, tmp_path: Path) -> list[Candidate]:
+    """Two recipes with drafters at both milestones."""
+    found = [candidate(tmp_path, "ours"), candidate(tmp_path, "dflash")]
+    for own, options in zip(
+        found, ({"context": "shared_kv", "markov_rank": 4}, {"context": "taps"}), strict=True
+    ):
+        for seed, milestone in enumerate(own.milestones):
+            save_drafter(network(target, seed, size=3, layers=1, **options), own.folder(milestone))  # type: ignore[arg-type]
+    return found
+
+
+def test_every_milestone_decodes_every_prompt_once(
+    target: Target, pair: list[Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy outputs are plain decoding's; what is there is not run again, what changed is."""
+    out, ran = tmp_path / "out", []
+    whole = runner.run_task
+    monkeypatch.setattr(runner, "run_task", lambda d, task, *args: ran.append(task) or whole(d, task, *args))
+    records = measure(pair, target, [SUITE], SETTINGS, out, QUIET)
+    methods = [PLAIN, "ours@10", "ours@30", "dflash@10", "dflash@30"]
+    assert sorted(r.key for r in records) == sorted(("mine", p, m, 0) for p in "ab" for m in methods)
+    assert all(record.identical for record in records) and len(ran) == 2
+    assert {r.key for r in measure(pair, target, [SUITE], SETTINGS, out, QUIET)} == {r.key for r in records}
+    assert len(ran) == 2
+    save_drafter(network(target, 9, "taps", size=3, layers=1), pair[1].folder(pair[1].milestones[1]))
+    again = measure(pair, target, [SUITE], SETTINGS, out, QUIET)
+    assert len(ran) == 4 and sorted(r.key for r in again) == sorted(r.key for r in records)
+    with pytest.raises(UserError, match="another max_new_tokens: give another --out"):
+        measure(pair, target, [SUITE], runner.Settings(Sampling(), 13), out, QUIET)
+    found = points([m for c in pair for m in c.milestones], again)
+    own = [r for r in again if r.method == "ours@30"]
+    assert found[1].tau.value == sum(r.committed for r in own) / sum(r.calls for r in own)
+    assert found[1].identical == "2/2" and found[3].ratio is None
+    sizes = {c.name: c.parameters for c in pair}
+    assert sizes["ours"] == sum(
+        p.numel() for p in network(target, 0, "shared_kv", size=3, layers=1, markov_rank=4).parameters()
+    )
+    assert len(table(found, sizes).splitlines()) == 2 + 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    {
+        "order": ({"seed": 3}, "dflash: seed=3, ours has 0"),
+        "text": ({"data": {"samples": 9}}, "data.samples=9, ours has 48"),
+        "steps": ({"trainer": {"max_steps": 13}}, "trainer.max_steps=13"),
+        "size": ({"drafter": {"layers": 2}}, "drafter.layers=2"),
+        "name": ({"name": "ours"}, "recipes of one name"),
+        "none": ({"trainer": {"milestones": []}}, "trainer.milestones is empty"),
+    }.values(),
+)
+def test_only_what_is_alike_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], says: str
+) -> None:
+    one, other = candidate(tmp_path, "ours").values, copy.deepcopy(candidate(tmp_path, "dflash").values)
+    for key, value in changes.items():
+        other[key] = {**other[key], **value} if isinstance(value, dict) else value
+    printed = iter((one, other))
+    monkeypatch.setattr(comparison, "_align", lambda *words, capture: "")
+    monkeypatch.setattr(comparison, "parse_yaml", lambda text, where: next(printed))
+    with pytest.raises(UserError, match=says):
+        candidates(["ours", "dflash"], [])
+
+
+def test_a_training_that_ends_too_early_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(comparison, "_align", lambda *words: asked.append(words))
+    with pytest.raises(UserError, match="ours: its training ended before 10 tokens"):
+        comparison.train([candidate(tmp_path, "ours")], QUIET)
+    assert len(asked) == 1

@@ -1,0 +1,43 @@
+"""The command: its words, and the whole of it on the debug twins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from decode.compare import CompareConfig, main, parser
+
+
+def test_words_are_recipes_and_keys() -> None:
+    config = CompareConfig(
+        **vars(parser().parse_args(["a.yaml", "b.yaml", "trainer.max_steps=9", "--limit", "3"]))
+    )
+    assert (config.recipes, config.settings, config.limit) == (
+        ["a.yaml", "b.yaml"],
+        ["trainer.max_steps=9"],
+        3,
+    )
+    default = CompareConfig(**vars(parser().parse_args([])))
+    assert all(Path(recipe).is_file() for recipe in default.recipes) and default.settings == []
+
+
+@pytest.mark.slow
+def test_the_debug_twins_from_nothing_to_the_table(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two trainings in processes of their own, decoded; a second call has nothing left to train or decode."""
+    root = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    monkeypatch.chdir(tmp_path)
+    twins = [str(root / "recipes" / "compare" / f"debug_{name}.yaml") for name in ("ours", "dflash")]
+    words = [*twins, "target.device=cpu", "target.dtype=float32"]
+    words += ["--prompts", str(prompts), "--max-new-tokens", "8", "--device", "cpu", "--out", "out"]
+    main(words)
+    text = (tmp_path / "out" / "compare.md").read_text()
+    assert len([line for line in text.splitlines() if "| debug_" in line]) == 6
+    assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
+    before = (tmp_path / "out" / "records.jsonl").read_bytes()
+    monkeypatch.setattr("decode.benchmark.runner.run_task", None)
+    main(words)
+    assert (tmp_path / "out" / "records.jsonl").read_bytes() == before
