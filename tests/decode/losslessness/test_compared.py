@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -14,6 +14,7 @@ from decode.losslessness.compared import Plain, same
 from decode.methods.build import build
 from decode.methods.registry import Parts
 from decode.methods.spec import read_method
+from decode.speculation.verification import Outcome, Round
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 9, 9, 9]]
 
@@ -27,16 +28,15 @@ def test_a_sound_engine_gives_the_same_and_a_broken_one_does_not(
     other = build(read_method(f"block:verifier={verifier}"), shallow_parts)
     check = same("greedy", "block", plain, other)
     assert check.passed and check.figures["identical"] == 2 and check.figures["drafted"] > 0
-    right = engine.verify_proposal
+    right = engine.verify_rounds
 
     @contextmanager
     def bug() -> Iterator[None]:
-        def wrong(*args: object, **more: object) -> object:
-            found = right(*args, **more)  # type: ignore[arg-type]
-            return found._replace(following=(found.following + 1) % 200)
+        def wrong(rounds: Sequence[Round]) -> list[Outcome]:
+            return [found._replace(following=(found.following + 1) % 200) for found in right(rounds)]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "verify_proposal", wrong)
+            patch.setattr(engine, "verify_rounds", wrong)
             yield
 
     broken = same("greedy", "block", plain, other, bug)
