@@ -321,40 +321,30 @@ class BlockSession:
         start = self.cache.length if self.own is None else self.own.length
         positions = torch.arange(start, start + size, device=x.device).repeat(count)[None]
         cos, sin = drafter._tables(x, positions)
-        mask = None
-        block = torch.arange(count, device=x.device).repeat_interleave(size)
-        if drafter.stack is not None:
-            found = self._in_one_call(drafter.stack, x[0], cos[0], sin[0], block[:, None] == block)
-            if found is not None:
-                return found.view(count, size, -1)
+        block, mask = torch.arange(count, device=x.device).repeat_interleave(size), None
+        see_RR = block[:, None] == block
         if count > 1:
             groups = config.num_attention_heads // config.num_key_value_heads
-            dtype = drafter.norm.weight.dtype
-            mask = block_mask(block[:, None] == block, count * size, start, groups, dtype, x.device)
-        hidden = self._through(x, cos, sin, mask).view(count, size, -1)
+            mask = block_mask(see_RR, count * size, start, groups, drafter.norm.weight.dtype, x.device)
+        hidden = self._through(x, cos, sin, see_RR, mask).view(count, size, -1)
         for _ in range(1, self.passes):
             again = x + drafter.estimated(hidden).view_as(x)
-            hidden = self._through(again, cos, sin, mask).view(count, size, -1)
+            hidden = self._through(again, cos, sin, see_RR, mask).view(count, size, -1)
         return hidden
 
-    def _through(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
-        """One pass over input rows, (1, rows, D) → hidden states."""
-        ids = self.drafter.config.target_layer_ids
+    def _through(self, x: Tensor, cos: Tensor, sin: Tensor, see_RR: Tensor, mask: Tensor | None) -> Tensor:
+        """One pass over input rows, (1, R, D) → hidden states; `see_RR`, and `mask` after `block_mask`: who attends to whom."""
+        ids, cache = tuple(self.drafter.config.target_layer_ids), self.own
+        if (stack := self.drafter.stack) is not None:
+            read, layers = (self.cache, ids) if cache is None else (cache, None)
+            if (found := drafted(stack, x[0], cos[0], sin[0], read, layers, see_RR)) is not None:
+                return found[None]
         for i, layer in enumerate(self.drafter.blocks):
-            if self.own is None:
-                ctx_k, ctx_v = self.cache.k(ids[i]), self.cache.v(ids[i])
-            else:
-                ctx_k, ctx_v = self.own.k(i), self.own.v(i)
+            ctx_k, ctx_v = (
+                (self.cache.k(ids[i]), self.cache.v(ids[i])) if cache is None else (cache.k(i), cache.v(i))
+            )
             x = layer.draft(x, cos, sin, ctx_k, ctx_v, mask)
         return self.drafter.norm(x)
-
-    def _in_one_call(
-        self, stack: LayerStack, x_RD: Tensor, cos_Rw: Tensor, sin_Rw: Tensor, see_RR: Tensor
-    ) -> Tensor | None:
-        if self.own is not None:
-            return drafted(stack, x_RD, cos_Rw, sin_Rw, self.own, None, see_RR)
-        shared = tuple(self.drafter.config.target_layer_ids)
-        return drafted(stack, x_RD, cos_Rw, sin_Rw, self.cache, shared, see_RR)
 
     @torch.no_grad()
     def bias_inputs(self, hidden_KD: Tensor) -> Tensor | None:
