@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 QUICK = {"limit": 4, "max_new_tokens": 32, "samples": 18}
-"""About five minutes on two cores with the shipped pair."""
+"""Five to seven minutes on two cores with the shipped pair."""
 THOROUGH = {"limit": 16, "max_new_tokens": 64, "samples": 360}
 
 
