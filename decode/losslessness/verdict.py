@@ -128,7 +128,8 @@ def _seen(checks: Sequence[Check]) -> list[str]:
         f"What sampling shows: a bug that moves {least:.2f} of the probability to or from the likeliest token would be found in "
         "nine of ten runs, whatever the method"
         + (
-            f"; one in the token after a fully accepted draft from {min(c.figures['sees_whole'] for c in whole):.2f} on."
+            f"; one in the token after a fully accepted draft from {max(c.figures['sees_whole'] for c in whole):.2f} on"
+            + (" in every one that accepted enough." if untested else ".")
             if whole
             else "."
         ),

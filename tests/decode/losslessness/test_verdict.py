@@ -44,7 +44,11 @@ def test_methods_that_were_not_seen_stand_in_a_line_each(tmp_path: Path) -> None
     names = ("block, tree, recursive", "lookup")
     unseen = [Check("sampled", name, True, 9, {**figures, "sees_whole": None}, "") for name in names]
     seen = Check("sampled", "chain", True, 9, {**figures, "sees_whole": 0.34}, "")
-    lines = write_verdict(tmp_path, [seen, *unseen], PAIR, True).splitlines()
+    other = Check("sampled", "tree", True, 9, {**figures, "sees_whole": 0.14}, "")
+    lines = write_verdict(tmp_path, [seen, other, *unseen], PAIR, True).splitlines()
     assert [row for row in lines if row.startswith("- ")] == [f"- {name}" for name in names]
     sentence = next(row for row in lines if row.startswith("What sampling shows"))
-    assert "moves 0.21 of the probability" in sentence and "from 0.34 on." in sentence
+    assert (
+        "moves 0.21 of the probability" in sentence
+        and "from 0.34 on in every one that accepted enough." in sentence
+    )
