@@ -3,7 +3,8 @@
  *
  * A round of small operators for each of these takes longer than their arithmetic. Here the threads stay in one parallel
  * region for all layers. Whatever is computed of a row is computed in the same order whatever other rows come with it, and
- * keys are cut into parts at fixed places, so that a token gives the same numbers alone, among drafts and in a batch.
+ * keys are cut into parts at fixed places, so that a token gives the same numbers alone, in a chain of drafts and in a batch.
+ * (In a tree its keys lie at other places: equal but for rounding.)
  */
 #include "rows.h"
 #include <math.h>

@@ -70,10 +70,12 @@ class Memory:
     """Where layers keep keys and values of one request: views (1, kv_heads, capacity, head_width), fp32, of one shape."""
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        keys, values = [t.detach() for t in keys], [t.detach() for t in values]
         first = keys[0]
         assert all(t.shape == first.shape and t.stride() == first.stride() for t in (*keys, *values))
         assert len(first) == 1 and first.dtype == torch.float32 and first.stride()[2:] == (first.shape[3], 1)
-        self.capacity, self.stride = first.shape[2], first.stride(1)
+        self.heads, self.capacity, self.width = first.shape[1:]
+        self.stride = first.stride(1)
         self.keys = (c_void_p * len(keys))(*(t.data_ptr() for t in keys))
         self.values = (c_void_p * len(values))(*(t.data_ptr() for t in values))
         self._held = [*keys, *values]
@@ -116,30 +118,49 @@ class LayerStack:
     _held: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if self.heads % self.kv_heads or self.head_width % 8:
+            raise ValueError(f"{self.heads} heads over {self.kv_heads} of width {self.head_width}")
         self._layers = (_Layer * len(self.weights))(*map(self._layer, self.weights))
         first = self.weights[0]
         self.width, inner = first.q[0].shape[1], first.gate[0].shape[0]
         self._stack = _Stack(
             len(self.weights), self.width, inner, self.heads, self.kv_heads, self.head_width, self.scale, self.eps, self.head_eps,
-            self._layers, self._pointer(self.last_norm),
+            self._layers, self._pointer(self.last_norm, (self.width,)),
         )  # fmt: skip
         self._library = rows_library()
 
-    def _pointer(self, tensor: Tensor | None) -> int | None:
+    def _pointer(self, tensor: Tensor | None, shape: tuple[int, ...], half: bool = False) -> int | None:
         if tensor is None:
             return None
-        assert tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.bfloat16)
-        self._held.append(tensor)
-        return tensor.data_ptr()
+        dtype = torch.bfloat16 if half else torch.float32
+        if not tensor.is_contiguous() or tensor.dtype != dtype or tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"a weight of {tuple(tensor.shape)} in {tensor.dtype}, where {shape} in {dtype} belongs"
+            )
+        held = tensor.detach()  # its memory stays, whatever becomes of the parameter
+        self._held.append(held)
+        return held.data_ptr()
 
     def _layer(self, weights: Weights) -> _Layer:
         found = _Layer()
-        for name in _MATRICES:
+        inner, width = weights.gate[0].shape
+        q, kv = self.heads * self.head_width, self.kv_heads * self.head_width
+        shapes = [
+            (q, width),
+            (kv, width),
+            (kv, width),
+            (width, q),
+            (inner, width),
+            (inner, width),
+            (width, inner),
+        ]
+        for name, shape in zip(_MATRICES, shapes, strict=True):
             weight, bias = getattr(weights, name)
             half = weight.dtype == torch.bfloat16
-            setattr(found, name, _Matrix(self._pointer(weight), self._pointer(bias), half))
-        for name in _NORMS:
-            setattr(found, name, self._pointer(getattr(weights, name)))
+            pointers = self._pointer(weight, shape, half), self._pointer(bias, shape[:1])
+            setattr(found, name, _Matrix(*pointers, half))
+        for name, size in zip(_NORMS, (width, width, self.head_width, self.head_width), strict=True):
+            setattr(found, name, self._pointer(getattr(weights, name), (size,)))
         return found
 
     def __call__(
@@ -149,9 +170,20 @@ class LayerStack:
         Writes their keys and values into the memories, unless they stay apart. fp32, R ≤ 32.
 
         Raises:
-            ValueError: more rows than that, or a memory without room.
+            ValueError: more rows than that, a memory without room or of another shape, inputs of another shape or type.
         """
         count = len(x_RD)
+        if any((r.memory.heads, r.memory.width) != (self.kv_heads, self.head_width) for r in requests):
+            raise ValueError(f"a memory of other heads than {self.kv_heads} of width {self.head_width}")
+        if any(
+            r.see is not None and (r.see.dtype, tuple(r.see.shape)) != (torch.bool, (r.rows, r.rows))
+            for r in requests
+        ):
+            raise ValueError("which rows see which is bool, (rows, rows)")
+        sizes = [(x_RD, self.width), (cos_Rw, self.head_width), (sin_Rw, self.head_width)]
+        total = sum(r.rows for r in requests)
+        if any(t.dtype != torch.float32 or tuple(t.shape) != (total, size) for t, size in sizes):
+            raise ValueError(f"{count} rows in {x_RD.dtype} for requests of {total}, in fp32")
         if count > MOST_ROWS or any(r.end > r.memory.capacity for r in requests):
             raise ValueError(
                 f"{count} rows: at most {MOST_ROWS} at a time, and no more than the memory has room for"

@@ -167,12 +167,19 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
         "hidden_size": target.hidden_size,
         "num_target_layers": target.num_layers,
     }
+    if config.context == "shared_kv":  # it attends to the target's own keys
+        sizes |= {"num_key_value_heads": target.num_kv_heads, "head_dim": target.head_dim}
     for name, value in sizes.items():
         if getattr(config, name) != value:
             raise UserError(
                 f"drafter {path}: {name} is {getattr(config, name)}, target {target.spec!r} has {value}; "
                 f"it was made for {config.target!r}"
             )
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise UserError(
+            f"{path}/config.json: num_attention_heads={config.num_attention_heads} is no multiple of "
+            f"num_key_value_heads={config.num_key_value_heads}"
+        )
     try:
         tensors = load_file(str(path / "model.safetensors"))
     except (SafetensorError, OSError) as error:

@@ -43,16 +43,27 @@ class FusedLayers:
 
     def __init__(self, stack: LayerStack, body: Any, fixed: bool) -> None:
         self.stack, self.body, self.fixed = stack, body, fixed
+        self.places, self.constants = _places(body.layers), [_constants(layer) for layer in body.layers]
         self._tables: tuple[Tensor, Tensor] | None = None
 
-    def takes(self, rows: int, layout: Layout | Together, cache: Any) -> bool:
-        """Whether a forward over `rows` rows in all is one for it: few rows of one-row caches."""
+    def takes(self, tokens_BL: Tensor, layout: Layout | Together, cache: Any) -> bool:
+        """Whether a forward is one for it: few rows of one-row caches, at positions from 0 on."""
         whole = len(self.body.layers) == len(self.stack.weights)  # nobody has cut the model meanwhile
-        if not whole or not 0 < rows <= MOST_ROWS or cache is None:
+        if not whole or cache is None or len(tokens_BL) != 1 or not 0 < tokens_BL.shape[1] <= MOST_ROWS:
             return False
         if isinstance(layout, Together):
-            return all(c.rows == 1 for c in cache.caches)
-        return cache.rows == 1 and layout.mask is None and not layout.slots and len(layout.positions_BL) == 1
+            return all(c.rows == 1 for c in cache.caches) and all(map(_takes_layout, layout.parts))
+        return cache.rows == 1 and _takes_layout(layout)
+
+    def unchanged(self, model: Any) -> bool:
+        """Whether the model is still the one that was read: its code, its weights' places in memory, no hooks. Asked for every new
+        cache, as it takes longer than a token may."""
+        layers = self.body.layers
+        return (
+            _of_the_kind(model, self.body, layers)
+            and _places(layers) == self.places
+            and [_constants(layer) for layer in layers] == self.constants
+        )
 
     @torch.no_grad()
     def __call__(
@@ -76,7 +87,7 @@ class FusedLayers:
             for c, p in zip(caches, parts, strict=True)
         ]
         x_LD = self.body.embed_tokens(tokens_1L[0])
-        cos_Lw, sin_Lw = self.rotary(x_LD, positions_1L[0], max(r.past + r.rows for r in rows))
+        cos_Lw, sin_Lw = self.rotary(x_LD, positions_1L[0], int(positions_1L.max()) + 1)
         hidden_LD, taps_FLD = self.stack(x_LD, cos_Lw, sin_Lw, rows, taps)
         return hidden_LD[None], None if taps_FLD is None else taps_FLD.transpose(0, 1)[None]
 
@@ -90,6 +101,19 @@ class FusedLayers:
             cos, sin = self.body.rotary_emb(x_LD[None], places)
             self._tables = cos[0], sin[0]
         return self._tables[0][positions_L], self._tables[1][positions_L]
+
+
+def _takes_layout(layout: Layout) -> bool:
+    positions, see = layout.positions_BL, layout.see_LL
+    plain = layout.mask is None and not layout.slots and len(positions) == 1 and int(positions.min()) >= 0
+    return plain and (
+        see is None or (see.dtype == torch.bool and tuple(see.shape) == (positions.shape[1],) * 2)
+    )
+
+
+def _places(layers: Any) -> list[list[int]]:
+    """Where the weights of each layer lie in memory."""
+    return [[p.data_ptr() for p in layer.parameters()] for layer in layers]
 
 
 def memory_of(cache: KVCache, layers: tuple[int, ...] | None = None) -> Memory:
@@ -114,7 +138,8 @@ def fused(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
     same = all(
         [t[0].shape for t in _matrices(w)] == [t[0].shape for t in _matrices(weights[0])] for w in weights
     )
-    if width % 8 or not same:
+    constants = {_constants(layer) for layer in layers}
+    if width % 8 or not same or len(constants) > 1 or None in constants:
         return None
     stack = LayerStack(
         weights,
@@ -128,6 +153,18 @@ def fused(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
     )
     rope = getattr(config, "rope_parameters", None) or {}
     return FusedLayers(stack, body, rope.get("rope_type", "default") in _FIXED_ROTARY)
+
+
+def _constants(layer: Any) -> tuple[float, ...] | None:
+    """The numbers of a layer that are no weights; None where its norms differ in them."""
+    attention = layer.self_attn
+    own = [
+        getattr(attention, name).variance_epsilon for name in ("q_norm", "k_norm") if hasattr(attention, name)
+    ]
+    norms = [layer.input_layernorm.variance_epsilon, layer.post_attention_layernorm.variance_epsilon]
+    if len({*norms}) > 1 or len({*own}) > 1:
+        return None
+    return (attention.head_dim, attention.scaling, *norms, *own)
 
 
 def _matrices(weights: Weights) -> list[tuple[Tensor, Tensor | None]]:
@@ -150,9 +187,16 @@ def _weights(layer: Any) -> Weights:
 def _of_the_kind(model: Any, body: Any, layers: nn.ModuleList) -> bool:
     config = model.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    full = set(kinds) == {"full_attention"} and (not windowed or hasattr(config, "layer_types"))
+    # a layer that says of itself that it has no window has none, whatever the config says; Mistral's ask the config
+    own = all(
+        getattr(layer.self_attn, "sliding_window", 0) is None
+        for layer in layers
+        if hasattr(layer, "self_attn")
+    )
+    full = set(kinds) == {"full_attention"} and (not getattr(config, "sliding_window", None) or own)
     if not full or model.dtype != torch.float32 or model.device.type != "cpu":
+        return False
+    if any(module._forward_hooks or module._forward_pre_hooks for module in body.modules()):
         return False
     if not _like(body, "Model") or not _children(body, "embed_tokens layers norm rotary_emb"):
         return False
@@ -180,7 +224,6 @@ def _layer_of_the_kind(layer: Any) -> bool:
         all(_like(norm, "RMSNorm") for norm in norms)
         and all(isinstance(product, RowsLinear) for product in products)
         and type(mlp.act_fn) in (nn.SiLU, type(ACT2FN["silu"]))
-        and not any(module._forward_hooks or module._forward_pre_hooks for module in (layer, attention, mlp))
     )
 
 

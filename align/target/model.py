@@ -127,6 +127,8 @@ class Target:
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of `capacity` positions for `batch` rows. Raises MemoryError where the machine is too small for it."""
+        if self.fused is not None and not self.fused.unchanged(self.model):
+            self.fused = None  # somebody has changed the model: it runs through its modules
         shapes = self.anatomy.shapes
         numbers = sum(shape.numbers for shape in shapes if shape is not None)
         size = batch * capacity * numbers * self.dtype.itemsize
@@ -235,7 +237,7 @@ class Target:
         taps: Sequence[int],
     ) -> tuple[Tensor, Tensor | None]:
         """Normalised last hidden state and tapped layer outputs."""
-        if self.fused is not None and self.fused.takes(tokens_BL.shape[1], layout, cache):
+        if self.fused is not None and self.fused.takes(tokens_BL, layout, cache):
             return self.fused(tokens_BL, layout, positions_BL, cache, taps)
         hooks = [self.layers[i].register_forward_hook(self._tap(i)) for i in taps]
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -211,3 +211,25 @@ def test_too_many_rows_or_too_little_room() -> None:
     request = Request(stack, 3, 2)
     with pytest.raises(ValueError, match="room"):
         stack(request.x, request.cos, request.sin, [Rows(request.rows.memory, 7, 2)])
+
+
+def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
+    """Drafters of other heads than their target's, masks and rows of another shape or type, weights in 16 bits among norms."""
+    stack, other = random_stack(), random_stack(kv_heads=3)
+    request, theirs = Request(stack, 3, 2), Request(other, 3, 2)
+    with pytest.raises(ValueError, match="other heads than 2 of width 24"):
+        stack(request.x, request.cos, request.sin, [theirs.rows])
+    for see in (torch.ones(2, 2).long(), torch.ones(2, 3).bool()):
+        with pytest.raises(ValueError, match="bool"):
+            stack(request.x, request.cos, request.sin, [Rows(request.rows.memory, 3, 2, see)])
+    for x, cos in (
+        (request.x.double(), request.cos),
+        (request.x, request.cos[:1]),
+        (request.x[:1], request.cos),
+    ):
+        with pytest.raises(ValueError, match="for requests of 2"):
+            stack(x, cos, request.sin, [request.rows])
+    weights = stack.weights[0]
+    for field, wrong in (("q", (weights.q[0][:-1], None)), ("before_mlp", weights.before_mlp.bfloat16())):
+        with pytest.raises(ValueError, match="belongs"):
+            LayerStack([replace(weights, **{field: wrong})], 6, 2, 24, 1.0, 1e-5)

@@ -171,3 +171,54 @@ def test_a_token_alone_and_among_drafts_to_the_bit() -> None:
     for i in range(5):
         one = target.forward(text[:, 125 + i : 126 + i], cache=plain).logits_BLV
         assert one is not None and torch.equal(one[0, 0], logits[0, i])
+
+
+def test_a_window_that_only_mistral_knows_of_is_a_window() -> None:
+    """Its config has no layer types, and the model asks `sliding_window` alone."""
+    assert target_of("mistral", sliding_window=24).fused is None
+    assert target_of("mistral", sliding_window=24, use_sliding_window=False).fused is None
+
+
+@pytest.mark.parametrize("change", ["hook", "norm hook", "assign", "data", "dtype", "reversed", "eps"])
+def test_a_model_that_was_changed_runs_through_its_modules(change: str) -> None:
+    """Seen with the next cache; and what was read before stays in memory."""
+    target = target_of("llama")
+    stack, layer, body = target.fused, target.layers[1], target.body
+    assert stack is not None and target.new_cache(1, 8) and target.fused is stack
+    old, text = target.new_cache(1, 40), some_text(target, 5)
+    if change == "hook":
+        layer.self_attn.o_proj.register_forward_hook(lambda module, given, output: output * 2)
+    elif change == "norm hook":
+        body.norm.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
+    elif change == "assign":
+        state = {name: t.clone() * 1.5 for name, t in target.model.state_dict().items()}
+        target.model.load_state_dict(state, assign=True)
+    elif change == "data":
+        for parameter in layer.parameters():
+            parameter.data = parameter.data.clone() * 2
+    elif change == "dtype":
+        target.model.to(torch.float64)
+    elif change == "reversed":
+        body.layers = torch.nn.ModuleList(reversed(list(body.layers)))
+    else:
+        body.layers[2].input_layernorm.variance_epsilon = 0.5
+        assert fused(target.model, body, body.layers) is None
+    torch.full((1 << 20,), torch.nan)  # over what was freed
+    if change != "dtype":
+        assert bool(target.forward(text, cache=old).hidden_BLD.isfinite().all())
+    cache = target.new_cache(1, 40)
+    assert target.fused is None
+    if change != "dtype":
+        changed = target.forward(text, cache=cache).hidden_BLD
+        torch.testing.assert_close(changed, target.forward(text).hidden_BLD, rtol=1e-4, atol=1e-4)
+
+
+def test_positions_and_masks_of_any_kind() -> None:
+    quick, modules = target_of("llama"), target_of("llama", fuse=False)
+    text = some_text(quick, 2)
+    for positions in ([[400, 401]], [[-1, 0]]):
+        found = [
+            t.forward(text, cache=t.new_cache(1, 8), positions_BL=torch.tensor(positions)).hidden_BLD
+            for t in (quick, modules)
+        ]
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
