@@ -14,8 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from align.common.library_output import guard_library_output
-from align.common.text import say
+from align.common.text import guard_library_output, say
 
 
 class UserError(ValueError):

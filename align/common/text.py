@@ -1,11 +1,14 @@
-"""Values and times as text, and text onto the terminal."""
+"""Values and times as text, and text onto the terminal, what libraries log and warn of included."""
 
 from __future__ import annotations
 
+import functools
 import html
+import logging
 import re
 import sys
-from typing import TextIO
+import warnings
+from typing import Any, TextIO
 
 # C0 but tab and newline, DEL, C1, line separators, the marks that reverse the reading order, halves of surrogate pairs
 _CONTROL = re.compile(
@@ -54,3 +57,36 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+# ---- what libraries say ----
+
+_KNOWN = "past_key_values"
+"""A name that our models and published ones keep, and that transformers says is deprecated."""
+
+
+@functools.cache
+def guard_library_output() -> None:
+    """From now on every log record and every warning of this process is printable, whatever a model's files put into it."""
+    make_record, make_warning = logging.getLogRecordFactory(), warnings.formatwarning
+
+    def record(*given: Any, **named: Any) -> logging.LogRecord:
+        made = make_record(*given, **named)
+        if made.exc_info is None and (text := _text(made)) != (shown := printable(text)):
+            made.msg, made.args = shown, ()
+        return made
+
+    def warning(*given: Any, **named: Any) -> str:
+        return printable(make_warning(*given, **named))
+
+    logging.setLogRecordFactory(record)
+    warnings.formatwarning = warning
+    warnings.filterwarnings("ignore", message=f".*{_KNOWN}", category=FutureWarning)
+    logging.getLogger("transformers.utils.generic").addFilter(lambda made: _KNOWN not in _text(made))
+
+
+def _text(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError):  # a mistake of the library's: logging says so itself
+        return ""

@@ -228,14 +228,13 @@ def _nonsense(s: Samples, vocabulary: int | None) -> str | None:
     return None
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The folder's manifest. Raises UserError where it is missing or broken."""
+def read_manifest(folder: Path, schema: type = Manifest, missing: str = "") -> dict[str, Any]:
+    """The folder's manifest. Raises UserError where it is missing, which `missing` puts into words, or broken."""
     path = folder / "manifest.json"
     if not path.exists():
-        raise UserError(
-            f"{folder}: no manifest.json, so no data; write some with {command('align.synthesize')}"
-        )
-    return convert(read_json(path), Manifest, "", str(path))
+        missing = missing or f"no data; write some with {command('align.synthesize')}"
+        raise UserError(f"{folder}: no manifest.json, so {missing}")
+    return convert(read_json(path), schema, "", str(path))
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:

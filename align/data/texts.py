@@ -15,7 +15,6 @@ from typing import Any, TypedDict
 
 from align.common.commands import command
 from align.common.errors import UserError
-from align.common.schema import convert, read_json
 from align.common.text import say
 from align.config.recipe import Recipe
 from align.data import shards as data
@@ -65,12 +64,8 @@ def text_folder(recipe: Recipe) -> Path:
 
 def read_text_manifest(folder: Path) -> dict[str, Any]:
     """The folder's manifest. Raises UserError where it is missing or broken."""
-    path = folder / "manifest.json"
-    if not path.exists():
-        raise UserError(
-            f"{folder}: no manifest.json, so no text; {command('align.synthesize')} reads data.text into it"
-        )
-    return convert(read_json(path), TextManifest, "", str(path))
+    missing = f"no text; {command('align.synthesize')} reads data.text into it"
+    return data.read_manifest(folder, TextManifest, missing)
 
 
 def open_text(recipe: Recipe, target: Target) -> data.ShardSamples:

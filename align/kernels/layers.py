@@ -105,6 +105,9 @@ class LayerStack:
     Args:
         heads, kv_heads, head_width: of the attention; head_width is a multiple of 8.
         scale: of the scores. eps: of the norms, `head_eps` of those of single heads.
+
+    Raises:
+        ValueError: layers of several shapes, or of one or a type that `layers.c` does not take.
     """
 
     weights: Sequence[Weights]
@@ -120,11 +123,10 @@ class LayerStack:
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads or self.head_width % 8:
             raise ValueError(f"{self.heads} heads over {self.kv_heads} of width {self.head_width}")
+        self.inner, self.width = self.weights[0].gate[0].shape
         self._layers = (_Layer * len(self.weights))(*map(self._layer, self.weights))
-        first = self.weights[0]
-        self.width, inner = first.q[0].shape[1], first.gate[0].shape[0]
         self._stack = _Stack(
-            len(self.weights), self.width, inner, self.heads, self.kv_heads, self.head_width, self.scale, self.eps, self.head_eps,
+            len(self.weights), self.width, self.inner, self.heads, self.kv_heads, self.head_width, self.scale, self.eps, self.head_eps,
             self._layers, self._pointer(self.last_norm, (self.width,)),
         )  # fmt: skip
         self._library = rows_library()
@@ -142,18 +144,9 @@ class LayerStack:
         return held.data_ptr()
 
     def _layer(self, weights: Weights) -> _Layer:
-        found = _Layer()
-        inner, width = weights.gate[0].shape
+        found, width, inner = _Layer(), self.width, self.inner
         q, kv = self.heads * self.head_width, self.kv_heads * self.head_width
-        shapes = [
-            (q, width),
-            (kv, width),
-            (kv, width),
-            (width, q),
-            (inner, width),
-            (inner, width),
-            (width, inner),
-        ]
+        shapes = [(q, width), (kv, width), (kv, width), (width, q), *[(inner, width)] * 2, (width, inner)]
         for name, shape in zip(_MATRICES, shapes, strict=True):
             weight, bias = getattr(weights, name)
             half = weight.dtype == torch.bfloat16
@@ -172,7 +165,7 @@ class LayerStack:
         Raises:
             ValueError: more rows than that, a memory without room or of another shape, inputs of another shape or type.
         """
-        count = len(x_RD)
+        count = sum(r.rows for r in requests)
         if any((r.memory.heads, r.memory.width) != (self.kv_heads, self.head_width) for r in requests):
             raise ValueError(f"a memory of other heads than {self.kv_heads} of width {self.head_width}")
         if any(
@@ -181,9 +174,8 @@ class LayerStack:
         ):
             raise ValueError("which rows see which is bool, (rows, rows)")
         sizes = [(x_RD, self.width), (cos_Rw, self.head_width), (sin_Rw, self.head_width)]
-        total = sum(r.rows for r in requests)
-        if any(t.dtype != torch.float32 or tuple(t.shape) != (total, size) for t, size in sizes):
-            raise ValueError(f"{count} rows in {x_RD.dtype} for requests of {total}, in fp32")
+        if any(t.dtype != torch.float32 or tuple(t.shape) != (count, size) for t, size in sizes):
+            raise ValueError(f"{len(x_RD)} rows in {x_RD.dtype} for requests of {count}, in fp32")
         if count > MOST_ROWS or any(r.end > r.memory.capacity for r in requests):
             raise ValueError(
                 f"{count} rows: at most {MOST_ROWS} at a time, and no more than the memory has room for"

@@ -314,31 +314,34 @@ class BlockSession:
 
         The blocks do not attend to each other and share the context's keys. `tokens_NK`: from `BlockDrafter.masked`.
         """
-        drafter, config = self.drafter, self.drafter.config
+        drafter = self.drafter
         assert self.before is not None
         count, size = tokens_NK.shape
         x = drafter._inputs(tokens_NK, self.before).flatten(0, 1)[None]
         start = self.cache.length if self.own is None else self.own.length
         positions = torch.arange(start, start + size, device=x.device).repeat(count)[None]
         cos, sin = drafter._tables(x, positions)
-        block, mask = torch.arange(count, device=x.device).repeat_interleave(size), None
+        block = torch.arange(count, device=x.device).repeat_interleave(size)
         see_RR = block[:, None] == block
-        if count > 1:
-            groups = config.num_attention_heads // config.num_key_value_heads
-            mask = block_mask(see_RR, count * size, start, groups, drafter.norm.weight.dtype, x.device)
-        hidden = self._through(x, cos, sin, see_RR, mask).view(count, size, -1)
+        hidden = self._through(x, cos, sin, see_RR, count).view(count, size, -1)
         for _ in range(1, self.passes):
             again = x + drafter.estimated(hidden).view_as(x)
-            hidden = self._through(again, cos, sin, see_RR, mask).view(count, size, -1)
+            hidden = self._through(again, cos, sin, see_RR, count).view(count, size, -1)
         return hidden
 
-    def _through(self, x: Tensor, cos: Tensor, sin: Tensor, see_RR: Tensor, mask: Tensor | None) -> Tensor:
-        """One pass over input rows, (1, R, D) → hidden states; `see_RR`, and `mask` after `block_mask`: who attends to whom."""
-        ids, cache = tuple(self.drafter.config.target_layer_ids), self.own
+    def _through(self, x: Tensor, cos: Tensor, sin: Tensor, see_RR: Tensor, count: int) -> Tensor:
+        """One pass over the input rows of `count` blocks, (1, R, D) → hidden states; `see_RR`: who attends to whom."""
+        config, cache = self.drafter.config, self.own
+        ids = tuple(config.target_layer_ids)
         if (stack := self.drafter.stack) is not None:
             read, layers = (self.cache, ids) if cache is None else (cache, None)
             if (found := drafted(stack, x[0], cos[0], sin[0], read, layers, see_RR)) is not None:
                 return found[None]
+        mask = None
+        if count > 1:
+            start = self.cache.length if cache is None else cache.length
+            groups = config.num_attention_heads // config.num_key_value_heads
+            mask = block_mask(see_RR, len(see_RR), start, groups, self.drafter.norm.weight.dtype, x.device)
         for i, layer in enumerate(self.drafter.blocks):
             ctx_k, ctx_v = (
                 (self.cache.k(ids[i]), self.cache.v(ids[i])) if cache is None else (cache.k(i), cache.v(i))

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-from transformers.activations import ACT2FN
+from torch import Tensor
 
-from align.kernels.layers import LayerStack, Rows, Weights
+from align.kernels.layers import LayerStack, Rows
 from align.kernels.linear import MOST_ROWS, RowsLinear, rows_library
 from align.target.cache import KVCache
-from align.target.fused import memory_of
+from align.target.fused import is_silu, layer_weights, memory_of
 
 if TYPE_CHECKING:
     from align.models.block import BlockDrafter
-    from align.models.block_layers import BlockLayer
 
 PLAIN_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 
@@ -26,40 +23,24 @@ def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
     plain = all(
         {name for name, _ in layer.named_children()} == PLAIN_PARTS
         and isinstance(layer.self_attn.q_proj, RowsLinear)
-        and type(layer.mlp.act) in (nn.SiLU, type(ACT2FN["silu"]))
+        and is_silu(layer.mlp.act)
         for layer in drafter.blocks
     )
-    if (
-        not plain
-        or rows_library() is None
-        or config.head_dim % 8
-        or drafter.norm.weight.dtype != torch.float32
-    ):
+    if not plain or rows_library() is None:
         return None
-    return LayerStack(
-        [_weights(layer) for layer in drafter.blocks],
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_width=config.head_dim,
-        scale=drafter.blocks[0].self_attn.scale,
-        eps=config.rms_norm_eps,
-        last_norm=drafter.norm.weight.detach(),
-        head_eps=config.rms_norm_eps,
-    )
-
-
-def _weights(layer: BlockLayer) -> Weights:
-    attention, mlp = layer.self_attn, layer.mlp
-    linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-    linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    q, k, v, o, gate, up, down = ((linear.weight, linear.bias) for linear in linears)
-    norms = [attention.q_norm.weight, attention.k_norm.weight] if attention.qk_norm else []
-    return Weights(
-        *(q, k, v, o, gate, up, down),
-        layer.input_layernorm.weight.detach(),
-        layer.post_attention_layernorm.weight.detach(),
-        *(norm.detach() for norm in norms),
-    )
+    try:
+        return LayerStack(
+            [layer_weights(layer) for layer in drafter.blocks],
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_width=config.head_dim,
+            scale=drafter.blocks[0].self_attn.scale,
+            eps=config.rms_norm_eps,
+            last_norm=drafter.norm.weight,
+            head_eps=config.rms_norm_eps,
+        )
+    except ValueError:  # of other shapes, or in 16 bits
+        return None
 
 
 def drafted(

@@ -131,57 +131,60 @@ def fused(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
         return None
     config = model.config.get_text_config(decoder=True)
     first: Any = layers[0]
-    attention = first.self_attn
-    width = int(attention.head_dim)
-    weights = [_weights(layer) for layer in layers]
-    kv_heads = weights[0].k[0].shape[0] // width
-    same = all(
-        [t[0].shape for t in _matrices(w)] == [t[0].shape for t in _matrices(weights[0])] for w in weights
-    )
+    attention, weights = first.self_attn, [layer_weights(layer) for layer in layers]
     constants = {_constants(layer) for layer in layers}
-    if width % 8 or not same or len(constants) > 1 or None in constants:
+    if len(constants) > 1 or None in constants:
         return None
-    stack = LayerStack(
-        weights,
-        heads=weights[0].q[0].shape[0] // width,
-        kv_heads=kv_heads,
-        head_width=width,
-        scale=float(attention.scaling),
-        eps=float(first.input_layernorm.variance_epsilon),
-        last_norm=body.norm.weight.detach(),
-        head_eps=float(attention.q_norm.variance_epsilon) if hasattr(attention, "q_norm") else 0.0,
-    )
+    width = int(attention.head_dim)
+    try:
+        stack = LayerStack(
+            weights,
+            heads=weights[0].q[0].shape[0] // width,
+            kv_heads=weights[0].k[0].shape[0] // width,
+            head_width=width,
+            scale=float(attention.scaling),
+            eps=float(first.input_layernorm.variance_epsilon),
+            last_norm=body.norm.weight,
+            head_eps=float(attention.q_norm.variance_epsilon) if hasattr(attention, "q_norm") else 0.0,
+        )
+    except ValueError:  # of other shapes
+        return None
     rope = getattr(config, "rope_parameters", None) or {}
     return FusedLayers(stack, body, rope.get("rope_type", "default") in _FIXED_ROTARY)
 
 
 def _constants(layer: Any) -> tuple[float, ...] | None:
     """The numbers of a layer that are no weights; None where its norms differ in them."""
-    attention = layer.self_attn
-    own = [
-        getattr(attention, name).variance_epsilon for name in ("q_norm", "k_norm") if hasattr(attention, name)
-    ]
-    norms = [layer.input_layernorm.variance_epsilon, layer.post_attention_layernorm.variance_epsilon]
-    if len({*norms}) > 1 or len({*own}) > 1:
+    whole, of_heads = ([norm.variance_epsilon for norm in norms] for norms in _norms(layer))
+    if len({*whole}) > 1 or len({*of_heads}) > 1:
         return None
-    return (attention.head_dim, attention.scaling, *norms, *own)
+    return (layer.self_attn.head_dim, layer.self_attn.scaling, *whole, *of_heads)
 
 
-def _matrices(weights: Weights) -> list[tuple[Tensor, Tensor | None]]:
-    w = weights
-    return [w.q, w.k, w.v, w.o, w.gate, w.up, w.down]
-
-
-def _weights(layer: Any) -> Weights:
+def _linears(layer: Any) -> list[Any]:
+    """q, k, v, output, gate, up, down."""
     attention, mlp = layer.self_attn, layer.mlp
+    own = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    return [*own, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
-    linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-    q, k, v, o, gate, up, down = (
-        (linear.weight, linear.bias) for linear in (*linears, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    )
-    norms = [layer.input_layernorm, layer.post_attention_layernorm]
-    norms += [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-    return Weights(q, k, v, o, gate, up, down, *(norm.weight for norm in norms))
+
+def _norms(layer: Any) -> tuple[list[Any], list[Any]]:
+    """Those before attention and feed-forward, and those of queries' and keys' heads, where it has some."""
+    attention = layer.self_attn
+    of_heads = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+    return [layer.input_layernorm, layer.post_attention_layernorm], of_heads
+
+
+def layer_weights(layer: Any) -> Weights:
+    """The weights of a layer under Llama's names, a target's or a block drafter's."""
+    q, k, v, o, gate, up, down = ((linear.weight, linear.bias) for linear in _linears(layer))
+    whole, of_heads = _norms(layer)
+    return Weights(q, k, v, o, gate, up, down, *(norm.weight for norm in (*whole, *of_heads)))
+
+
+def is_silu(module: nn.Module) -> bool:
+    """Whether it is the activation that `layers.c` computes."""
+    return type(module) in (nn.SiLU, type(ACT2FN["silu"]))
 
 
 def _of_the_kind(model: Any, body: Any, layers: nn.ModuleList) -> bool:
@@ -216,14 +219,11 @@ def _layer_of_the_kind(layer: Any) -> bool:
         return False
     if not _children(attention, linears) and not _children(attention, linears + " q_norm k_norm"):
         return False
-    norms = [layer.input_layernorm, layer.post_attention_layernorm]
-    norms += [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-    products = [getattr(attention, name) for name in linears.split()]
-    products += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    whole, of_heads = _norms(layer)
     return (
-        all(_like(norm, "RMSNorm") for norm in norms)
-        and all(isinstance(product, RowsLinear) for product in products)
-        and type(mlp.act_fn) in (nn.SiLU, type(ACT2FN["silu"]))
+        all(_like(norm, "RMSNorm") for norm in (*whole, *of_heads))
+        and all(isinstance(linear, RowsLinear) for linear in _linears(layer))
+        and is_silu(mlp.act_fn)
     )
 
 

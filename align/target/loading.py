@@ -11,9 +11,8 @@ import torch
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id, model_folder, package_file
-from align.common.library_output import guard_library_output
 from align.common.schema import SHORT_DTYPES, read_object
-from align.common.text import cut
+from align.common.text import cut, guard_library_output
 from align.target.debug import DEBUG, debug_model
 from align.target.gguf import converted_folder
 from align.target.interface import OWN

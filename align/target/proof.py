@@ -89,8 +89,10 @@ def proven(model: Any, tokenizer: Any, spec: str, fast: bool = True, round_to_bf
         own = own_output(model.eval(), tokenizer)
     except Exception as error:  # a model's failures have no common class
         raise UserError(f"target {spec!r}: architecture {name!r} does not run: {first_line(error)}") from None
-    said, quick = "", fast and not round_to_bf16
-    for attempt in ("fused", "ours", "own attention"):
+    said, quick, was_fused = "", fast and not round_to_bf16, True
+    for attempt in ("fused", "modules", "own attention"):
+        if attempt == "modules" and not was_fused:  # they were tried just now
+            continue
         try:
             target = Target(
                 model,
@@ -100,8 +102,7 @@ def proven(model: Any, tokenizer: Any, spec: str, fast: bool = True, round_to_bf
                 own_attention=attempt == "own attention",
                 fuse=attempt == "fused",
             )
-            if attempt == "fused" and target.fused is None:
-                continue
+            was_fused = target.fused is not None
             target.logit_form = _form(target, own)
             said = _difference(target, own, target.dtype)
         except Exception as error:

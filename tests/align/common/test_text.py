@@ -1,10 +1,13 @@
-"""Values and times as text."""
+"""Values and times as text; libraries' log lines and warnings can't steer a terminal."""
 
 from __future__ import annotations
 
+import logging
+import warnings
+
 import pytest
 
-from align.common.text import clock, cut, markdown_text, printable, say, short
+from align.common.text import clock, cut, guard_library_output, markdown_text, printable, say, short
 
 
 def test_long_values_are_cut() -> None:
@@ -30,3 +33,11 @@ def test_markdown_holds_no_html_and_ends_no_cell() -> None:
 def test_what_the_terminal_lacks_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     say("\x1b[31m\ud800", error=True)
     assert capsys.readouterr().err == "\\x1b[31m\\ud800\n"
+
+
+def test_log_lines_and_warnings_are_escaped(caplog: pytest.LogCaptureFixture) -> None:
+    guard_library_output()
+    logging.getLogger("transformers.anything").warning("method %s", "\x1b[31mred")
+    logging.getLogger("transformers.utils.generic").warning("`past_key_values` are deprecated")
+    assert [r.getMessage() for r in caplog.records] == ["method \\x1b[31mred"]
+    assert "\x1b" not in warnings.formatwarning(UserWarning("\x1b[2J"), UserWarning, "f.py", 1, "x")

@@ -230,6 +230,8 @@ def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
         with pytest.raises(ValueError, match="for requests of 2"):
             stack(x, cos, request.sin, [request.rows])
     weights = stack.weights[0]
+    with pytest.raises(ValueError, match="belongs"):  # layers of two shapes
+        LayerStack([weights, random_stack(inner=41).weights[0]], 6, 2, 24, 1.0, 1e-5)
     for field, wrong in (("q", (weights.q[0][:-1], None)), ("before_mlp", weights.before_mlp.bfloat16())):
         with pytest.raises(ValueError, match="belongs"):
             LayerStack([replace(weights, **{field: wrong})], 6, 2, 24, 1.0, 1e-5)
