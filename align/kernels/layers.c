@@ -11,12 +11,6 @@
 #include <string.h>
 
 typedef struct {
-    const void *weight; /* (out, in) */
-    const float *bias;  /* (out), or 0 */
-    int64_t half;       /* whether the weight is bf16 */
-} Matrix;
-
-typedef struct {
     Matrix q, k, v, o, gate, up, down;
     const float *before_attention, *before_mlp, *q_norm, *k_norm; /* norms; the last two may be 0 */
 } Layer;
@@ -41,26 +35,6 @@ typedef struct {
 #include <omp.h>
 
 enum { PART = 128, TOGETHER = 3 }; /* keys a part; queries at a time */
-
-/* exp of eight numbers ≤ 88, to 2 units in the last place (Cephes' polynomial); far below 0 it is 0. */
-static inline AVX2 __m256 exp8(__m256 x)
-{
-    const __m256 least = _mm256_set1_ps(-87.0f);
-    const __m256 gone = _mm256_cmp_ps(x, least, _CMP_LT_OQ);
-    x = _mm256_min_ps(_mm256_max_ps(x, least), _mm256_set1_ps(88.0f));
-    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504088896341f)), 8);
-    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
-    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), x);
-    __m256 y = _mm256_set1_ps(1.9875691500e-4f);
-    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.3981999507e-3f));
-    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(8.3334519073e-3f));
-    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(4.1665795894e-2f));
-    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.6666665459e-1f));
-    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(5.0000001201e-1f));
-    y = _mm256_add_ps(_mm256_fmadd_ps(y, _mm256_mul_ps(x, x), x), _mm256_set1_ps(1.0f));
-    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-    return _mm256_andnot_ps(gone, _mm256_mul_ps(y, _mm256_castsi256_ps(power)));
-}
 
 /* y = x / rms(x) · weight */
 static AVX2 void rms_norm(const float *x, const float *weight, float *y, int64_t size, float eps)
@@ -103,38 +77,6 @@ static AVX2 void rotate(float *x, const float *norm, float eps, const float *cos
         x[i] = a * cosine[i] - b * sine[i];
         x[i + half] = b * cosine[i + half] + a * sine[i + half];
     }
-}
-
-/* y (M, N) = x · Wᵀ, or added to y: columns 2·from to 2·to. `ahead`: what is read after them. */
-static AVX2 void product(
-    const Matrix *m, const float *x, float *y, int64_t M, int64_t K, int64_t N, int64_t from, int64_t to, int add)
-{
-    const int64_t size = m->half ? 2 : 4;
-    for (int64_t n = from; n < to; n++) {
-        const char *first = (const char *)m->weight + 2 * n * K * size;
-        const char *second = 2 * n + 1 < N ? first + K * size : first;
-        const char *ahead = n + 1 < to ? first + 2 * K * size : first;
-        const float *bias = m->bias ? m->bias + 2 * n : 0;
-        float sums[2 * 32];
-        float *out = add ? sums : y + 2 * n;
-        const int64_t step = add ? 2 : N;
-        if (m->half)
-            rows_bf16(x, first, second, bias, out, M, K, step, ahead);
-        else
-            rows_fp32(x, first, second, bias, out, M, K, step, ahead);
-        if (!add) continue;
-        for (int64_t i = 0; i < M; i++) {
-            y[i * N + 2 * n] += sums[2 * i];
-            if (second != first) y[i * N + 2 * n + 1] += sums[2 * i + 1];
-        }
-    }
-}
-
-/* The share of thread t of T in `count` pieces. */
-static void share(int64_t count, int t, int T, int64_t *from, int64_t *to)
-{
-    *from = count * t / T;
-    *to = count * (t + 1) / T;
 }
 
 /* Scores of m queries with keys, four keys at a time: scores[i] (count). m is a constant wherever this is called; width: a

@@ -13,7 +13,9 @@ from torch import Tensor
 from align.kernels.linear import MOST_ROWS, rows_library
 
 
-class _Matrix(Structure):
+class MatrixFields(Structure):
+    """`Matrix` of rows.h."""
+
     _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("half", c_int64)]
 
 
@@ -22,7 +24,7 @@ _NORMS = ("before_attention", "before_mlp", "q_norm", "k_norm")
 
 
 class _Layer(Structure):
-    _fields_ = [*((name, _Matrix) for name in _MATRICES), *((name, c_void_p) for name in _NORMS)]
+    _fields_ = [*((name, MatrixFields) for name in _MATRICES), *((name, c_void_p) for name in _NORMS)]
 
 
 class _Stack(Structure):
@@ -47,6 +49,32 @@ class _Request(Structure):
 
 
 Matrix = tuple[Tensor, Tensor | None]
+
+
+def pointer_of(
+    tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, held: list[Any]
+) -> int | None:
+    """Where a tensor lies, which joins `held`, so that its memory stays whatever becomes of the parameter; None for None.
+
+    Raises:
+        ValueError: it is not contiguous, or of another shape or type.
+    """
+    if tensor is None:
+        return None
+    if not tensor.is_contiguous() or tensor.dtype != dtype or tuple(tensor.shape) != shape:
+        raise ValueError(f"{tuple(tensor.shape)} in {tensor.dtype}, where {shape} in {dtype} belongs")
+    held.append(tensor.detach())
+    return tensor.data_ptr()
+
+
+def matrix_fields(matrix: Matrix, shape: tuple[int, int], held: list[Any]) -> MatrixFields:
+    """A matrix of this shape in fp32 or bf16, with its bias; `ValueError` as `pointer_of`."""
+    weight, bias = matrix
+    half = weight.dtype == torch.bfloat16
+    dtype = torch.bfloat16 if half else torch.float32
+    return MatrixFields(
+        pointer_of(weight, shape, dtype, held), pointer_of(bias, shape[:1], torch.float32, held), half
+    )
 
 
 @dataclass
@@ -127,34 +155,22 @@ class LayerStack:
         self._layers = (_Layer * len(self.weights))(*map(self._layer, self.weights))
         self._stack = _Stack(
             len(self.weights), self.width, self.inner, self.heads, self.kv_heads, self.head_width, self.scale, self.eps, self.head_eps,
-            self._layers, self._pointer(self.last_norm, (self.width,)),
+            self._layers, self._vector(self.last_norm, self.width),
         )  # fmt: skip
         self._library = rows_library()
-
-    def _pointer(self, tensor: Tensor | None, shape: tuple[int, ...], half: bool = False) -> int | None:
-        if tensor is None:
-            return None
-        dtype = torch.bfloat16 if half else torch.float32
-        if not tensor.is_contiguous() or tensor.dtype != dtype or tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"a weight of {tuple(tensor.shape)} in {tensor.dtype}, where {shape} in {dtype} belongs"
-            )
-        held = tensor.detach()  # its memory stays, whatever becomes of the parameter
-        self._held.append(held)
-        return held.data_ptr()
 
     def _layer(self, weights: Weights) -> _Layer:
         found, width, inner = _Layer(), self.width, self.inner
         q, kv = self.heads * self.head_width, self.kv_heads * self.head_width
         shapes = [(q, width), (kv, width), (kv, width), (width, q), *[(inner, width)] * 2, (width, inner)]
         for name, shape in zip(_MATRICES, shapes, strict=True):
-            weight, bias = getattr(weights, name)
-            half = weight.dtype == torch.bfloat16
-            pointers = self._pointer(weight, shape, half), self._pointer(bias, shape[:1])
-            setattr(found, name, _Matrix(*pointers, half))
+            setattr(found, name, matrix_fields(getattr(weights, name), shape, self._held))
         for name, size in zip(_NORMS, (width, width, self.head_width, self.head_width), strict=True):
-            setattr(found, name, self._pointer(getattr(weights, name), (size,)))
+            setattr(found, name, self._vector(getattr(weights, name), size))
         return found
+
+    def _vector(self, tensor: Tensor | None, size: int) -> int | None:
+        return pointer_of(tensor, (size,), torch.float32, self._held)
 
     def __call__(
         self, x_RD: Tensor, cos_Rw: Tensor, sin_Rw: Tensor, requests: Sequence[Rows], taps: Sequence[int] = ()

@@ -46,6 +46,12 @@ def rows_library() -> Any:
                     [ctypes.c_void_p] * 5 + [ctypes.c_int64] + [ctypes.c_void_p] * 2
                 )
                 library.layers_forward.restype = None
+                library.tree_scratch.argtypes = [ctypes.c_void_p] + [ctypes.c_int64] * 2
+                library.tree_scratch.restype = ctypes.c_int64
+                library.draft_tree.argtypes = [
+                    *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_float, *[ctypes.c_void_p] * 4,
+                ]  # fmt: skip
+                library.draft_tree.restype = ctypes.c_int64
                 return library if library.rows_available() else None
             except (OSError, AttributeError):
                 return None

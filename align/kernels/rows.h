@@ -1,4 +1,4 @@
-/* Two rows of a weight times a few rows of x: what rows.c and layers.c multiply with.
+/* Two rows of a weight times a few rows of x: what rows.c, layers.c and tree.c multiply with.
  *
  * The time of such a product is the time to read W once. Two rows of W at a time are streamed past up to six rows of
  * x, whose sums stay in registers; the arithmetic hides behind the reading. Every output is the sum over k in the same
@@ -7,6 +7,12 @@
 #ifndef ROWS_H
 #define ROWS_H
 #include <stdint.h>
+
+typedef struct {
+    const void *weight; /* (out, in) */
+    const float *bias;  /* (out), or 0 */
+    int64_t half;       /* whether the weight is bf16 */
+} Matrix;
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -103,6 +109,58 @@ static AVX2 void rows_bf16(
     const char *ahead)
 {
     rows_of(x, w, v, bias, y, M, K, N, ahead, 1);
+}
+
+/* y (M, N) = x · Wᵀ, or added to y (M ≤ 32): columns 2·from to 2·to. */
+static inline AVX2 void product(
+    const Matrix *m, const float *x, float *y, int64_t M, int64_t K, int64_t N, int64_t from, int64_t to, int add)
+{
+    const int64_t size = m->half ? 2 : 4;
+    for (int64_t n = from; n < to; n++) {
+        const char *first = (const char *)m->weight + 2 * n * K * size;
+        const char *second = 2 * n + 1 < N ? first + K * size : first;
+        const char *ahead = n + 1 < to ? first + 2 * K * size : first;
+        const float *bias = m->bias ? m->bias + 2 * n : 0;
+        float sums[2 * 32];
+        float *out = add ? sums : y + 2 * n;
+        const int64_t step = add ? 2 : N;
+        if (m->half)
+            rows_bf16(x, first, second, bias, out, M, K, step, ahead);
+        else
+            rows_fp32(x, first, second, bias, out, M, K, step, ahead);
+        if (!add) continue;
+        for (int64_t i = 0; i < M; i++) {
+            y[i * N + 2 * n] += sums[2 * i];
+            if (second != first) y[i * N + 2 * n + 1] += sums[2 * i + 1];
+        }
+    }
+}
+
+/* The share of thread t of T in `count` pieces. */
+static inline void share(int64_t count, int t, int T, int64_t *from, int64_t *to)
+{
+    *from = count * t / T;
+    *to = count * (t + 1) / T;
+}
+
+/* exp of eight numbers ≤ 88, to 2 units in the last place (Cephes' polynomial); far below 0 it is 0. */
+static inline AVX2 __m256 exp8(__m256 x)
+{
+    const __m256 least = _mm256_set1_ps(-87.0f);
+    const __m256 gone = _mm256_cmp_ps(x, least, _CMP_LT_OQ);
+    x = _mm256_min_ps(_mm256_max_ps(x, least), _mm256_set1_ps(88.0f));
+    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504088896341f)), 8);
+    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), x);
+    __m256 y = _mm256_set1_ps(1.9875691500e-4f);
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.3981999507e-3f));
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(8.3334519073e-3f));
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(4.1665795894e-2f));
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.6666665459e-1f));
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(5.0000001201e-1f));
+    y = _mm256_add_ps(_mm256_fmadd_ps(y, _mm256_mul_ps(x, x), x), _mm256_set1_ps(1.0f));
+    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_andnot_ps(gone, _mm256_mul_ps(y, _mm256_castsi256_ps(power)));
 }
 #endif
 #endif

@@ -20,6 +20,7 @@ well: given the first j drafts it predicts those after them, from row j on.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +29,10 @@ from torch.nn import functional as F
 from align.common.batch import Anchors, Batch
 from align.kernels.layers import LayerStack
 from align.kernels.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
+from align.kernels.tree import TreeHead
 from align.models.block_config import BlockConfig
 from align.models.block_layers import BlockLayer, ConfidenceHead, RMSNorm
-from align.models.block_stack import draft_stack, drafted
+from align.models.block_stack import draft_stack, drafted, tree_head
 from align.models.markov import MarkovHead, markov_head
 from align.target.attention import block_mask
 from align.target.cache import KVCache, LayerShape
@@ -106,6 +108,8 @@ class BlockDrafter(nn.Module):
         self._rounded: _RoundedWeights | None = None
         self.stack: LayerStack | None = None
         """Its layers in one call, after `prepare_for_drafting`, where they are of that kind."""
+        self.tree: TreeHead | None = None
+        """Trees of its drafts in one call, likewise."""
 
     def add_estimate(self) -> None:
         """What a second pass is shown of the first; nothing yet, and nothing is drawn for it."""
@@ -148,12 +152,22 @@ class BlockDrafter(nn.Module):
         cos, sin = self.target.body.rotary_emb(x, positions)
         return cos, sin
 
-    def _inputs(self, tokens: Tensor, hidden_before: Tensor) -> Tensor:
+    def rotary(self, x: Tensor, positions_1L: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """`_tables` of one row of positions, all below `end`, out of those that the target keeps, where it does."""
+        if (kept := self.target.fused) is None:
+            return self._tables(x, positions_1L)
+        cos, sin = kept.rotary(x[0], positions_1L[0], end)
+        return cos[None], sin[None]
+
+    def inputs(self, tokens: Tensor, hidden_before: Tensor) -> Tensor:
         """Blocks' tokens (…, K) and the target's state before each block (…, D) as input rows, (…, K, D)."""
-        x = self.target.embed(tokens).detach()
-        if self.config.context == "shared_kv":
-            x = x + self.fc(self.hidden_norm(hidden_before))[..., None, :]
-        return x
+        return self.conditioned(self.target.embed(tokens).detach(), hidden_before)
+
+    def conditioned(self, embedded: Tensor, hidden_before: Tensor) -> Tensor:
+        """Blocks' embedded tokens (…, K, D) with the target's state before each block (…, D) → input rows."""
+        if self.config.context == "taps":
+            return embedded
+        return embedded + self.fc(self.hidden_norm(hidden_before))[..., None, :]
 
     def masked(self, tokens: Tensor, clean: Tensor | int = 0) -> Tensor:
         """Blocks (…, K), the anchor first, with MASK in place of all but the anchor and the `clean` (…) tokens after it."""
@@ -178,7 +192,7 @@ class BlockDrafter(nn.Module):
         rows = torch.arange(index.shape[0], device=index.device)[:, None]
         before = features.hidden_BLD[rows, (index - 1).clamp_min(0)]
         tokens = batch.tokens_BL[rows[..., None], anchors.places_BAK(batch.tokens_BL.shape[1])]
-        x = self._inputs(self.masked(tokens, 0 if clean_BA is None else clean_BA), before)
+        x = self.inputs(self.masked(tokens, 0 if clean_BA is None else clean_BA), before)
         positions = batch.positions_BL[rows, index][..., None] + torch.arange(size, device=index.device)
         cos, sin = (t.unflatten(0, index.shape) for t in self._tables(x, positions.flatten(0, 1)))
         places = torch.arange(batch.tokens_BL.shape[1], device=index.device)
@@ -256,6 +270,7 @@ class BlockDrafter(nn.Module):
             basis = self.markov.basis_Vr(folded=True).to(kept)
         self._rounded = _RoundedWeights(self.head_weight_VdD.to(kept), basis)
         self.stack = draft_stack(self)
+        self.tree = tree_head(self, self._rounded.head_VdD, basis)
 
 
 class BlockSession:
@@ -276,6 +291,7 @@ class BlockSession:
         if drafter.markov is not None:
             rounded = drafter._rounded
             self.basis_Vr = drafter.markov.basis_Vr() if rounded is None else rounded.basis_Vr
+        self._masks: Tensor | None = None  # the embedded block after its first token, (1, K − 1, D)
         self.own: KVCache | None = None
         if config.context == "taps":
             shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)
@@ -304,9 +320,14 @@ class BlockSession:
     @torch.no_grad()
     def hidden(self, last_token: int) -> Tensor:
         """Hidden states of the block that starts at `last_token`, which follows the cached context: (K, D)."""
+        drafter = self.drafter
         assert self.before is not None
-        tokens = torch.full((1, self.drafter.config.block_size), last_token, device=self.before.device)
-        return self.hidden_of_blocks(self.drafter.masked(tokens))[0]
+        if self._masks is None:
+            tokens = torch.zeros(1, drafter.config.block_size, dtype=torch.int64, device=self.before.device)
+            self._masks = drafter.target.embed(drafter.masked(tokens)[:, 1:])
+        last = drafter.target.embed(torch.tensor([[last_token]], device=self.before.device))
+        x = drafter.conditioned(torch.cat((last, self._masks), dim=1), self.before)
+        return self._hidden_of_rows(x[0], 1)[0]
 
     @torch.no_grad()
     def hidden_of_blocks(self, tokens_NK: Tensor) -> Tensor:
@@ -314,15 +335,15 @@ class BlockSession:
 
         The blocks do not attend to each other and share the context's keys. `tokens_NK`: from `BlockDrafter.masked`.
         """
-        drafter = self.drafter
         assert self.before is not None
-        count, size = tokens_NK.shape
-        x = drafter._inputs(tokens_NK, self.before).flatten(0, 1)[None]
+        return self._hidden_of_rows(self.drafter.inputs(tokens_NK, self.before).flatten(0, 1), len(tokens_NK))
+
+    def _hidden_of_rows(self, x_RD: Tensor, count: int) -> Tensor:
+        """Input rows of `count` blocks → hidden states, (N, K, D)."""
+        drafter, x, size = self.drafter, x_RD[None], len(x_RD) // count
         start = self.cache.length if self.own is None else self.own.length
-        positions = torch.arange(start, start + size, device=x.device).repeat(count)[None]
-        cos, sin = drafter._tables(x, positions)
-        block = torch.arange(count, device=x.device).repeat_interleave(size)
-        see_RR = block[:, None] == block
+        steps, see_RR = _apart(count, size, x.device)
+        cos, sin = drafter.rotary(x, start + steps, start + size)
         hidden = self._through(x, cos, sin, see_RR, count).view(count, size, -1)
         for _ in range(1, self.passes):
             again = x + drafter.estimated(hidden).view_as(x)
@@ -373,3 +394,10 @@ class BlockSession:
         assert head is not None
         embedded = self.drafter.target.embed(previous).to(hidden_D.dtype)
         return float(head(hidden_D[None], embedded).sigmoid())
+
+
+@cache
+def _apart(count: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The steps of `count` blocks' rows from their beginning, (1, R), and which rows each one sees: those of its block, (R, R)."""
+    block = torch.arange(count, device=device).repeat_interleave(size)
+    return torch.arange(size, device=device).repeat(count)[None], block[:, None] == block

@@ -1,13 +1,16 @@
-"""A block drafter's layers in one call for few rows on a CPU (`align.kernels.layers`)."""
+"""A block drafter in two calls for few rows on a CPU: its layers (`align.kernels.layers`), and the tree of its drafts
+(`align.kernels.tree`)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from align.kernels.layers import LayerStack, Rows
 from align.kernels.linear import MOST_ROWS, RowsLinear, rows_library
+from align.kernels.tree import MarkovWeights, TreeHead
+from align.models.markov import MixedHead
 from align.target.cache import KVCache
 from align.target.fused import is_silu, layer_weights, memory_of
 
@@ -58,3 +61,25 @@ def drafted(
         return None
     rows = Rows(memory_of(cache, layers), cache.length, len(x_RD), see_RR.contiguous(), apart=True)
     return stack(x_RD, cos_Rw, sin_Rw, [rows])[0]
+
+
+def tree_head(drafter: BlockDrafter, head_VdD: Tensor, basis_Vr: Tensor | None) -> TreeHead | None:
+    """The head and the Markov head of a drafter as they are after `prepare_for_drafting`; None where they are of another kind, or
+    no library is there. `basis_Vr`: with the Markov head's last layer multiplied in."""
+    markov, embedding = drafter.markov, drafter.target.model.get_input_embeddings()
+    if rows_library() is None or drafter.target.device.type != "cpu":
+        return None
+    weights = None
+    if markov is not None:
+        hidden, previous = getattr(markov, "hidden", None), getattr(markov, "previous", None)
+        if type(markov) is not MixedHead or type(embedding) is not nn.Embedding or basis_Vr is None:
+            return None
+        if not isinstance(hidden, RowsLinear) or not isinstance(previous, RowsLinear):
+            return None
+        weights = MarkovWeights(
+            (hidden.weight, hidden.bias), (previous.weight, previous.bias), basis_Vr, embedding.weight
+        )
+    try:
+        return TreeHead(head_VdD, drafter.draft_vocab, weights)
+    except ValueError:  # of other types
+        return None

@@ -148,10 +148,11 @@ class BlockDrafts(DraftSession):
         began = perf_counter()
         self.session.passes = self.proposer.passes or self.trained_passes
         hidden_KD = self.session.hidden(self.request.tokens[-1])[:k]
+        nodes = self.proposer.nodes(self.request.sampling)
+        if nodes and self.law == "point":
+            return self._best_first_tree(hidden_KD, nodes, began)
         logits_KV = self.network.logits(hidden_KD)
-        if nodes := self.proposer.nodes(self.request.sampling):
-            if self.law == "point":
-                return self._best_first_tree(hidden_KD, logits_KV, nodes, began)
+        if nodes:
             return self._drawn_tree(hidden_KD, logits_KV, nodes)
         if self.network.markov is None and not self.proposer.confidence:
             columns_K, probs_KV = self._choose(logits_KV)
@@ -203,14 +204,29 @@ class BlockDrafts(DraftSession):
             token = column if self._ids is None else self._ids[column]
         return torch.cat(columns), torch.cat(rows) if rows else None
 
-    def _best_first_tree(self, hidden_KD: Tensor, logits_KV: Tensor, nodes: int, began: float) -> Proposal:
+    def _best_first_tree(self, hidden_KD: Tensor, nodes: int, began: float) -> Proposal:
         """The tree of the most probable paths under q; `began`: when its drafting did."""
-        inputs_Kr = self.session.bias_inputs(hidden_KD)
+        tokens, parents, log_q = self._paths(hidden_KD, nodes)
+        if (sizes := self.proposer.sizes) is not None:
+            paths = [math.exp(value) for value in log_q]
+            count = sizes.choose(paths)
+            tokens, parents = tokens[:count], parents[:count]
+            self.round = Round(count, sum(paths[:count]), began, perf_counter())
+        at = torch.tensor(tokens, dtype=torch.int64, device=hidden_KD.device)
+        return Proposal(at, "point", parents=tuple(parents))
+
+    def _paths(self, hidden_KD: Tensor, nodes: int) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
+        """The nodes of the most probable paths: tokens, parents, ln q of each path, the most probable first."""
+        last = self.request.tokens[-1]
         # at temperature 0 rank by q at temperature 1
-        scale, most = self.request.sampling.temperature or 1.0, min(nodes, logits_KV.shape[1])
+        scale = self.request.sampling.temperature or 1.0
+        # where nothing is penalised or barred now, nothing will be further on
+        if self.network.tree is not None and all(t is None for t in self._before(0)):
+            return self.network.tree(hidden_KD, last, nodes, scale)
+        logits_KV, inputs_Kr = self.network.logits(hidden_KD), self.session.bias_inputs(hidden_KD)
+        most = min(nodes, logits_KV.shape[1])
 
         def children(k: int, above: Sequence[int | None]) -> list[tuple[list[float], list[int]]]:
-            last = self.request.tokens[-1]
             tokens = torch.tensor([last if t is None else t for t in above], device=logits_KV.device)
             logits_EV = self._after(logits_KV, inputs_Kr, k, tokens)
             logits_EV = penalised(logits_EV, self.request.sampling, self._before(k))
@@ -220,14 +236,7 @@ class BlockDrafts(DraftSession):
             return rows if len(rows) == len(above) else rows * len(above)
 
         found = ranked(len(logits_KV), nodes, children)
-        if (sizes := self.proposer.sizes) is not None:
-            paths = [math.exp(node.log_q) for node in found]
-            count = sizes.choose(paths)
-            found = found[:count]
-            self.round = Round(count, sum(paths[:count]), began, perf_counter())
-        tokens, parents = as_tree(found)
-        at = torch.tensor(tokens, dtype=torch.int64, device=logits_KV.device)
-        return Proposal(at, "point", parents=parents)
+        return *as_tree(found), [node.log_q for node in found]
 
     def _after(self, logits_KV: Tensor, inputs_Kr: Tensor | None, k: int, tokens_P: Tensor) -> Tensor:
         """Logits at position k after each of the tokens before it, (P, Vd); (1, Vd) without a Markov head."""

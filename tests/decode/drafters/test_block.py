@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from align.common.errors import UserError
+from align.kernels.linear import rows_library
 from align.models.block import BlockDrafter, BlockSession
+from align.models.markov import MixedHead
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
@@ -216,3 +218,30 @@ def test_a_choice_by_cost_needs_a_tree(target: Target) -> None:
     for options in ({"tree_nodes": 0}, {"tree_nodes": 5, "siblings": "iid"}):
         with pytest.raises(UserError, match="by_cost=true chooses a tree's nodes"):
             BlockProposer(network(target, "shared_kv"), by_cost=True, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_trees_in_one_call_are_those_built_level_by_level(
+    target: Target, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With penalties, a minimum length and banned tokens as well, which the one call does not know."""
+    net = network(target, **VARIANTS[variant])
+    net.prepare_for_drafting()
+    propose, calls, kept = BlockDrafts.propose, [], net.tree
+    assert (kept is None) == (net.markov is not None and type(net.markov) is not MixedHead)
+
+    def recorded(self: BlockDrafts, k: int) -> Any:
+        found = propose(self, k)
+        calls.append((found.tokens_K.tolist(), found.parents))
+        return found
+
+    monkeypatch.setattr(BlockDrafts, "propose", recorded)
+    for settings in (Sampling(), Sampling(0.6), VARIED, Sampling(min_new_tokens=9, banned=(5, 6))):
+        seen = []
+        for tree in (kept, None):
+            net.tree, calls = tree, []
+            decoder = Decoder(target, BlockProposer(net, tree_nodes=7))
+            decoder.generate(PROMPT, max_new_tokens=20, sampling=settings)
+            seen.append(calls)
+        assert seen[0] == seen[1] and max(len(tokens) for tokens, _ in calls) == 7

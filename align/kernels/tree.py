@@ -1,0 +1,87 @@
+"""`tree.c` from Python: the most probable paths of a block drafter, best first, in one call."""
+
+from __future__ import annotations
+
+from ctypes import Structure, byref, c_double, c_int64, c_void_p
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from align.kernels.layers import Matrix, MatrixFields, matrix_fields, pointer_of
+from align.kernels.linear import MOST_ROWS, rows_library
+
+
+class _Head(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("width", "columns", "rank")),
+        *((name, MatrixFields) for name in ("head", "hidden", "previous", "basis")),
+        ("embedding", c_void_p),
+        ("ids", c_void_p),
+    ]
+
+
+class MarkovWeights(NamedTuple):
+    """The bias basis·silu(hidden·h + previous·e(x)) on the logits after a token x: matrices (r, D), (r, D) and (Vd, r) in fp32 or
+    bf16, and the embedding (V, D) in fp32."""
+
+    hidden: Matrix
+    previous: Matrix
+    basis_Vr: Tensor
+    embedding_VD: Tensor
+
+
+class TreeHead:
+    """A block drafter's head, ready for `tree.c`.
+
+    Args:
+        head_VdD: (Vd, D) in fp32 or bf16. ids_Vd: the tokens of its lines, None = all of the vocabulary.
+        markov: None = the logits do not depend on the token before.
+
+    Raises:
+        ValueError: weights of other shapes or types.
+    """
+
+    def __init__(self, head_VdD: Tensor, ids_Vd: Tensor | None, markov: MarkovWeights | None) -> None:
+        self._held: list[Any] = []
+        self.columns, self.width = head_VdD.shape
+        rank = 0 if markov is None else len(markov.hidden[0])
+        self._head = _Head(self.width, self.columns, rank)
+        self._head.head = matrix_fields((head_VdD, None), (self.columns, self.width), self._held)
+        if markov is not None:
+            self._head.hidden = matrix_fields(markov.hidden, (rank, self.width), self._held)
+            self._head.previous = matrix_fields(markov.previous, (rank, self.width), self._held)
+            self._head.basis = matrix_fields((markov.basis_Vr, None), (self.columns, rank), self._held)
+            tokens = len(markov.embedding_VD)
+            self._head.embedding = pointer_of(
+                markov.embedding_VD, (tokens, self.width), torch.float32, self._held
+            )
+            if ids_Vd is not None and not 0 <= int(ids_Vd.min()) <= int(ids_Vd.max()) < tokens:
+                raise ValueError(f"tokens outside 0..{tokens - 1}")
+        if ids_Vd is not None:
+            self._head.ids = pointer_of(ids_Vd, (self.columns,), torch.int64, self._held)
+        self.tokens = None if markov is None else len(markov.embedding_VD)
+        self._library = rows_library()
+
+    def __call__(
+        self, hidden_KD: Tensor, last: int, nodes: int, scale: float
+    ) -> tuple[list[int], list[int], list[float]]:
+        """The tree of the most probable paths of at most K tokens after the token `last`, by softmax(logits / scale): tokens,
+        parents' places (−1 = the root) and ln q of each path, the most probable first; at most `nodes` of them.
+
+        Raises:
+            ValueError: no hidden states (K, D) in fp32, K ≤ 32, or a token outside the vocabulary.
+        """
+        levels = len(hidden_KD)
+        if hidden_KD.dtype != torch.float32 or tuple(hidden_KD.shape) != (levels, self.width):
+            raise ValueError(f"hidden states {tuple(hidden_KD.shape)} in {hidden_KD.dtype}")
+        if not 0 < levels <= MOST_ROWS or nodes < 1 or (self.tokens and not 0 <= last < self.tokens):
+            raise ValueError(f"{levels} levels of {nodes} nodes after the token {last}")
+        hidden_KD = hidden_KD.contiguous()
+        head, library = byref(self._head), self._library
+        scratch = torch.empty(library.tree_scratch(head, levels, nodes), dtype=torch.uint8)
+        tokens, parents, log_q = (c_int64 * nodes)(), (c_int64 * nodes)(), (c_double * nodes)()
+        count = library.draft_tree(
+            head, hidden_KD.data_ptr(), levels, last, nodes, scale, tokens, parents, log_q, scratch.data_ptr()
+        )
+        return tokens[:count], parents[:count], log_q[:count]

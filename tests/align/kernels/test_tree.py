@@ -1,0 +1,139 @@
+"""The most probable paths in one call: the same tree as by torch in float64, for heads of all kinds and sizes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from align.kernels.linear import rows_library
+from align.kernels.tree import MarkovWeights, TreeHead
+
+pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
+
+
+def weights(
+    columns: int, width: int, rank: int, tokens: int, half: bool
+) -> tuple[Tensor, Tensor, MarkovWeights | None]:
+    torch.manual_seed(columns + rank)
+    dtype = torch.bfloat16 if half else torch.float32
+    head = (2 * torch.randn(columns, width) / width**0.5).to(dtype)
+    ids = torch.randperm(tokens)[:columns].sort().values
+    if not rank:
+        return head, ids, None
+    hidden, previous = (torch.randn(rank, width).to(dtype) / width**0.5 for _ in range(2))
+    basis = (2 * torch.randn(columns, rank) / rank**0.5).to(dtype)
+    return head, ids, MarkovWeights((hidden, None), (previous, None), basis, 3 * torch.randn(tokens, width))
+
+
+def plainly(
+    hidden_KD: Tensor, last: int, nodes: int, scale: float, head: Tensor, ids: Tensor, m: MarkovWeights | None
+) -> tuple[list[int], list[int], list[float]]:
+    """The same in float64: every path of every length, the most probable first, one node at a time."""
+    tokens, parents, paths, levels = [last], [-1], [0.0], [0]
+    open_: list[tuple[float, int, int]] = []  # −ln q, a parent's place, a token
+
+    def extend(place: int) -> None:
+        k = levels[place]
+        if k == len(hidden_KD):
+            return
+        h = hidden_KD[k].double()
+        logits = head.double() @ h
+        if m is not None:
+            mixed = m.hidden[0].double() @ h + m.previous[0].double() @ m.embedding_VD[tokens[place]].double()
+            logits = logits + m.basis_Vr.double() @ F.silu(mixed)
+        for column, value in enumerate((logits / scale).log_softmax(-1).tolist()):
+            open_.append((-paths[place] - value, place, int(ids[column])))
+
+    extend(0)
+    for _ in range(nodes):
+        if not open_:
+            break
+        best = min(open_)
+        open_.remove(best)
+        tokens.append(best[2])
+        parents.append(best[1])
+        paths.append(-best[0])
+        levels.append(levels[best[1]] + 1)
+        extend(len(tokens) - 1)
+    return tokens[1:], [p - 1 for p in parents[1:]], paths[1:]
+
+
+@pytest.mark.parametrize(
+    ("columns", "width", "rank", "half", "levels", "nodes", "scale"),
+    [
+        (1100, 24, 10, True, 4, 5, 1.0),
+        (1100, 24, 10, False, 3, 17, 0.6),
+        (515, 20, 7, True, 2, 40, 1.7),
+        (513, 9, 0, False, 4, 12, 1.0),
+        (3, 16, 5, False, 4, 33, 0.3),
+        (1, 8, 1, False, 5, 6, 1.0),
+    ],
+)
+def test_the_tree_is_that_of_float64(
+    columns: int, width: int, rank: int, half: bool, levels: int, nodes: int, scale: float
+) -> None:
+    head, ids, markov = weights(columns, width, rank, 2 * columns, half)
+    hidden = torch.randn(levels, width)
+    wanted = plainly(hidden, 1, nodes, scale, head, ids, markov)
+    got = TreeHead(head, ids, markov)(hidden, 1, nodes, scale)
+    assert got[:2] == wanted[:2]
+    assert got[2] == pytest.approx(wanted[2], abs=1e-4)
+
+
+def test_one_thread_or_two_build_the_same_tree() -> None:
+    head, ids, markov = weights(2100, 32, 12, 3000, True)
+    hidden, tree = torch.randn(4, 32), TreeHead(head, ids, markov)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(tree(hidden, 5, 9, 1.0))
+    finally:
+        torch.set_num_threads(threads)
+    assert found[0] == found[1] == found[2]
+
+
+def test_equal_logits_are_taken_from_the_lowest_column_on() -> None:
+    head = torch.zeros(1030, 8)
+    tokens, parents, log_q = TreeHead(head, None, None)(torch.randn(2, 8), 0, 4, 1.0)
+    assert (tokens, parents) == ([0, 1, 2, 3], [-1] * 4)
+    assert log_q == pytest.approx([-math.log(1030)] * 4)
+
+
+def test_numbers_that_are_none_do_no_harm() -> None:
+    head, ids, markov = weights(600, 16, 4, 900, False)
+    tree = TreeHead(head, ids, markov)
+    for wrong in (math.nan, math.inf, -math.inf):
+        hidden = torch.randn(3, 16)
+        hidden[1, 3] = wrong
+        tokens, parents, _ = tree(hidden, 2, 6, 1.0)
+        assert all(parent < place for place, parent in enumerate(parents)) and set(tokens) <= set(
+            ids.tolist()
+        )
+
+
+def test_weights_of_other_shapes_are_refused() -> None:
+    head, ids, markov = weights(20, 8, 4, 40, False)
+    assert markov is not None
+    bad = [
+        (head, ids[:-1], markov),
+        (head.double(), ids, markov),
+        (head, ids, markov._replace(basis_Vr=markov.basis_Vr[:-1])),
+        (head, ids + 30, markov),
+        (head, ids, markov._replace(embedding_VD=markov.embedding_VD.bfloat16())),
+    ]
+    for case in bad:
+        with pytest.raises(ValueError, match=r"belongs|outside"):
+            TreeHead(*case)
+    tree = TreeHead(head, ids, markov)
+    for hidden, last, nodes in (
+        (torch.randn(2, 9), 0, 3),
+        (torch.randn(2, 8), 40, 3),
+        (torch.randn(2, 8), 0, 0),
+    ):
+        with pytest.raises(ValueError):
+            tree(hidden, last, nodes, 1.0)
