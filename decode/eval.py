@@ -18,6 +18,7 @@ from align.common.claims import Claim
 from align.common.commands import command
 from align.common.errors import UserError, cli
 from align.common.terminal import PlainConsole
+from align.target.debug import DEBUG
 from align.target.names import check_given
 from decode.benchmark.config import TUNING_PROMPTS, TUNING_SUITE, EvalConfig
 from decode.benchmark.folder import check_early
@@ -170,6 +171,8 @@ def next_step(summary: dict[str, Any], config: EvalConfig) -> str:
     """What to type next."""
     if summary["bugs"]:
         return f"Next: the page names each difference; {command('decode.verify')} looks closer"
+    if config.target in DEBUG:
+        return f"Next: measure a real target; {config.target} is random:  {command('decode.eval', '--suite', 'mtbench')}"
     target = ("--target", config.target) if config.target else ()
     drafter = ("--drafter", config.drafter) if config.drafter else ()
     able = {

@@ -183,6 +183,11 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
             say(f"{folder} is finished: {manifest['samples']} samples, {manifest['tokens']} tokens")
         return manifest
     start, tokens_before = time.monotonic(), manifest["tokens"]
+    if writing.prompts is not None and len(writing.prompts) < d.samples and not quiet:
+        say(
+            f"note: data.prompts={d.prompts!r} holds {len(writing.prompts)} prompts: at most as many of the {d.samples} samples "
+            "(data.samples) can be written"
+        )
     if manifest["samples"] and not quiet:
         say(f"going on in {folder}: {manifest['samples']} of {d.samples} samples are there")
     with _WritingProgress(d.samples, manifest["samples"], quiet) as progress:

@@ -30,7 +30,7 @@ from align.common.schema import convert, read_json, read_object
 from align.models.families import BASES, Family, family_of
 from align.models.masked_lm import MaskedLM, embedding_names, is_lora
 from align.target.interface import register
-from align.target.loading import read_config
+from align.target.loading import quiet_loading, read_config
 from align.target.model import Target
 from align.target.names import check_sizes
 
@@ -256,6 +256,7 @@ def _filled(family: Family, config: Any, tensors: dict[str, Tensor], where: str,
             raise UserError(
                 f"{where}: {family.theirs(name)} has shape {tuple(tensors[name].shape)}, expected {tuple(shape)}"
             )
+    quiet_loading()
     with in_one_line(where):
         return getattr(transformers, family.base).from_pretrained(
             None, config=config, state_dict=tensors, dtype=dtype, attn_implementation=register()

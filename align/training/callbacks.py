@@ -43,14 +43,14 @@ def validation_line(step: int, numbers: Mapping[str, float]) -> str:
         return " ".join(f"{v:.3f}" for k, v in numbers.items() if k.startswith(name))
 
     each = by_position("acceptance_")
-    accepted = by_position("kept_sampling_") or by_position("kept_greedy_")
+    sampled, greedy = by_position("kept_sampling_"), by_position("kept_greedy_")
     bound = ""
     if "bound" in numbers:
         bound = f"bound {numbers['bound']:.3f}±{numbers['bound_se']:.3f} nats a token (perplexity {numbers['perplexity']:.0f}), "
     return (
         f"validation at step {step}: loss {numbers['loss']:.4f} a block, {bound}expected τ {tau('greedy', 'at temperature 0')}, "
         f"{tau('sampling', 'at temperature 1')}; chance of acceptance at each drafted position {each}"
-        + (f"; of all up to there {accepted}" if accepted else "")
+        + (f"; of all up to there {sampled or f'{greedy}, greedy'}" if sampled or greedy else "")
     )
 
 

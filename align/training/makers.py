@@ -31,7 +31,7 @@ from align.models.masked_lm import MaskedLM, with_lora
 from align.models.standalone import DiffusionConfig, DiffusionDrafter
 from align.models.standalone_checkpoint import architecture, load_standalone
 from align.target.interface import register
-from align.target.loading import load_target
+from align.target.loading import load_target, quiet_loading
 from align.target.model import Target
 
 # ---- which layers of the target, and which token is the mask ----
@@ -325,6 +325,7 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
         _check_base(type(target.model).__name__, f"target {target.spec!r}")
         config, tensors = own_layers(target, layers)
         config.architectures = [type(target.model).__name__]
+        quiet_loading()
         model = getattr(transformers, config.architectures[0]).from_pretrained(
             None, config=config, state_dict=tensors, dtype=torch.float32, attn_implementation=register()
         )

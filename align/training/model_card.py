@@ -89,6 +89,8 @@ def write_card(
         "",
         about.text,
         "",
+        "FOLDER is where this page lies:",
+        "",
         '    python -m decode.generate --drafter FOLDER "your prompt"',
         "",
         "| | |",

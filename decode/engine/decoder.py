@@ -182,6 +182,8 @@ def prompt_tokens(target: Target, prompt: Prompt, raw: bool = False) -> list[int
         raise UserError(f"the prompt must be text, messages or tokens, not {short(prompt, 60)}")
     elif isinstance(prompt[0], dict):
         tokens = _chat(target, [_message(m) for m in prompt])
+    elif isinstance(prompt[0], str):
+        raise UserError("the prompt is a list of texts: generate takes one, generate_batch several")
     else:
         tokens = [_token(t, target.vocab_size) for t in prompt]
     if not tokens:

@@ -16,7 +16,7 @@ class Tree(NamedTuple):
     path: list[int]
 
 
-@dataclass
+@dataclass(repr=False)
 class Generation:
     """One request's output, counts and times.
 
@@ -47,6 +47,15 @@ class Generation:
     """Part of `seconds` spent in target calls and verification."""
     top2_gaps: list[float] | None = None
     """On request: for each token the gap between the two largest logits, before temperature."""
+
+    def __repr__(self) -> str:
+        """In short: the lists have a number for each token or call."""
+        text = self.text if len(self.text) <= 60 else self.text[:57] + "…"
+        speed = f"{self.tokens_per_second:.1f} tokens/s" if self.tokens_per_second else "no speed"
+        return (
+            f"<Generation {text!r}: {len(self.tokens)} tokens ({self.finish}), {self.calls} calls, τ {self.tau:.2f}, "
+            f"{speed}>"
+        )
 
     @property
     def nodes(self) -> list[int]:

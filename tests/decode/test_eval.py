@@ -196,6 +196,8 @@ def test_what_to_type_next_names_the_option() -> None:
     config = eval.read_config(["--target", "a b"])
     alone = eval.next_step({"bugs": 0, "overall": {"plain": figures, "lookup": figures}}, config)
     assert "-m align.train recipe=smollm2_block 'target.name=a b' output=runs/mine" in alone
+    random = eval.read_config(["--target", "debug"])
+    assert "measure a real target" in eval.next_step({"bugs": 0, "overall": {"plain": figures}}, random)
     assert "--help" not in alone and "--target 'a b' --drafter runs/mine/drafter" in alone
     used = eval.next_step({"bugs": 0, "overall": {"plain": figures, "drafter": figures}}, config)
     assert used.endswith("""-m decode.generate --target 'a b' "your prompt\"""")

@@ -35,6 +35,14 @@ def test_the_validation_line_says_what_its_figures_are() -> None:
     assert line.endswith(
         "chance of acceptance at each drafted position 0.220 0.230; of all up to there 0.200 0.050"
     )
+    only_greedy = {
+        "loss": 0.1,
+        "tau_greedy": 1.4,
+        "tau_greedy_se": 0.02,
+        "acceptance_1": 0.2,
+        "kept_greedy_1": 0.4,
+    }
+    assert validation_line(6, only_greedy).endswith("position 0.200; of all up to there 0.400, greedy")
     bound = {"bound": 2.0, "bound_se": 0.1, "perplexity": 7.4}
     assert "bound 2.000±0.100 nats a token (perplexity 7), expected" in validation_line(
         6, {**numbers, **bound}

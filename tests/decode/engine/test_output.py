@@ -15,3 +15,8 @@ def test_without_a_call_or_time_there_is_no_speed() -> None:
     assert Generation([1, 2], "", 3, "length", calls=1).tokens_per_second == 0.0
     out = Generation([1], "", 3, "length")
     assert (out.nodes, out.tau, out.tokens_per_second) == ([], 0.0, 0.0)
+
+
+def test_shown_it_is_one_short_line() -> None:
+    out = Generation([*range(5000)], "word\n" * 5000, 3, "length", 2, [2, 2], [None] * 2, [1, 2], seconds=2.5)
+    assert len(repr(out)) < 150 and "5000 tokens (length), 2 calls" in repr(out) and "\n" not in repr(out)
