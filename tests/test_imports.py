@@ -67,12 +67,16 @@ def imports(source: str, lazily: bool = True) -> frozenset[str]:
             module = "." * node.level + (node.module or "")
             found.add(module)
             found.update(f"{module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and "import" in ast.unparse(node.func):  # import_module("x")
+        elif isinstance(node, ast.Call) and "import" in _called(node):  # import_module("x")
             found.update(
                 a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)
             )
         pending.extend(ast.iter_child_nodes(node))
     return frozenset(found)
+
+
+def _called(call: ast.Call) -> str:
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
 
 
 def room_of(module: str) -> str:

@@ -17,6 +17,7 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
     return load_file(str(output / "drafter" / "model.safetensors"))
 
 
+@pytest.mark.slow
 def test_training_from_disk_is_training_from_memory(
     tmp_path: Path, debug_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

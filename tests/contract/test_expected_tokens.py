@@ -124,6 +124,7 @@ def cases_of(verifier: str, drafter: str) -> list[tuple[Toy, Parents, Case]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verifier", "drafter"), [x for x in pairs() if x[0] != "point_mass"])
 def test_every_draft_through_the_engine(verifier: str, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not drawn but gone through: each draft at its weight, what the engine may count at its probability, and what it counts

@@ -83,6 +83,7 @@ def test_what_is_drawn_is_distributed_as_q_says(
     assert not checked or checked >= NOT_LESS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("verifier", ["block", "recursive", "k_seq"])
 @pytest.mark.parametrize("kind", [*BLOCK_VARIANTS, "ddit"])

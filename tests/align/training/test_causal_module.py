@@ -107,6 +107,7 @@ def test_golden_losses(tmp_path: Path, debug_data: Path) -> None:
     assert "library_name: transformers" in card and "layers 0, 3 of that target" in card
 
 
+@pytest.mark.slow
 def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path) -> None:
     words = ("trainer.ema=0.9", "trainer.checkpoint_every=4", "trainer.keep_features_gb=1e-4")
     whole = run(tmp_path / "whole", debug_data, *words)

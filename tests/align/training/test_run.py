@@ -79,6 +79,7 @@ def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str) ->
     assert losses(parts)[-8:] == losses(whole)[-8:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [3, 9])  # within the text, and within the own words, between two shards
 def test_text_then_own_words_while_they_are_written(tmp_path: Path, at: int) -> None:
     """One command from nothing, stopped and gone on with: the weights of one that found all of its data."""
@@ -146,6 +147,7 @@ def test_a_beginning_that_is_done_again_is_reported_once(tmp_path: Path, debug_d
         assert [row["step"] for row in csv.DictReader(file)] == ["0", "1", "1"]
 
 
+@pytest.mark.slow
 def test_dropout_belongs_to_its_step(tmp_path: Path, debug_data: Path) -> None:
     """Whatever torch's own generator was before: a run that is killed before its first checkpoint draws the same again."""
     words = ["recipe=debug_sedd", f"data.path={debug_data}", "drafter.dropout=0.3", "trainer.max_steps=3"]
@@ -213,6 +215,7 @@ def test_parts_learn_at_rates_of_their_own(tmp_path: Path, debug_data: Path) -> 
         run(tmp_path / "none", debug_data, "trainer.learning_rates={confidence: 1}")
 
 
+@pytest.mark.slow
 def test_milestones_are_the_drafter_after_so_many_tokens(tmp_path: Path, debug_data: Path) -> None:
     """Of the step that reached them, its average where there is one; a run that is cut in two saves the same."""
     words = ["trainer.max_steps=6", "trainer.checkpoint_every=2", "trainer.ema=0.5"]

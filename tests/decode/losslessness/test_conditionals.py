@@ -113,6 +113,7 @@ def test_an_impossible_token_is_counted_and_a_tie_is_not(target: Target) -> None
     assert not tally.passed(1e-3)
 
 
+@pytest.mark.slow
 def test_texts_drawn_from_p_pass_and_others_do_not(target: Target) -> None:
     generator = torch.Generator().manual_seed(0)
     sampling = Sampling(1.0)

@@ -35,6 +35,7 @@ def test_a_sound_engine_does_as_asked(options: Options, both: list[Decoder], by_
         assert check.passed and check.figures["drafted"], check.words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", DROPPED, ids=lambda bug: bug.name)
 def test_a_dropped_option_shows(bug: Bug, options: Options, both: list[Decoder], by_ratio: Decoder) -> None:
     if bug.check == "options":

@@ -40,6 +40,7 @@ METHODS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_greedy_output_is_plain_decodings(parts: Parts, name: str) -> None:
     decoder = build(read_method(name), parts)

@@ -164,6 +164,7 @@ def session_of(target: Target, drafter: BlockProposer, sampling: Sampling) -> Bl
     return engine.session
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8), Sampling(repetition_penalty=1.4)])
 def test_the_tree_is_the_best_of_its_size(target: Target, variant: str, sampling: Sampling) -> None:

@@ -46,6 +46,7 @@ def test_shapes() -> None:
     assert drawn_tree_parents(3, 1) == (-1, -1, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("siblings", ["iid", "without_replacement"])
 def test_drawn_trees_have_the_law_they_say(siblings: str) -> None:
     """Each token given its parent's, siblings in draw order; by counting, against the law written out."""
@@ -75,6 +76,7 @@ def test_drawn_trees_have_the_law_they_say(siblings: str) -> None:
     assert chi_square_tail(*chi_square(found, law, 3000)) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("siblings", ["iid", "without_replacement"])
 def test_a_third_sibling_knows_both_others(siblings: str) -> None:
     q = rows(1, 4, 5)
