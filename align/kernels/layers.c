@@ -42,12 +42,13 @@ typedef struct {
 
 enum { PART = 128, TOGETHER = 3 }; /* keys a part; queries at a time */
 
-/* exp of eight numbers ≤ 88, to 2 units in the last place (Cephes' polynomial); far below 0 it is 0. */
+/* exp of eight numbers ≤ 88, to 2 units in the last place (Cephes' polynomial); far below 0 it is 0. NaN stays NaN: of a number
+ * and NaN, min and max give their second operand. */
 static inline AVX2 __m256 exp8(__m256 x)
 {
     const __m256 least = _mm256_set1_ps(-87.0f);
     const __m256 gone = _mm256_cmp_ps(x, least, _CMP_LT_OQ);
-    x = _mm256_min_ps(_mm256_max_ps(x, least), _mm256_set1_ps(88.0f));
+    x = _mm256_min_ps(_mm256_set1_ps(88.0f), _mm256_max_ps(least, x));
     const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504088896341f)), 8);
     x = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
     x = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), x);
@@ -243,7 +244,11 @@ static AVX2 float softmax_part(
     t = _mm_max_ps(t, _mm_movehl_ps(t, t));
     const float most = _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
     *sum = 0.0f;
-    if (most == -INFINITY) return most;
+    if (most == -INFINITY) { /* nothing seen, or NaN that max has passed over; beside a number exp keeps NaN */
+        for (int64_t j = 0; j < count; j++)
+            if (scores[j] != scores[j]) return *sum = NAN;
+        return most;
+    }
     __m256 all = _mm256_setzero_ps();
     const __m256 best = _mm256_set1_ps(most);
     for (int64_t j = 0; j < count; j += 8) {
