@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 import transformers
 from transformers.models.auto.modeling_auto import (
@@ -13,6 +16,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from align.target.debug import debug_model
+from align.target.gguf import _KEYS
 from align.target.model import Target
 from align.target.proof import proven
 
@@ -120,3 +124,55 @@ def tiny_target(name: str, tokenizer: Any = None, seed: int = 0) -> Target:
 def some_text(target: Target, length: int, seed: int = 0) -> torch.Tensor:
     """Random tokens, (1, length)."""
     return torch.randint(4, target.vocab_size, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+_GGUF = {f"{ours}.weight": f"{theirs}.weight" for theirs, ours in _KEYS.items()}
+_GGUF_TOP = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+}
+
+
+def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """The hub's half-split rotary rows as llama.cpp stores them."""
+    return weight.view(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path: Path, target: Target, architecture: str = "llama", tokenizer: str = "gpt2") -> None:
+    """The debug target as a GGUF file."""
+    config, vocab = target.model.config, target.tokenizer.get_vocab()
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_tokenizer_model(tokenizer)
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    tokens[3] = "ab"  # instead of <unused>: a GGUF file has a merge
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * 3 + [1] * (len(vocab) - 3))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(target.tokenizer.chat_template)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, weight in target.model.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        if name in _GGUF_TOP:
+            stored = _GGUF_TOP[name]
+        else:
+            _, _, layer, part = name.split(".", 3)
+            stored = f"blk.{layer}.{_GGUF[part]}"
+            projection = part.split(".")[-2]
+            if projection in heads:
+                weight = _interleaved(weight, heads[projection])
+        writer.add_tensor(stored, np.ascontiguousarray(weight.numpy()))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -185,7 +185,11 @@ static AVX2 float softmax_part(
     t = _mm_max_ps(t, _mm_movehl_ps(t, t));
     const float most = _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
     *sum = 0.0f;
-    if (most == -INFINITY) return most;
+    if (most == -INFINITY) { /* nothing seen, or NaN that max has passed over; beside a number exp keeps NaN */
+        for (int64_t j = 0; j < count; j++)
+            if (scores[j] != scores[j]) return *sum = NAN;
+        return most;
+    }
     __m256 all = _mm256_setzero_ps();
     const __m256 best = _mm256_set1_ps(most);
     for (int64_t j = 0; j < count; j += 8) {

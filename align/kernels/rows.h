@@ -143,12 +143,13 @@ static inline void share(int64_t count, int t, int T, int64_t *from, int64_t *to
     *to = count * (t + 1) / T;
 }
 
-/* exp of eight numbers ≤ 88, to 2 units in the last place (Cephes' polynomial); far below 0 it is 0. */
+/* exp of eight numbers ≤ 88, to 2 units in the last place (Cephes' polynomial); far below 0 it is 0. NaN stays NaN: of a number
+ * and NaN, min and max give their second operand. */
 static inline AVX2 __m256 exp8(__m256 x)
 {
     const __m256 least = _mm256_set1_ps(-87.0f);
     const __m256 gone = _mm256_cmp_ps(x, least, _CMP_LT_OQ);
-    x = _mm256_min_ps(_mm256_max_ps(x, least), _mm256_set1_ps(88.0f));
+    x = _mm256_min_ps(_mm256_set1_ps(88.0f), _mm256_max_ps(least, x));
     const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504088896341f)), 8);
     x = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
     x = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), x);

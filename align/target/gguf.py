@@ -6,8 +6,10 @@ The weights are dequantised by `gguf` and stored in fp32, so that later loads re
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
+import struct
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from safetensors.torch import save_file
 from align.common.errors import UserError, nearest
 from align.common.files import sha256_file
 from align.common.hub import cache_folder
+from align.target.names import check_values
 
 _KEYS = {
     "attn_norm": "input_layernorm",
@@ -41,6 +44,18 @@ _ARCHITECTURES = {
     "qwen3": ("Qwen3ForCausalLM", False),
 }
 _DIGITS_ALONE = {"smollm"}
+_SIZES = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
+}
+_SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""GGUF's types of numbers, and their bytes."""
+_STRING, _ARRAY = 8, 9
 
 
 def converted_folder(path: Path) -> Path:
@@ -55,7 +70,10 @@ def converted_folder(path: Path) -> Path:
     import gguf
 
     try:
+        _check_arrays(path)
         reader = gguf.GGUFReader(str(path))
+    except UserError:
+        raise
     except Exception as error:  # the reader raises whatever the bytes lead it to
         raise UserError(f"{path}: not a readable GGUF file ({type(error).__name__}: {error})") from None
     fields = {name: field.contents() for name, field in reader.fields.items()}
@@ -68,6 +86,8 @@ def converted_folder(path: Path) -> Path:
     part = Path(tempfile.mkdtemp(dir=destination.parent))
     try:
         config = _config(fields, architecture)
+        names = {key: f"{architecture}.{name}" for key, name in _SIZES.items()}
+        check_values(config, path.stat().st_size, str(path), names)
         weights = _weights(reader, config, permuted=_ARCHITECTURES[architecture][1])
         config["tie_word_embeddings"] = "lm_head.weight" not in weights
         config["vocab_size"] = weights["model.embed_tokens.weight"].shape[0]
@@ -82,6 +102,38 @@ def converted_folder(path: Path) -> Path:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return destination
+
+
+def _check_arrays(path: Path) -> None:
+    """Raises UserError where an array of the header has more values than the file has bytes: the reader would go on for ever.
+    A header that ends too soon, or is none, says so there."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        order = ">" if struct.unpack_from("<I", data, 4)[0] & 0xFFFF == 0 else "<"
+
+        def number(at: int, form: str) -> int:
+            return int(struct.unpack_from(order + form, data, at)[0])
+
+        def end_of(at: int, kind: int) -> int:
+            if kind in _SCALARS:
+                return at + _SCALARS[kind]
+            if kind == _STRING:
+                return at + 8 + number(at, "Q")
+            if kind != _ARRAY:
+                raise ValueError(f"unknown type {kind}")
+            inner, count = number(at, "I"), number(at + 4, "Q")
+            at += 12
+            if count * _SCALARS.get(inner, 8) > len(data) - at:
+                raise UserError(f"{path}: not a readable GGUF file (an array of {count} values)")
+            if inner in _SCALARS:
+                return at + count * _SCALARS[inner]
+            for _ in range(count):
+                at = end_of(at, inner)
+            return at
+
+        at = 24
+        for _ in range(number(16, "Q")):
+            at += 8 + number(at, "Q")
+            at = end_of(at + 4, number(at, "I"))
 
 
 def _config(fields: dict[str, Any], architecture: str) -> dict[str, Any]:

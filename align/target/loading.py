@@ -18,7 +18,7 @@ from align.target.gguf import converted_folder
 from align.target.interface import OWN
 from align.target.model import Target
 from align.target.names import DEFAULT_TARGET as DEFAULT_TARGET
-from align.target.names import DTYPES, WHEELS, check_dtype, check_name, packages, similar
+from align.target.names import DTYPES, WHEELS, check_dtype, check_name, check_sizes, packages, similar
 from align.target.proof import proven
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
@@ -55,6 +55,7 @@ def load_target(
         return Target(model.to(place, number), tokenizer, spec, fast, round_to_bf16)
     check_name(spec)
     folder = resolve_folder(spec)
+    _check_hub_sizes(folder, revision)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     quiet_loading()
@@ -142,6 +143,21 @@ def resolve_folder(spec: str) -> Path | str:
     raise UserError(
         f"target {spec!r}: the hub does not answer and no copy is cached{similar(spec)}: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
     )
+
+
+def _check_hub_sizes(folder: Path | str, revision: str | None) -> None:
+    """Of a hub id, what `check_name` does of a folder: `check_sizes`."""
+    if isinstance(folder, Path):
+        return
+    from huggingface_hub import hf_hub_download
+
+    try:
+        config = hf_hub_download(
+            folder, "config.json", revision=revision, local_files_only=not hub_reachable()
+        )
+    except Exception:  # of many kinds; transformers says what it is
+        return
+    check_sizes(Path(config).parent, f"target {folder!r}")
 
 
 def _in_hub_cache(spec: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,15 +146,35 @@ def check_sizes(folder: Path, what: str) -> None:
         config = read_object(folder / "config.json")
     except UserError:
         return  # said where it is loaded
-    files = [p for p in folder.glob("*") if p.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")]
-    room = 4 * 2 * sum(p.stat().st_size for p in files if p.is_file())
     for values in (config, *(v for v in config.values() if isinstance(v, dict))):
-        _check_values(values, room, what)
+        check_values(values, _weight_bytes(folder), f"{what}: config.json")
 
 
-def _check_values(values: dict[str, Any], room: int, what: str) -> None:
+def _weight_bytes(folder: Path) -> int:
+    """Of the weights in a folder; 0 where there are none, or not all (of a hub's model some are fetched later)."""
+    for index in folder.glob("*.index.json"):
+        try:
+            shards = read_object(index).get("weight_map")
+        except UserError:
+            return 0
+        if isinstance(shards, dict) and not all(
+            (folder / str(name)).is_file() for name in {*shards.values()}
+        ):
+            return 0
+    files = [p for p in folder.glob("*") if p.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")]
+    return sum(p.stat().st_size for p in files if p.is_file())
+
+
+def check_values(
+    values: dict[str, Any], weight_bytes: int, what: str, names: Mapping[str, str] | None = None
+) -> None:
+    """Raises UserError as `check_sizes` does, for values of a config.json and the bytes of its weights; 0 = unknown: then they have no
+    more than memory could ever hold. `names`: what the user knows the keys as."""
+    memory = memory_bytes() or 1 << 62
+    room = 4 * 2 * (weight_bytes or 16 * memory)
+
     def refuse(key: str, why: str) -> None:
-        raise UserError(f"{what}: config.json: {key}={values[key]}: {why}")
+        raise UserError(f"{what}: {(names or {}).get(key, key)}={values[key]}: {why}")
 
     sizes = {key: value for key, value in values.items() if type(value) is int}
     hidden = max(1, next((sizes[key] for key in _HIDDEN if key in sizes), 1))
@@ -161,9 +182,11 @@ def _check_values(values: dict[str, Any], room: int, what: str) -> None:
     width = hidden if hidden <= _least("") else 1  # one that is too wide says so itself
     for key in (*_HIDDEN, *_LAYERS, *_WIDTHS):
         others = rows if key in _HIDDEN else width**2 if key in _LAYERS else width
-        if room and sizes.get(key, 0) * others > room and sizes[key] > _least(key):
-            refuse(key, "the weights are far too small for that")
-    memory = memory_bytes() or 1 << 62
+        if sizes.get(key, 0) * others > room and sizes[key] > _least(key):
+            refuse(
+                key,
+                "the weights are far too small for that" if weight_bytes else "no machine has room for that",
+            )
     for key in _POSITIONS:
         count = sizes.get(key, 0)
         if count > MOST_POSITIONS or count**2 * _SQUARED.get(str(values.get("model_type")), 0) > memory:

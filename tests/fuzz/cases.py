@@ -20,7 +20,8 @@ from align.common.text import printable
 from align.config.parser import shipped
 from align.config.recipe import keys
 from decode import eval, generate, report, verify
-from tests.fuzz.hostile import argument, changed_bytes, copied, damage, text
+from tests.fuzz.hostile import argument, changed_bytes, changed_gguf, copied, damage, text
+from tests.target_models import write_gguf
 
 QUICK = [
     "--target", "debug", "--device", "cpu", "--dtype", "float32", "--max-new-tokens", "4", "--threads", "1",
@@ -67,6 +68,8 @@ class Corpus:
         from align.target.loading import load_target
 
         target = load_target("debug", device="cpu")
+        (self.whole / "gguf").mkdir()
+        write_gguf(self.whole / "gguf/t.gguf", target)
         target.model.save_pretrained(str(self.whole / "target"))
         target.tokenizer.save_pretrained(str(self.whole / "target"))
 
@@ -320,6 +323,18 @@ def target_file(corpus: Corpus, r: random.Random) -> Case:
     return generate.main, words, what
 
 
+def gguf_file(corpus: Corpus, r: random.Random) -> Case:
+    os.environ["SPECALIGN_CACHE"] = str(Path("cache").absolute())
+    path = copied(corpus.whole / "gguf", Path("gguf")) / "t.gguf"
+    if r.random() < 0.8:
+        raw, what = changed_gguf(path.read_bytes(), r)
+        path.write_bytes(raw)
+    else:
+        what = damage(path, r)
+    words = ["--target", str(path), *QUICK[2:-2], "--drafter", "lookup", "Say one."]
+    return generate.main, words, f"{path}: {what}"
+
+
 def prompt(corpus: Corpus, r: random.Random) -> Case:
     """A hostile prompt, from the command line or in a file beside others."""
     if r.random() < 0.5:
@@ -344,5 +359,5 @@ def prompt(corpus: Corpus, r: random.Random) -> Case:
 
 KINDS: dict[Callable[[Corpus, random.Random], Case], float] = {
     recipe_words: 30, recipe_file: 12, eval_options: 12, generate_options: 10, verify_options: 6, report_file: 14, continued_file: 4,
-    prompts_file: 8, data_file: 3, checkpoint_file: 2, drafter_file: 3, target_file: 4, prompt: 5,
+    prompts_file: 8, data_file: 3, checkpoint_file: 2, drafter_file: 3, target_file: 4, gguf_file: 6, prompt: 5,
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**63, 2**200, 0.5, -0.0, 1e308, 1e-308, float("nan"), float("inf"), "", "x", "1", [], {}, [None],
     [[]], {"": None}, {"a": {"b": []}}, "\x1b[2J", "\x00", "é" * 1000, [1] * 1000, "../../etc/passwd", "[/b]", "$5_vs_$10", "<b>|",
 )  # fmt: skip
+
+
+_GGUF_HEADER = 12_000
+"""Bytes: more than the keys and values of the corpus's file."""
 
 
 def text(r: random.Random) -> str:
@@ -80,6 +85,24 @@ def changed_bytes(raw: bytes, r: random.Random) -> bytes:
             return text(r).encode("utf-8", "surrogatepass")
         case _:
             return b""
+
+
+def changed_gguf(raw: bytes, r: random.Random) -> tuple[bytes, str]:
+    """A GGUF file with a number of its header replaced: a count, a type, a length, or a value; or with other bytes there. And what
+    was changed."""
+    keys = re.findall(rb"(?:general|llama|tokenizer)\.[a-z0-9_.]+", raw[:_GGUF_HEADER])
+    if r.random() < 0.2:
+        return changed_bytes(raw[:_GGUF_HEADER], r) + raw[_GGUF_HEADER:], "bytes of the header changed"
+    key = b"GGUF" if r.random() < 0.15 else r.choice(keys)
+    # behind a key: type, value; of arrays: type, the values' type, their number
+    at = raw.index(key) + len(key) + r.choice((0, 4, 4, 4, 8, 12))
+    size = r.choice((4, 4, 8))
+    number = r.choice(
+        (0, 1, 2, 9, 255, 1 << 20, 1 << 31, 4_000_000_000, (1 << 32) - 1, 1 << 40, (1 << 64) - 1)
+    )
+    number %= 1 << 8 * size
+    changed = raw[:at] + number.to_bytes(size, "little") + raw[at + size :]
+    return changed, f"{key.decode()}: {size} bytes at {at} are {number}"
 
 
 def damage(path: Path, r: random.Random) -> str:

@@ -187,6 +187,22 @@ def test_what_a_row_does_not_see_is_nothing_to_it() -> None:
     assert torch.equal(got[:4], wanted[:4])
 
 
+@pytest.mark.parametrize("past", [1, 5, 129, 300])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_key_that_is_no_number_makes_no_number(past: int, bad: float) -> None:
+    """As torch's softmax: wherever the key lies, in a row that sees one key alone too."""
+    stack = random_stack(layers=1, norms=False)
+    for place in sorted({0, past // 2, past - 1}):
+        request = Request(stack, past, 2)
+        request.keys[0][0, :, place] = bad
+        assert request.expected(stack)[0].isnan().all()
+        assert stack(request.x, request.cos, request.sin, [request.rows])[0].isnan().all()
+    request = Request(stack, 0, 2)
+    request.x[0] = torch.nan
+    got = stack(request.x, request.cos, request.sin, [request.rows])[0]
+    assert got.isnan().all()
+
+
 @pytest.mark.parametrize("past", [0, 5, 128, 300])
 def test_rows_apart_leave_the_memory_as_it_was(past: int) -> None:
     """Drafts that read the target's keys write nothing there; beside another request too."""

@@ -4,66 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 import torch
 
 from align.common.errors import UserError
-from align.target.gguf import _KEYS, converted_folder
+from align.target.gguf import converted_folder
 from align.target.loading import load_target
 from align.target.model import Target
-
-NAMES = {f"{ours}.weight": f"{theirs}.weight" for theirs, ours in _KEYS.items()}
-TOP = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-}
-
-
-def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """The hub's half-split rotary rows as llama.cpp stores them."""
-    return weight.view(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
-
-
-def write(path: Path, target: Target, architecture: str = "llama", tokenizer: str = "gpt2") -> None:
-    """The debug target as a GGUF file."""
-    config, vocab = target.model.config, target.tokenizer.get_vocab()
-    writer = gguf.GGUFWriter(str(path), architecture)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_tokenizer_model(tokenizer)
-    tokens = sorted(vocab, key=vocab.__getitem__)
-    tokens[3] = "ab"  # instead of <unused>: a GGUF file has a merge
-    writer.add_token_list(tokens)
-    writer.add_token_types([3] * 3 + [1] * (len(vocab) - 3))
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_chat_template(target.tokenizer.chat_template)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, weight in target.model.state_dict().items():
-        if name == "lm_head.weight":
-            continue
-        if name in TOP:
-            stored = TOP[name]
-        else:
-            _, _, layer, part = name.split(".", 3)
-            stored = f"blk.{layer}.{NAMES[part]}"
-            projection = part.split(".")[-2]
-            if projection in heads:
-                weight = interleaved(weight, heads[projection])
-        writer.add_tensor(stored, np.ascontiguousarray(weight.numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+from tests.target_models import write_gguf
 
 
 @pytest.fixture
@@ -74,7 +22,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
 
 def test_the_converted_model_is_the_model(plain: Target, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
-    write(path, plain)
+    write_gguf(path, plain)
     folder = converted_folder(path)
     changed = (folder / "config.json").stat().st_mtime_ns
     loaded = load_target(str(path), dtype="float32", fast=False)
@@ -95,7 +43,42 @@ def test_the_converted_model_is_the_model(plain: Target, tmp_path: Path) -> None
 def test_what_is_not_supported_leaves_nothing(
     plain: Target, tmp_path: Path, architecture: str, tokenizer: str, says: str
 ) -> None:
-    write(tmp_path / "tiny.gguf", plain, architecture, tokenizer)
+    write_gguf(tmp_path / "tiny.gguf", plain, architecture, tokenizer)
     with pytest.raises(UserError, match=says):
         converted_folder(tmp_path / "tiny.gguf")
     assert not list((tmp_path / "cache").glob("targets/*"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.block_count", 4_000_000_000),
+        ("llama.embedding_length", 1 << 31),
+        ("llama.feed_forward_length", 1 << 31),
+        ("llama.attention.head_count", 1 << 30),
+        ("llama.context_length", 1 << 31),
+    ],
+)
+def test_absurd_sizes_are_refused_before_anything_is_built(
+    key: str, value: int, plain: Target, tmp_path: Path
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, plain)
+    raw = bytearray(path.read_bytes())
+    at = raw.index(key.encode()) + len(key) + 4
+    raw[at : at + 4] = value.to_bytes(4, "little")
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match=rf"tiny\.gguf: {key}={value}: "):
+        load_target(str(path))
+    assert not list((tmp_path / "cache").glob("targets/*"))
+
+
+@pytest.mark.parametrize("inner", [4, 8])
+def test_an_array_longer_than_the_file_is_refused(inner: int, plain: Target, tmp_path: Path) -> None:
+    """Its reader would go on behind the end of the file."""
+    path, key = tmp_path / "tiny.gguf", b"a"
+    array = (9).to_bytes(4, "little") + inner.to_bytes(4, "little") + (1 << 60).to_bytes(8, "little")
+    counts = (0).to_bytes(8, "little") + (1).to_bytes(8, "little")
+    path.write_bytes(b"GGUF\x03\0\0\0" + counts + len(key).to_bytes(8, "little") + key + array)
+    with pytest.raises(UserError, match="not a readable GGUF file .an array of 1152921504606846976 values"):
+        converted_folder(path)

@@ -139,3 +139,24 @@ def test_a_malformed_gguf_is_one_line(
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(UserError, match=r"model\.gguf' can't be loaded"):
         load_target(str(tmp_path / "model.gguf"))
+
+
+def test_absurd_sizes_of_a_hub_model_are_refused_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of its cached config, with its weights and without them."""
+    load_target("debug", fast=False).model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    monkeypatch.setattr("align.target.loading.resolve_folder", str)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: str(tmp_path / "config.json"))
+
+    def refusal(layers: int) -> str:
+        (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+        with pytest.raises(UserError) as caught:
+            load_target("some/model")
+        return str(caught.value)
+
+    said = "target 'some/model': config.json: num_hidden_layers={}: {}"
+    assert refusal(2000) == said.format(2000, "the weights are far too small for that")
+    (tmp_path / "model.safetensors").unlink()
+    assert refusal(4 * 10**15) == said.format(4 * 10**15, "no machine has room for that")

@@ -88,3 +88,17 @@ def test_absurd_sizes_are_refused_before_anything_is_built(key: str, value: int,
         (tmp_path / "config.json").write_text(json.dumps(values))
         with pytest.raises(UserError, match=f"config.json: {key}={value}: "):
             check_name(str(tmp_path))
+
+
+def test_where_shards_are_still_to_come_their_size_says_nothing(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "vocab_size": 260, "num_hidden_layers": 2000}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    (tmp_path / "a.safetensors").write_bytes(bytes(100_000))
+    with pytest.raises(UserError, match="num_hidden_layers=2000: the weights are far too small"):
+        check_name(str(tmp_path))
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    check_name(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"num_hidden_layers": 4 * 10**15}))
+    with pytest.raises(UserError, match="no machine has room for that"):
+        check_name(str(tmp_path))
