@@ -1,15 +1,14 @@
 """Convert a GGUF file into a folder in hub layout (config.json, model.safetensors, tokenizer), once, in the cache.
 
-The weights are dequantised by `gguf` and stored in fp32, so that later loads read plain safetensors.
+The weights are dequantised by `gguf` and stored in fp32, so that later loads read plain safetensors. What our own converter does
+not know goes through transformers' reader.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import shutil
-import struct
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,12 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from align.common.errors import UserError, nearest
+from align.common.errors import UserError
 from align.common.files import sha256_file
 from align.common.hub import cache_folder
-from align.target.names import check_values
+from align.common.text import say
+from align.target.gguf_header import OWN, Header
+from align.target.names import check_gguf
 
 _KEYS = {
     "attn_norm": "input_layernorm",
@@ -38,24 +39,9 @@ _KEYS = {
 }
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 # llama.cpp stores Llama's q and k rows in interleaved rotary order; Qwen's are left alone.
-_ARCHITECTURES = {
-    "llama": ("LlamaForCausalLM", True),
-    "qwen2": ("Qwen2ForCausalLM", False),
-    "qwen3": ("Qwen3ForCausalLM", False),
-}
+_PERMUTED = {"llama"}
+_CLASSES = dict(zip(OWN, ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), strict=True))
 _DIGITS_ALONE = {"smollm"}
-_SIZES = {
-    "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "intermediate_size": "feed_forward_length",
-    "max_position_embeddings": "context_length",
-}
-_SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""GGUF's types of numbers, and their bytes."""
-_STRING, _ARRAY = 8, 9
 
 
 def converted_folder(path: Path) -> Path:
@@ -67,33 +53,11 @@ def converted_folder(path: Path) -> Path:
     destination = cache_folder() / "targets" / f"{path.stem}-{sha256_file(path)[:12]}"
     if (destination / "config.json").is_file():
         return destination
-    import gguf
-
-    try:
-        _check_arrays(path)
-        reader = gguf.GGUFReader(str(path))
-    except UserError:
-        raise
-    except Exception as error:  # the reader raises whatever the bytes lead it to
-        raise UserError(f"{path}: not a readable GGUF file ({type(error).__name__}: {error})") from None
-    fields = {name: field.contents() for name, field in reader.fields.items()}
-    architecture = str(fields.get("general.architecture"))
-    if architecture not in _ARCHITECTURES:
-        raise UserError(
-            f"{path}: GGUF architecture {architecture!r} is not supported{nearest(architecture, _ARCHITECTURES)}"
-        )
+    header = check_gguf(path)
     destination.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=destination.parent))
     try:
-        config = _config(fields, architecture)
-        names = {key: f"{architecture}.{name}" for key, name in _SIZES.items()}
-        check_values(config, path.stat().st_size, str(path), names)
-        weights = _weights(reader, config, permuted=_ARCHITECTURES[architecture][1])
-        config["tie_word_embeddings"] = "lm_head.weight" not in weights
-        config["vocab_size"] = weights["model.embed_tokens.weight"].shape[0]
-        save_file(weights, str(part / "model.safetensors"), metadata={"format": "pt"})
-        _tokenizer(fields, path).save_pretrained(str(part))
-        (part / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        (_convert if header.architecture in OWN else _convert_by_transformers)(path, header, part)
         try:
             os.replace(part, destination)
         except OSError:  # another process was faster
@@ -104,36 +68,60 @@ def converted_folder(path: Path) -> Path:
     return destination
 
 
-def _check_arrays(path: Path) -> None:
-    """Raises UserError where an array of the header has more values than the file has bytes: the reader would go on for ever.
-    A header that ends too soon, or is none, says so there."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        order = ">" if struct.unpack_from("<I", data, 4)[0] & 0xFFFF == 0 else "<"
+def _convert(path: Path, header: Header, part: Path) -> None:
+    import gguf
 
-        def number(at: int, form: str) -> int:
-            return int(struct.unpack_from(order + form, data, at)[0])
+    try:
+        reader = gguf.GGUFReader(str(path))
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    except Exception as error:  # the reader raises whatever the bytes lead it to
+        raise UserError(f"{path}: not a readable GGUF file ({type(error).__name__}: {error})") from None
+    config = _config(fields, header.architecture)
+    weights = _weights(reader, config, permuted=header.architecture in _PERMUTED)
+    config["tie_word_embeddings"] = "lm_head.weight" not in weights
+    config["vocab_size"] = weights["model.embed_tokens.weight"].shape[0]
+    save_file(weights, str(part / "model.safetensors"), metadata={"format": "pt"})
+    _tokenizer(fields, path).save_pretrained(str(part))
+    (part / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
-        def end_of(at: int, kind: int) -> int:
-            if kind in _SCALARS:
-                return at + _SCALARS[kind]
-            if kind == _STRING:
-                return at + 8 + number(at, "Q")
-            if kind != _ARRAY:
-                raise ValueError(f"unknown type {kind}")
-            inner, count = number(at, "I"), number(at + 4, "Q")
-            at += 12
-            if count * _SCALARS.get(inner, 8) > len(data) - at:
-                raise UserError(f"{path}: not a readable GGUF file (an array of {count} values)")
-            if inner in _SCALARS:
-                return at + count * _SCALARS[inner]
-            for _ in range(count):
-                at = end_of(at, inner)
-            return at
 
-        at = 24
-        for _ in range(number(16, "Q")):
-            at += 8 + number(at, "Q")
-            at = end_of(at + 4, number(at, "I"))
+def _convert_by_transformers(path: Path, header: Header, part: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    say(
+        f"converting {path.name} ({header.architecture}; {type_names(header)}) once; a vocabulary of 262k tokens takes minutes",
+        error=True,
+    )
+    with tempfile.TemporaryDirectory() as alone:  # where no other file can be taken for one of its own
+        (Path(alone) / path.name).symlink_to(path.absolute())
+        model: Any = AutoModelForCausalLM.from_pretrained(alone, gguf_file=path.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=path.name)
+    tensors, seen = {}, set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen:  # a head that is the embedding is stored once
+            tensors[name] = tensor.contiguous()
+        seen.add(tensor.data_ptr())
+    config = model.config
+    config.architectures, config.dtype = [type(model).__name__], torch.float32
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
+    tokenizer.save_pretrained(str(part))
+    config.save_pretrained(str(part))
+
+
+def type_names(header: Header) -> str:
+    """Which types its tensors are stored in, the most frequent first: `Q4_K × 108, F32 × 72`."""
+    import gguf
+
+    def name(number: int) -> str:
+        try:
+            return gguf.GGMLQuantizationType(number).name
+        except ValueError:
+            return f"type {number}"
+
+    counts = sorted(header.types.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name(number)} × {count}" for number, count in counts)
 
 
 def _config(fields: dict[str, Any], architecture: str) -> dict[str, Any]:
@@ -143,7 +131,7 @@ def _config(fields: dict[str, Any], architecture: str) -> dict[str, Any]:
     heads, width = int(get("attention.head_count")), int(get("embedding_length"))
     theta = float(get("rope.freq_base", 10000.0))
     return {
-        "architectures": [_ARCHITECTURES[architecture][0]],
+        "architectures": [_CLASSES[architecture]],
         "model_type": architecture,
         "hidden_size": width,
         "num_hidden_layers": int(get("block_count")),

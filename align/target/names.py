@@ -16,6 +16,7 @@ from align.common.schema import SHORT_DTYPES, read_object
 from align.common.strict_yaml import parse_yaml
 from align.common.tables import read_text
 from align.target.debug import DEBUG
+from align.target.gguf_header import Header, check_known, read_header
 
 DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -94,6 +95,7 @@ def check_name(spec: str) -> None:
     elif spec.endswith(".gguf"):
         if not path.is_file():
             raise UserError(f"target {spec!r}: no such file")
+        check_gguf(path)
     elif spec.startswith("wheel:"):
         if spec[6:] not in packages():
             raise UserError(f"target {spec!r}: unknown package{nearest(spec[6:], packages())}")
@@ -101,6 +103,18 @@ def check_name(spec: str) -> None:
         raise UserError(
             f"target {spec!r}: neither a folder in hub layout, a .gguf file, nor a hub id (owner/name)"
         )
+
+
+def check_gguf(path: Path) -> Header:
+    """The header of a GGUF file that can be a target.
+
+    Raises:
+        UserError: not such a file, one part of several, an unknown architecture, or a size that it has no weights for.
+    """
+    header = read_header(path)
+    check_known(path, header)
+    check_values(header.sizes, path.stat().st_size, str(path), header.names)
+    return header
 
 
 DTYPES = ("float32", "bfloat16", "float16")

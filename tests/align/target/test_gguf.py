@@ -82,3 +82,20 @@ def test_an_array_longer_than_the_file_is_refused(inner: int, plain: Target, tmp
     path.write_bytes(b"GGUF\x03\0\0\0" + counts + len(key).to_bytes(8, "little") + key + array)
     with pytest.raises(UserError, match="not a readable GGUF file .an array of 1152921504606846976 values"):
         converted_folder(path)
+
+
+def test_transformers_reader_gives_the_same_model_and_is_asked_once(
+    plain: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What our own converter does not know goes through it; what both know comes out alike."""
+    path, tokens = tmp_path / "tiny.gguf", torch.arange(4, 30)[None]
+    write_gguf(path, plain)
+    ours = load_target(str(path), dtype="float32", fast=False)
+    monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path / "another"))
+    monkeypatch.setattr("align.target.gguf.OWN", ())
+    theirs = load_target(str(path), dtype="float32", fast=False)
+    assert "converting tiny.gguf (llama; F32 × 38) once" in capsys.readouterr().err
+    torch.testing.assert_close(theirs.forward(tokens).logits_BLV, ours.forward(tokens).logits_BLV)
+    assert theirs.chat_tokens("Hello") == ours.chat_tokens("Hello") and theirs.eos_ids == ours.eos_ids
+    load_target(str(path), dtype="float32", fast=False)
+    assert "converting" not in capsys.readouterr().err

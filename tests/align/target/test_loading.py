@@ -136,6 +136,7 @@ def test_a_malformed_gguf_is_one_line(
         raise error
 
     monkeypatch.setattr("align.target.loading.converted_folder", broken)
+    monkeypatch.setattr("align.target.names.check_gguf", lambda path: None)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(UserError, match=r"model\.gguf' can't be loaded"):
         load_target(str(tmp_path / "model.gguf"))

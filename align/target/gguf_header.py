@@ -1,0 +1,157 @@
+"""The header of a GGUF file, read in milliseconds and without torch: what is wrong is said before anything is imported or built."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import mmap
+import struct
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from align.common.errors import UserError, nearest
+
+OWN = ("llama", "qwen2", "qwen3")
+"""The architectures that our own converter reads; others go through transformers' reader."""
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY, _MOST_DIMENSIONS = 8, 9, 8
+_SIZES = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
+}
+
+
+class Header(NamedTuple):
+    """values: the numbers and strings of the metadata, without its arrays. types: how many tensors there are of each of GGUF's types, by
+    its number."""
+
+    values: dict[str, Any]
+    types: dict[int, int]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.values.get("general.architecture"))
+
+    @property
+    def names(self) -> dict[str, str]:
+        """A config.json's names of sizes, and the file's own."""
+        return {key: f"{self.architecture}.{name}" for key, name in _SIZES.items()}
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes under a config.json's names."""
+        return {key: self.values[name] for key, name in self.names.items() if name in self.values}
+
+
+def read_header(path: Path) -> Header:
+    """Raises UserError for a file that is not GGUF, or whose header does not end within it."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(path, data).header()
+    except (struct.error, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a readable GGUF file ({type(error).__name__}: {error})") from None
+
+
+class _Reader:
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        if data[:4] != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        self.path, self.data, self.at = path, data, 4
+        self.order = ">" if struct.unpack_from("<I", data, 4)[0] & 0xFFFF == 0 else "<"
+
+    def header(self) -> Header:
+        self.number("I")
+        tensors, pairs = self.number("Q"), self.number("Q")
+        values: dict[str, Any] = {}
+        for _ in range(pairs):
+            key = self.text()
+            values[key] = self.value(self.number("I"))
+        types: Counter[int] = Counter()
+        for _ in range(tensors):
+            self.text()
+            dimensions = self.number("I")
+            if dimensions > _MOST_DIMENSIONS:
+                raise ValueError(f"a tensor of {dimensions} dimensions")
+            self.at += 8 * dimensions
+            types[self.number("I")] += 1
+            self.number("Q")
+        return Header({k: v for k, v in values.items() if v is not None}, dict(types))
+
+    def number(self, form: str) -> Any:
+        value = struct.unpack_from(self.order + form, self.data, self.at)[0]
+        self.at += struct.calcsize(form)
+        return value
+
+    def text(self) -> str:
+        return self._bytes(self.number("Q")).decode("utf-8", "replace")
+
+    def _bytes(self, count: int) -> bytes:
+        if count > len(self.data) - self.at:
+            raise ValueError(f"a text of {count} bytes")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def value(self, kind: int) -> Any:
+        """A value, None for an array, which is passed over."""
+        if kind in _NUMBERS:
+            return self.number(_NUMBERS[kind])
+        if kind == _STRING:
+            return self.text()
+        if kind != _ARRAY:
+            raise ValueError(f"unknown type {kind}")
+        inner, count = self.number("I"), self.number("Q")
+        size = struct.calcsize(_NUMBERS[inner]) if inner in _NUMBERS else 8
+        if count * size > len(self.data) - self.at:  # its reader would go on behind the end of the file
+            raise UserError(f"{self.path}: not a readable GGUF file (an array of {count} values)")
+        if inner in _NUMBERS:
+            self.at += count * size
+        elif inner == _STRING:
+            for _ in range(count):
+                length = self.number("Q")
+                if length > len(self.data) - self.at:
+                    raise ValueError(f"a text of {length} bytes")
+                self.at += length
+        else:
+            for _ in range(count):
+                self.value(inner)
+        return None
+
+
+def check_known(path: Path, header: Header) -> None:
+    """Raises UserError for one part of several, and for an architecture that no reader here knows."""
+    architecture, parts = header.architecture, header.values.get("split.count", 0)
+    if parts not in (0, 1):
+        raise UserError(
+            f"{path}: one of {parts} parts of a split GGUF file: join them first (llama-gguf-split --merge {path.name} WHOLE.gguf)"
+        )
+    theirs = read_by_transformers()
+    if architecture not in OWN and _plain(architecture) not in map(_plain, theirs):
+        raise UserError(
+            f"{path}: GGUF architecture {architecture!r} is not supported{nearest(architecture, [*OWN, *theirs])}"
+        )
+
+
+def _plain(name: str) -> str:
+    """GGUF writes gpt-oss and qwen2moe where transformers writes gpt_oss and qwen2_moe."""
+    return name.replace("-", "").replace("_", "")
+
+
+@cache
+def read_by_transformers() -> frozenset[str]:
+    """The architectures of the installed transformers' GGUF reader, read off its source: importing it takes seconds."""
+    found = importlib.util.find_spec("transformers")
+    for folder in (found.submodule_search_locations or []) if found else []:
+        source = Path(folder) / "integrations" / "ggml.py"
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))) if source.is_file() else ():
+            if isinstance(node, ast.Assign) and "GGUF_CONFIG_MAPPING" in map(ast.unparse, node.targets):
+                keys = node.value.keys if isinstance(node.value, ast.Dict) else []
+                names = {key.value for key in keys if isinstance(key, ast.Constant)}
+                return frozenset(str(name) for name in names - {"general", "tokenizer", "t5", "umt5"})
+    return frozenset()
