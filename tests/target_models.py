@@ -15,8 +15,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
+from align.gguf.convert import _KEYS
 from align.target.debug import debug_model
-from align.target.gguf import _KEYS
 from align.target.model import Target
 from align.target.proof import proven
 

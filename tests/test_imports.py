@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {
     "align.common": "",
     "align.kernels": "",
-    "align.target": "align.common align.kernels",
+    "align.gguf": "align.common",
+    "align.target": "align.common align.kernels align.gguf",
     "align.config": "align.common align.target",
     "align.diffusion": "align.common",
     "align.models": "align.common align.kernels align.target align.diffusion",
@@ -45,7 +46,14 @@ ROOMS = {
 """What each room may import. Commands (align.train, decode.eval, …) may import any room of their own package and
 `align.common`; nobody imports a command. Only `decode.methods.load` answers to `import decode`."""
 
-SEEN_BY_DECODE = {"align.common", "align.kernels", "align.target", "align.models", "align.diffusion"}
+SEEN_BY_DECODE = {
+    "align.common",
+    "align.kernels",
+    "align.gguf",
+    "align.target",
+    "align.models",
+    "align.diffusion",
+}
 """All that `decode` may reach of `align`, through whatever stands between."""
 
 

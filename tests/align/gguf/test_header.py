@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from align.common.errors import UserError
-from align.target.gguf_header import check_known, read_by_transformers, read_header
+from align.gguf.header import check_known, read_by_transformers, read_header
 
 
 def text(value: str) -> bytes:

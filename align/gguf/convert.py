@@ -21,8 +21,7 @@ from align.common.errors import UserError
 from align.common.files import sha256_file
 from align.common.hub import cache_folder
 from align.common.text import say
-from align.target.gguf_header import OWN, Header
-from align.target.names import check_gguf
+from align.gguf.header import OWN, Header
 
 _KEYS = {
     "attn_norm": "input_layernorm",
@@ -44,16 +43,15 @@ _CLASSES = dict(zip(OWN, ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausa
 _DIGITS_ALONE = {"smollm"}
 
 
-def converted_folder(path: Path) -> Path:
-    """The hub-layout folder made from the GGUF at `path`; converted at the first call, reused afterwards.
+def converted_folder(path: Path, header: Header) -> Path:
+    """The hub-layout folder made from the GGUF at `path`; converted at the first call, reused afterwards. `header`: the file's, checked.
 
     Raises:
-        UserError: not a GGUF file, or an architecture or tokenizer that is not supported.
+        UserError: what no reader can make a model of, or a tokenizer that is not supported.
     """
     destination = cache_folder() / "targets" / f"{path.stem}-{sha256_file(path)[:12]}"
     if (destination / "config.json").is_file():
         return destination
-    header = check_gguf(path)
     destination.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=destination.parent))
     try:
