@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from align.common.batch import Anchors, Step
+from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import DrafterConfig
 from align.data import packing
 from align.data import shards as data
 from align.models.block import BlockDrafter
+from align.models.causal import save_causal
+from align.models.standalone_checkpoint import load_standalone, save_standalone
+from align.target.loading import load_target
 from align.target.model import Target
 from align.training.block_module import BlockDrafterModule
-from align.training.makers import from_target
+from align.training.makers import from_target, make_causal, make_standalone
+from decode.drafters.autoregressive import AutoregressiveDrafter
 from decode.drafters.block import BlockProposer
+from decode.drafters.diffusion import DiffusionProposer
 from decode.engine.decoder import Decoder
 from decode.speculation.sampling import Sampling
 from tests.target_models import WINDOW
@@ -69,3 +77,26 @@ def compared(target: Target, drafter: BlockDrafter, prompts: list[list[int]], ne
         for d in (BlockProposer(drafter), None)
     )
     return "yes" if found == wanted else "wrong: coupled"
+
+
+def of_own_layers(target: Target, kind: str, prompts: list[list[int]], new: int) -> str:
+    """`yes` for a saved drafter out of the target's own layers with which greedy output is plain decoding's, `refused` for one
+    line."""
+    options = DrafterConfig(kind=kind, layers=2, block_size=BLOCK)  # type: ignore[arg-type]
+    with TemporaryDirectory() as folder:
+        try:
+            if kind == "autoregressive":
+                save_causal(make_causal(target, options), Path(folder))
+                served = load_target(folder, "float32", "cpu", fast=False)
+                drafter: Any = AutoregressiveDrafter(served, BLOCK)
+            else:
+                save_standalone(make_standalone(target, options), Path(folder))
+                drafter = DiffusionProposer(load_standalone(folder, target), BLOCK)
+        except UserError as error:
+            fine = "drafter.kind=" in str(error) or "target" in str(error)
+            return "refused" if fine else f"wrong: {error}"
+        plain, found = (
+            [Decoder(target, d).generate(p, max_new_tokens=new).tokens for p in prompts]
+            for d in (None, drafter)
+        )
+    return "yes" if plain == found else "wrong: greedy"

@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from align.common.errors import UserError, nearest
+from align.common.errors import UserError
 from align.common.text import say
 from align.config.recipe import DrafterConfig
 from align.models.block import BlockDrafter
@@ -27,12 +27,14 @@ from align.models.ddit import DDiT, DDiTConfig
 from align.models.families import BASES
 from align.models.masked_checkpoint import adapt, own_layers
 from align.models.masked_lm import MaskedLM, with_lora
+from align.models.opened import check_served, first_tokens_logits, refused
 from align.models.standalone import DiffusionConfig, DiffusionDrafter
 from align.models.standalone_checkpoint import architecture, load_standalone
-from align.target.interface import register
+from align.target.interface import OWN, register
 from align.target.keys import Rotary, plain_rotary
-from align.target.loading import load_target, quiet_loading
+from align.target.loading import load_target
 from align.target.model import Target
+from align.target.proof import proven
 from align.training.geometry import (
     activation,
     first_layers,
@@ -312,14 +314,10 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
         if not _share_vocabulary(start, target):
             embedding_VD, head_VD = start.embedding_VD, start.head_weight_VD
     else:
-        _check_base(type(target.model).__name__, f"target {target.spec!r}")
-        config, tensors = own_layers(target, layers)
-        config.architectures = [type(target.model).__name__]
-        quiet_loading()
-        model = getattr(transformers, config.architectures[0]).from_pretrained(
-            None, config=config, state_dict=tensors, dtype=torch.float32, attn_implementation=register()
-        )
-    _check_base(type(model).__name__, f"drafter.init={options.init!r}")
+        start = _own_layers_alone(target, layers)
+        model = start.model.requires_grad_(True)
+    where = f"target {target.spec!r}" if options.init is None else f"drafter.init={options.init!r}"
+    served_LV = None if type(model).__name__ in BASES else first_tokens_logits(start)
     c = model.config
     config = CausalConfig(
         block_size=options.block_size,
@@ -329,15 +327,37 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
         target_sha256=target.hash,
         network={"base": type(model).__name__, "hidden_size": c.hidden_size, "layers": c.num_hidden_layers},
     )
-    return CausalDrafter(model, embedding_VD, head_VD, config, target).to(target.device)
+    drafter = CausalDrafter(model, embedding_VD, head_VD, config, target).to(target.device)
+    if served_LV is not None:
+        check_served(drafter, served_LV, where)
+    return drafter
+
+
+def _own_layers_alone(target: Target, layers: list[int]) -> Target:
+    """A model that has these layers of the target's alone. Raises UserError where there can be none."""
+    base = type(target.model).__name__
+    try:
+        config, tensors = own_layers(target, layers)
+        config.architectures = [base]
+        model, found = getattr(transformers, base).from_pretrained(
+            None,
+            config=config,
+            state_dict=tensors,
+            dtype=torch.float32,
+            attn_implementation=register() if base in BASES else OWN,
+            output_loading_info=True,
+        )
+        if lacking := sorted(found["missing_keys"]):
+            raise NotImplementedError(f"layers {layers} alone lack {lacking[0]!r}")
+        model.to(target.device)
+        if base in BASES:
+            return Target(model, target.tokenizer, target.spec, fast=False)
+        return proven(model, target.tokenizer, target.spec, fast=False)
+    except Exception as error:  # what a model of fewer layers meets has no common class
+        raise refused(f"target {target.spec!r}", "autoregressive", error) from None
 
 
 def _share_vocabulary(one: Target, other: Target) -> bool:
     """Whether both have the same embedding and head, as a drafter that was made here has its target's."""
     pairs = ((one.embedding_VD, other.embedding_VD), (one.head_weight_VD, other.head_weight_VD))
     return all(a.shape == b.shape and torch.equal(a.float(), b.float()) for a, b in pairs)
-
-
-def _check_base(base: str, where: str) -> None:
-    if base not in BASES:
-        raise UserError(f"{where}: its architecture {base!r} can't be trained{nearest(base, BASES)}")
