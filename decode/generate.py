@@ -25,6 +25,7 @@ from decode.methods.spec import read_method
 from decode.speculation.settings import Sampling
 
 if TYPE_CHECKING:
+    from align.target.model import Target
     from decode.engine.decoder import Decoder
     from decode.engine.output import Generation
 
@@ -79,6 +80,7 @@ def parser() -> Parser:
     add("--stop", action="append", default=[], help="end before this string; may be repeated")
     add("--system", help="a system message before the prompt")
     add("--raw", action="store_true", help="continue the prompt as plain text, no chat template")
+    add("--verbose", action="store_true", help="say how the target runs: which attention, what limits drafts")
     return p
 
 
@@ -149,6 +151,21 @@ def summary(decoder: Decoder, out: Generation, verifier: str) -> str:
     return f"[{who}] " + " · ".join(parts)
 
 
+def how_it_runs(target: Target) -> str:
+    """The line of --verbose: which attention the target runs, and what that means for drafts."""
+    parts = [f"{target.attention} attention"]
+    if target.fused is not None:
+        parts.append("few rows in one call")
+    if target.anatomy.recurrent:
+        by_token = ", by single tokens" if target.stepwise else ""
+        parts.append(f"recurrent states, replayed after rejected drafts{by_token}")
+    if target.chains_only:
+        parts.append("chains alone, no trees")
+    if not target.together:
+        parts.append("requests of a batch one by one")
+    return f"[target, {target.dtype_name} on {target.device}] " + " · ".join(parts)
+
+
 @cli
 def main(argv: list[str] | None = None) -> None:
     """Run the command. Exit code 0, 2 for an input that can't be used, 130 when interrupted."""
@@ -171,6 +188,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     say()
     say(summary(decoder, out, verifier), error=True)
+    if args.verbose:
+        say(how_it_runs(decoder.target), error=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@ python -m tests.targets llama gemma2       # these, printed
 Columns. *p*: the largest total variation of our p, through the cache in pieces, to the model's own logits in one call.
 *plain*: greedy output = transformers' own `generate`, token for token, past the window. *lookup* and *batch*: outputs with drafts
 copied from the text, and of four requests at once, = plain. *tree*: TV of branching drafts, or that it takes chains alone.
+*taps*, *shared_kv*: outputs with a block drafter of that context, after 20 training steps, = plain: greedy chains and trees, four
+requests at once, coupled at temperature 1. *autoregressive*, *masked_lm*: greedy output with a drafter out of the target's own
+layers, saved and loaded, = plain.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from align.target.debug import debug_model
 from align.target.model import Target
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
+from tests.target_drafters import compared, of_own_layers, trained_drafter
 from tests.target_models import WINDOW, some_text, tiny_model, tiny_target
 
 NAMES = """
@@ -35,7 +39,8 @@ llama4_text mamba mimo_v2_flash minimax ministral3 mistral mixtral modernbert-de
 opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next recurrent_gemma seed_oss smollm3 stablelm
 starcoder2 vaultgemma xglm youtu
 """
-HEAD = "| architecture | attention | states | p | plain | lookup | batch | tree |\n|---|---|---|---|---|---|---|---|\n"
+HEAD = "| architecture | attention | states | p | plain | lookup | batch | tree | taps | shared_kv | autoregressive | masked_lm |\n"
+HEAD += "|---|---|---|---|---|---|---|---|---|---|---|---|\n"
 BEGIN, END = "<!-- architectures -->", "<!-- /architectures -->"
 NEW = 24
 """Tokens written after a prompt that is longer than the window."""
@@ -62,10 +67,10 @@ def row(name: str) -> str:
         cells = judged(target, tiny_model(name, len(debug_model("Llama")[1])))
     except UserError as error:
         why = str(error).partition(f"architecture {name.partition('_alibi')[0]!r} ")[2]
-        return f"| {name} | refused: {why[:150].replace('|', '/')} | | | | | | |"
+        return f"| {name} | refused: {why[:150].replace('|', '/')} | | | | | | | | | | |"
     except Exception:
         traceback.print_exc()
-        return f"| {name} | traceback | | | | | | |"
+        return f"| {name} | traceback | | | | | | | | | | |"
     return f"| {name} | {' | '.join(cells)} |"
 
 
@@ -88,7 +93,26 @@ def judged(target: Target, own: Any) -> list[str]:
             for found, right in ((plain, wanted), (lookup, plain), (batch, plain))
         ),
         "chains alone" if target.chains_only else within(in_a_tree(target, own)),
+        *drafters(target, prompts, plain),
     ]
+
+
+def drafters(target: Target, prompts: list[list[int]], plain: list[list[int]]) -> list[str]:
+    """The cells of each kind of drafter."""
+    return [
+        *(block(target, prompts, plain, context) for context in ("taps", "shared_kv")),
+        *(of_own_layers(target, kind, prompts[:2], NEW // 2) for kind in ("autoregressive", "masked_lm")),
+    ]
+
+
+def block(target: Target, prompts: list[list[int]], plain: list[list[int]], context: str) -> str:
+    """The cell of a block drafter of this context."""
+    texts = [p + written for p, written in zip(prompts, plain, strict=True)]
+    try:
+        drafter = trained_drafter(target, texts, context)
+    except UserError as error:
+        return "refused" if "use drafter.context=taps" in str(error) else f"refused: {error}"
+    return compared(target, drafter, prompts, NEW)
 
 
 def prompt(target: Target, seed: int) -> list[int]:

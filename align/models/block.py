@@ -56,6 +56,8 @@ class TargetFeatures:
 def target_features(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
     """One frozen forward of the target over packed rows; without a config only the last hidden state."""
     shared = config is not None and config.context == "shared_kv"
+    if target.anatomy.recurrent and not _one_document(batch):
+        return _each_document(target, batch, config)
     rows, length = batch.tokens_BL.shape
     cache = target.new_cache(rows, length) if shared else None
     output = target.forward(
@@ -70,6 +72,43 @@ def target_features(target: Target, batch: Batch, config: BlockConfig | None) ->
     keys = [cache.k(i) for i in shared_ids] if cache is not None else []
     values = [cache.v(i) for i in shared_ids] if cache is not None else []
     return TargetFeatures(output.hidden_BLD, keys, values, output.taps_BLFD)
+
+
+def _one_document(batch: Batch) -> bool:
+    return len(batch.document_BL) == 1 and bool((batch.document_BL == batch.document_BL[0, 0]).all())
+
+
+def _each_document(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
+    """`target_features` of a target whose states no mask keeps apart: each document alone; padding gets zeros."""
+    whole: TargetFeatures | None = None
+    for row, documents in enumerate(batch.document_BL):
+        for document in documents.unique().tolist():
+            places = (documents == document).nonzero()[:, 0]
+            alone = Batch(*(t[row : row + 1, places] for t in vars(batch).values()))
+            found = target_features(target, alone, config) if document >= 0 else None
+            if found is None:
+                continue
+            whole = whole or _zeros(found, batch)
+            whole.hidden_BLD[row, places] = found.hidden_BLD[0]
+            if whole.taps_BLFD is not None and found.taps_BLFD is not None:
+                whole.taps_BLFD[row, places] = found.taps_BLFD[0]
+            for mine, its in zip((*whole.keys, *whole.values), (*found.keys, *found.values), strict=True):
+                mine[row][:, places] = its[0]
+    assert whole is not None
+    return whole
+
+
+def _zeros(one: TargetFeatures, batch: Batch) -> TargetFeatures:
+    """Room for a batch's features, of the shapes of one document's."""
+    rows, length = batch.tokens_BL.shape
+
+    def room(t: Tensor, place: int = 1) -> Tensor:
+        return t.new_zeros(rows, *(length if i == place else n for i, n in enumerate(t.shape) if i))
+
+    taps = None if one.taps_BLFD is None else room(one.taps_BLFD)
+    return TargetFeatures(
+        room(one.hidden_BLD), [room(k, 2) for k in one.keys], [room(v, 2) for v in one.values], taps
+    )
 
 
 @dataclass
@@ -90,7 +129,7 @@ class BlockDrafter(nn.Module):
         super().__init__()
         self.config = config
         self._target = [target]  # in a list, so that it is not a submodule
-        self.blocks = [BlockLayer(config) for _ in config.init_layer_ids]
+        self.blocks = [BlockLayer(config, i) for i in range(len(config.init_layer_ids))]
         self.layers = nn.ModuleList(self.blocks)  # under their published names
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         taps = config.context == "taps"
@@ -101,6 +140,9 @@ class BlockDrafter(nn.Module):
         self.register_buffer("draft_vocab", draft_vocab, persistent=draft_vocab is not None)
         self.markov = self.new_markov() if config.markov_rank else None
         self.confidence = ConfidenceHead(config.hidden_size) if config.confidence_head else None
+        self.places = (
+            nn.Parameter(torch.zeros(config.block_size, config.hidden_size)) if config.places else None
+        )
         self.estimate: nn.Linear | None = None
         if config.self_conditioning:
             self.add_estimate()
@@ -148,13 +190,17 @@ class BlockDrafter(nn.Module):
         return self._head
 
     def _tables(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's own rotary tables for (rows, L) positions."""
+        """Rotary tables for (rows, L) positions, by the target's own module or one for each layer's kind, (rows, L, w)."""
+        if rotaries := self.config.rotaries:
+            each = [rotary.tables(positions, self.config.head_dim) for rotary in rotaries]
+            cos, sin = (torch.cat(tables, dim=-1).to(x.dtype) for tables in zip(*each, strict=True))
+            return cos, sin
         cos, sin = self.target.body.rotary_emb(x, positions)
         return cos, sin
 
     def rotary(self, x: Tensor, positions_1L: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """`_tables` of one row of positions, all below `end`, out of those that the target keeps, where it does."""
-        if (kept := self.target.fused) is None:
+        if (kept := self.target.fused) is None or self.config.rotaries:
             return self._tables(x, positions_1L)
         cos, sin = kept.rotary(x[0], positions_1L[0], end)
         return cos[None], sin[None]
@@ -165,6 +211,8 @@ class BlockDrafter(nn.Module):
 
     def conditioned(self, embedded: Tensor, hidden_before: Tensor) -> Tensor:
         """Blocks' embedded tokens (…, K, D) with the target's state before each block (…, D) → input rows."""
+        if self.places is not None:
+            embedded = embedded + self.places[: embedded.shape[-2]]
         if self.config.context == "taps":
             return embedded
         return embedded + self.fc(self.hidden_norm(hidden_before))[..., None, :]
@@ -294,7 +342,9 @@ class BlockSession:
         self._masks: Tensor | None = None  # the embedded block after its first token, (1, K − 1, D)
         self.own: KVCache | None = None
         if config.context == "taps":
-            shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)
+            shape = LayerShape(
+                config.num_key_value_heads, config.head_dim, config.value_dim or config.head_dim
+            )
             weight = drafter.norm.weight
             self.own = KVCache([shape] * len(drafter.layers), 1, capacity, weight.dtype, weight.device)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -20,9 +19,13 @@ from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.block_layers import BlockLayer, ConfidenceHead
 from align.models.markov import MarkovHead
+from align.target.cache import LayerShape
 from align.target.loading import read_config
 from align.target.model import Target
+from align.target.parts import last_norm, layer_parts
 
+FRESH = "fresh"
+"""In a config's `extra`: the weights of its layers that did not start from the target's."""
 ARCHITECTURE = "TargetConditionedBlockDrafter"
 
 
@@ -39,10 +42,9 @@ def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None
         ):
             parameter.normal_(0.0, 0.02)
     if from_layers:
-        # q has no scale behind its head: the norm before it starts with the target's
-        drafter.norm.weight.copy_(_weight(target.body.norm) * target.logit_form.scale)
-        for layer, index in zip(drafter.blocks, config.init_layer_ids, strict=True):
-            _copy_layer(layer, target.layers[index], config)
+        fresh = _start_from_layers(drafter, target)
+        if fresh:
+            drafter.config = replace(config, extra={**config.extra, FRESH: fresh})
     if config.context == "taps":
         count = len(config.target_layer_ids)
         drafter.fc.weight.copy_(torch.eye(width).repeat(1, count) / count)
@@ -51,6 +53,18 @@ def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None
         drafter.fc.weight.copy_(0.02 * torch.eye(width))
     if drafter.markov is not None:
         _start_markov(drafter, drafter.markov)
+
+
+def _start_from_layers(drafter: BlockDrafter, target: Target) -> list[str]:
+    """Copy the target's layers and last norm as far as their shapes agree. Returns the names of a layer's weights that stay fresh
+    in some layer."""
+    config, fresh = drafter.config, dict[str, None]()
+    # q has no scale behind its head: the norm before it starts with the target's
+    if (weight := last_norm(target)) is not None:
+        drafter.norm.weight.copy_(weight * target.logit_form.scale)
+    for layer, index in zip(drafter.blocks, config.init_layer_ids, strict=True):
+        fresh |= dict.fromkeys(_copy_layer(layer, layer_parts(target, index)))
+    return list(fresh)
 
 
 def _start_markov(drafter: BlockDrafter, markov: MarkovHead) -> None:
@@ -109,21 +123,20 @@ def without_confidence(drafter: BlockDrafter) -> BlockDrafter:
     return drafter
 
 
-def _weight(module: Any) -> Tensor:
-    return module.weight.detach().float()
-
-
-def _copy_layer(layer: BlockLayer, source: Any, config: BlockConfig) -> None:
-    """Copy one target layer's weights; QK-norms that the target lacks start at its queries' and keys' typical rms."""
-    mine = dict(layer.named_parameters())
-    theirs = {name: p.detach().float() for name, p in source.named_parameters()}
-    norm = theirs.get("input_layernorm.weight")
-    for name, parameter in mine.items():
+def _copy_layer(layer: BlockLayer, theirs: dict[str, Tensor]) -> list[str]:
+    """Copy a target layer's weights, found by `layer_parts`; QK-norms that the target lacks start at its queries' and keys' typical
+    rms. Returns the names of those that it has not, convolutions aside."""
+    norm, fresh = theirs.get("input_layernorm.weight"), []
+    for name, parameter in layer.named_parameters():
         if name in theirs and theirs[name].shape == parameter.shape:
             parameter.copy_(theirs[name])
-        elif name.endswith(("q_norm.weight", "k_norm.weight")) and norm is not None:
-            projection = theirs[name.replace("_norm", "_proj")]
-            parameter.fill_(float((projection * norm).pow(2).sum(1).mean().sqrt()))
+        elif name.endswith(("q_norm.weight", "k_norm.weight")):
+            projection = theirs.get(name.replace("_norm", "_proj"))
+            if projection is not None and norm is not None:
+                parameter.fill_(float((projection * norm).pow(2).sum(1).mean().sqrt()))
+        elif "_conv." not in name:
+            fresh.append(name)
+    return fresh
 
 
 def save_drafter(
@@ -167,8 +180,12 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
         "hidden_size": target.hidden_size,
         "num_target_layers": target.num_layers,
     }
-    if config.context == "shared_kv":  # it attends to the target's own keys
-        sizes |= {"num_key_value_heads": target.num_kv_heads, "head_dim": target.head_dim}
+    if config.context == "shared_kv" and config.num_target_layers == target.num_layers:
+        for i in config.target_layer_ids:  # it attends to the target's own keys
+            shape = target.anatomy.shapes[i] or LayerShape(0, 0, 0)
+            sizes |= {"num_key_value_heads": shape.heads, "head_dim": shape.key}
+            if shape.value != (config.value_dim or config.head_dim):
+                sizes["value_dim"] = shape.value
     for name, value in sizes.items():
         if getattr(config, name) != value:
             raise UserError(
@@ -198,7 +215,27 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
         )
     drafter = BlockDrafter(config, target, None if vocab is None else vocab.long())
     _load_exactly(drafter, tensors, path)
-    return drafter.to(target.device)
+    _check_tables(drafter.to(target.device), path)
+    return drafter
+
+
+@torch.no_grad()
+def _check_tables(drafter: BlockDrafter, path: Path) -> None:
+    """Raises UserError where it wants the target's own rotary tables, and the target has none of its kind."""
+    config, target = drafter.config, drafter.target
+    if config.rotaries:
+        return
+    positions = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+    try:
+        cos, sin = drafter._tables(torch.zeros(1, 1, config.hidden_size, device=target.device), positions)
+        fits = cos.shape == sin.shape == (1, 1, config.head_dim)
+    except Exception:  # modules of this name are called in many ways
+        fits = False
+    if not fits:
+        raise UserError(
+            f"drafter {path} uses its target's rotary tables, and target {target.spec!r} has none that fit; it was made for "
+            f"{config.target!r}"
+        )
 
 
 def _ascending(vocab: Tensor, vocab_size: int) -> bool:

@@ -11,6 +11,7 @@ from transformers.activations import ACT2FN
 
 from align.common.errors import UserError, nearest
 from align.models.markov import KINDS as MARKOV_KINDS
+from align.target.keys import LAYOUTS, Rotary
 
 CONTEXTS = ("shared_kv", "taps")
 
@@ -48,6 +49,11 @@ class BlockConfig:
     self_conditioning: bool = False  # a second pass that sees the first one's estimates
     confidence_head: bool = False  # predicts each position's acceptance
     sample_from_anchor: bool = True
+    value_dim: int = 0  # width of a value where it is not a key's; 0 = head_dim
+    rotary: list[dict[str, Any]] = field(default_factory=list)
+    """How positions are written into queries and keys (`align.target.keys.Rotary`), of all layers or of each one; empty = by the
+    target's own module."""
+    places: bool = False  # a learned vector for each row of a block, where keys know no position
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,9 +82,17 @@ class BlockConfig:
             )
         if self.context == "shared_kv" and len(self.target_layer_ids) != len(self.init_layer_ids):
             raise UserError("drafter config: shared_kv needs one target layer for each drafter layer")
+        if len(self.rotary) not in (0, 1, len(self.init_layer_ids)):
+            raise UserError("drafter config: rotary needs one entry, or one for each drafter layer")
+        self.rotaries = [_rotary(entry, self.head_dim) for entry in self.rotary]
+
+    def rotary_of(self, layer: int) -> Rotary | None:
+        """How positions are written in a layer; None = by the target's module."""
+        return self.rotaries[min(layer, len(self.rotaries) - 1)] if self.rotaries else None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """As stored; what says how drafters of targets of all kinds differ from the first ones stands there where it says something."""
+        return {k: v for k, v in asdict(self).items() if v or k not in _LATER}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> BlockConfig:
@@ -96,6 +110,26 @@ class BlockConfig:
             raise UserError(f"{where}: {error}") from None
 
 
+_LATER = ("value_dim", "rotary", "places")
+
+
+def rotary_entry(rotary: Rotary) -> dict[str, Any]:
+    """As config.json holds it."""
+    return {"layout": rotary.layout, "start": rotary.start, "inv_freq": list(rotary.inv_freq)}
+
+
+def _rotary(entry: dict[str, Any], width: int) -> Rotary:
+    layout, start, table = entry.get("layout", "half"), entry.get("start", 0), entry.get("inv_freq", [])
+    if layout not in LAYOUTS:
+        raise UserError(f"drafter config: rotary layout={layout!r} is unknown{nearest(str(layout), LAYOUTS)}")
+    numbers = isinstance(table, list) and all(
+        isinstance(f, int | float) and not isinstance(f, bool) and math.isfinite(f) for f in table
+    )
+    if not numbers or type(start) is not int or start < 0 or start + 2 * len(table) > width:
+        raise UserError(f"drafter config: rotary: start and inv_freq must lie within head_dim={width}")
+    return Rotary(layout, start, tuple(float(f) for f in table))
+
+
 _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "str": ("text", lambda v: isinstance(v, str)),
     "bool": ("true or false", lambda v: isinstance(v, bool)),
@@ -105,6 +139,10 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "a list of whole numbers",
         lambda v: isinstance(v, list) and all(type(i) is int for i in v),
     ),
+    "list[dict[str, Any]]": (
+        "a list of objects",
+        lambda v: isinstance(v, list) and all(isinstance(entry, dict) for entry in v),
+    ),
     "dict[str, Any]": ("an object", lambda v: isinstance(v, dict)),
 }
 _LEAST = {
@@ -112,6 +150,7 @@ _LEAST = {
     "draft_vocab_size": 0,
     "markov_rank": 0,
     "markov_width": 0,
+    "value_dim": 0,
     "rope_theta": 1e-6,
     "rms_norm_eps": 0,
 }
@@ -127,4 +166,6 @@ def _check_type(name: str, kind: str, value: Any, where: str) -> None:
         raise UserError(f"{where}: {name}={value} must be at least {_LEAST.get(name, 1):g}")
 
 
-_DEFAULTED = {f.name for f in fields(BlockConfig) if f.default is not MISSING or f.name == "extra"}
+_DEFAULTED = {
+    f.name for f in fields(BlockConfig) if f.default is not MISSING or f.default_factory is not MISSING
+}

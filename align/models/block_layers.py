@@ -27,17 +27,29 @@ class RMSNorm(nn.Module):
 
 
 class BlockAttention(nn.Module):
-    """Attention of block rows over a context and their own block."""
+    """Attention of block rows over a context and their own block.
 
-    def __init__(self, config: BlockConfig) -> None:
+    Rotary tables hold one after the other what the layers need, width head_dim each, or once what all need.
+    """
+
+    partner: Tensor | None
+
+    def __init__(self, config: BlockConfig, layer: int = 0) -> None:
         super().__init__()
         c, bias = config, config.attention_bias
+        self.value_dim = c.value_dim or c.head_dim
+        rotary = c.rotary_of(layer)
+        own = rotary is not None and not rotary.full(c.head_dim)
+        self.register_buffer(
+            "partner", rotary.partner(c.head_dim) if rotary and own else None, persistent=False
+        )
+        self.table = layer if len(c.rotary) > 1 else 0
         self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
         self.scale = c.head_dim**-0.5
         self.q_proj = nn.Linear(c.hidden_size, self.heads * c.head_dim, bias=bias)
         self.k_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=bias)
-        self.v_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.heads * c.head_dim, c.hidden_size, bias=False)
+        self.v_proj = nn.Linear(c.hidden_size, self.kv_heads * self.value_dim, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.value_dim, c.hidden_size, bias=False)
         if c.qk_norm:
             self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
             self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
@@ -46,13 +58,19 @@ class BlockAttention(nn.Module):
     def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(…, L, D) → (…, H, L, d), rotated; the tables are (…, L, d)."""
         q = self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)).transpose(-3, -2)
-        return rotate(self.q_norm(q) if self.qk_norm else q, cos[..., None, :, :], sin[..., None, :, :])
+        return self._rotated(self.q_norm(q) if self.qk_norm else q, cos, sin)
 
     def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """(…, L, D) → keys, rotated, and values, both (…, Hkv, L, d)."""
+        """(…, L, D) → keys, rotated, and values, (…, Hkv, L, d) each."""
         k = self.k_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(-3, -2)
-        v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(-3, -2)
-        return rotate(self.k_norm(k) if self.qk_norm else k, cos[..., None, :, :], sin[..., None, :, :]), v
+        v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.value_dim)).transpose(-3, -2)
+        return self._rotated(self.k_norm(k) if self.qk_norm else k, cos, sin), v
+
+    def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(…, heads, L, d) with its positions; the tables are (…, L, w)."""
+        mine = slice(self.table * self.head_dim, (self.table + 1) * self.head_dim)
+        cos, sin = cos[..., None, :, mine], sin[..., None, :, mine]
+        return rotate(x, cos, sin) if self.partner is None else x * cos + x[..., self.partner] * sin
 
     def forward(
         self, x_BAKD: Tensor, cos: Tensor, sin: Tensor, context: tuple[Tensor, Tensor], see_BAL: Tensor
@@ -71,10 +89,10 @@ class BlockAttention(nn.Module):
         weights = torch.cat((scores, own), dim=-1).float().softmax(-1).to(q.dtype)
         length = ctx_k.shape[2]
         out = (weights[..., :length].flatten(2, 3) @ ctx_v).view(
-            batch, self.kv_heads, anchors, groups * size, width
+            batch, self.kv_heads, anchors, groups * size, self.value_dim
         )
         out = out + weights[..., length:] @ v.transpose(1, 2)
-        out = out.view(batch, self.kv_heads, anchors, groups, size, width).permute(0, 2, 4, 1, 3, 5)
+        out = out.view(batch, self.kv_heads, anchors, groups, size, self.value_dim).permute(0, 2, 4, 1, 3, 5)
         return self.o_proj(out.reshape(batch, anchors, size, -1))
 
     def draft(
@@ -140,9 +158,9 @@ class TwoTapConvolution(nn.Module):
 class BlockLayer(nn.Module):
     """Pre-norm attention and feed-forward, between convolutions where the config asks for them."""
 
-    def __init__(self, config: BlockConfig) -> None:
+    def __init__(self, config: BlockConfig, layer: int = 0) -> None:
         super().__init__()
-        self.self_attn = BlockAttention(config)
+        self.self_attn = BlockAttention(config, layer)
         self.mlp = BlockMLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)

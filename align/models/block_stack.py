@@ -29,7 +29,9 @@ def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
         and is_silu(layer.mlp.act)
         for layer in drafter.blocks
     )
-    if not plain or rows_library() is None:
+    rotary = config.rotaries
+    same = config.value_dim in (0, config.head_dim) and len(rotary) < 2
+    if not plain or not same or not all(r.full(config.head_dim) for r in rotary) or rows_library() is None:
         return None
     try:
         return LayerStack(

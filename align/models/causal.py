@@ -7,6 +7,7 @@ transformers open it, `decode.drafters.autoregressive` drafts with it.
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from align.common.batch import Batch
 from align.common.files import write_atomically
 from align.models.masked_checkpoint import write_weights
 from align.models.masked_lm import embedding_names
+from align.target.masks import Layout, laid
 from align.target.model import Target
 
 RECORD = "drafter.json"
@@ -60,6 +62,8 @@ class CausalDrafter(nn.Module):
     ) -> None:
         super().__init__()
         self.names = embedding_names(model)
+        scale = getattr(model.get_input_embeddings(), "embed_scale", None)
+        self._scale = [scale if scale is None else torch.as_tensor(scale).detach()]
         model.set_input_embeddings(nn.Identity())
         model.set_output_embeddings(nn.Identity())
         self.model, self.config = model, config
@@ -82,12 +86,21 @@ class CausalDrafter(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Normalised hidden states over packed rows, (B, L, D): row i, seen by the head, predicts token i + 1."""
         inputs_BLD = F.embedding(batch.tokens_BL, self._frozen[0]).to(self.model.dtype)
-        return self.model.get_decoder()(
-            inputs_embeds=inputs_BLD,
-            attention_mask=batch.attention_mask(),
-            position_ids=batch.positions_BL,
-            use_cache=False,
-        ).last_hidden_state
+        if (scale := self._scale[0]) is not None:
+            inputs_BLD = inputs_BLD * scale.to(inputs_BLD)
+        body = self.model.get_decoder()
+        positions = {"position_ids": batch.positions_BL}
+        if "position_ids" not in inspect.signature(body.forward).parameters:
+            positions = {}  # the place in the row is the position there
+        layout = Layout(batch.positions_BL, 0, 1, self.model.dtype, mask=batch.attention_mask())
+        with laid(layout):
+            hidden: Tensor = body(
+                inputs_embeds=inputs_BLD,
+                attention_mask=torch.ones_like(batch.tokens_BL),
+                use_cache=False,
+                **positions,
+            ).last_hidden_state
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(…, D) → (…, V) in fp32."""
@@ -107,6 +120,9 @@ def save_causal(
     model, target = drafter.model, drafter.target
     own = dict(drafter.named_parameters()) if weights is None else weights
     tensors = {name.removeprefix("model."): tensor for name, tensor in own.items()}
+    # numbers that are not trained, such as a router's
+    buffers = {n: t for n, t in model.state_dict().items() if n not in tensors and n not in drafter.names}
+    tensors |= buffers
     tied = model.config.tie_word_embeddings
     tensors |= dict(zip(drafter.names[: 1 if tied else 2], drafter._frozen, strict=False))
     write_weights({n: t.detach().to("cpu", torch.float32).contiguous() for n, t in tensors.items()}, folder)

@@ -11,6 +11,7 @@ import json
 import pickle
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from align.common.errors import UserError, in_one_line, nearest
 from align.common.files import load_tensors, write_atomically
@@ -29,6 +31,7 @@ from align.common.hub import model_folder
 from align.common.schema import convert, read_json, read_object
 from align.models.families import BASES, Family, family_of
 from align.models.masked_lm import MaskedLM, embedding_names, is_lora
+from align.models.opened import check_opened, refusing
 from align.target.interface import register
 from align.target.loading import quiet_loading, read_config
 from align.target.model import Target
@@ -74,11 +77,12 @@ def own_layers(
         )
     config = copy.deepcopy(target.model.config)
     config.num_hidden_layers = len(layers)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[i] for i in layers]
+    for key, value in vars(target.model.config).items():  # a list with an entry for each layer
+        if isinstance(value, list) and len(value) == target.num_layers and "token" not in key:
+            setattr(config, key, [value[i] for i in layers])
     tensors: dict[str, Tensor] = {}
     for name, tensor in target.model.state_dict().items():
-        if layer := re.search(r"\.(?:layers|h)\.(\d+)\.", name):
+        if layer := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", name):
             for new, old in enumerate(layers):
                 if old == int(layer[1]):
                     mine = f"{name[: layer.start(1)]}{new}{name[layer.end(1) :]}"
@@ -136,7 +140,7 @@ def _adapted(
     if lacking:
         raise UserError(f"{where}: missing key {lacking[0]!r}, so this is not an adapted drafter")
     base, kind = str(source["base"]), str(source["attention"])
-    if base not in BASES:
+    if base not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         raise UserError(f"{where}: its architecture {base!r} can't be adapted{nearest(base, BASES)}")
     if kind not in ATTENTIONS:
         raise UserError(f"{where}: attention={kind!r} is unknown{nearest(kind, ATTENTIONS)}")
@@ -161,8 +165,12 @@ def _adapted(
                 )
         names = embedding_names(_skeleton(base, config, where))
         tensors |= dict(zip(names, (target.embedding_VD, target.head_weight_VD), strict=True))
-    model = _filled(family, config, tensors, where, dtype)
-    return MaskedLM(model, _with_ids(family, source, None, config.vocab_size, where), source, shared)
+    with nullcontext() if base in BASES else refusing(where, "masked_lm"):
+        model = _filled(family, config, tensors, where, dtype)
+    network = MaskedLM(model, _with_ids(family, source, None, config.vocab_size, where), source, shared)
+    if base not in BASES:
+        check_opened(network, where)
+    return network
 
 
 def from_config(

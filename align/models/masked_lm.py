@@ -249,8 +249,9 @@ def annealed_see(
 
 def embedding_names(model: Any) -> tuple[str, str]:
     """Names of the embedding and of the head among the parameters."""
-    embedding = next(n for n, m in model.named_modules() if m is model.get_input_embeddings())
-    return f"{embedding}.weight", "lm_head.weight"
+    places = (model.get_input_embeddings(), model.get_output_embeddings())
+    embedding, head = (next(n for n, m in model.named_modules() if m is place) for place in places)
+    return f"{embedding}.weight", f"{head}.weight"
 
 
 def with_lora(network: MaskedLM, rank: int, alpha: float, targets: Sequence[str], seed: int = 0) -> None:

@@ -122,7 +122,7 @@ class Target:
             if self.dtype == torch.float32 and tensor.dtype == torch.bfloat16:
                 tensor = tensor.float()  # kept in half the memory (align/kernels/linear.py)
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().contiguous().cpu().view(torch.uint8).numpy())
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import transformers
 from torch import Tensor
 
-from align.common.errors import UserError, nearest
+from align.common.errors import UserError
 from align.common.text import say
 from align.config.recipe import DrafterConfig
 from align.models.block import BlockDrafter
@@ -22,56 +21,35 @@ from align.models.block_checkpoint import (
     with_self_conditioning,
     without_confidence,
 )
-from align.models.block_config import BlockConfig
+from align.models.block_config import BlockConfig, rotary_entry
 from align.models.causal import CausalConfig, CausalDrafter
 from align.models.ddit import DDiT, DDiTConfig
 from align.models.families import BASES
 from align.models.masked_checkpoint import adapt, own_layers
 from align.models.masked_lm import MaskedLM, with_lora
+from align.models.opened import check_served, first_tokens_logits, refused
 from align.models.standalone import DiffusionConfig, DiffusionDrafter
 from align.models.standalone_checkpoint import architecture, load_standalone
-from align.target.interface import register
-from align.target.loading import load_target, quiet_loading
+from align.target.interface import OWN, register
+from align.target.keys import Rotary, plain_rotary
+from align.target.loading import load_target
 from align.target.model import Target
+from align.target.proof import proven
+from align.training.geometry import (
+    activation,
+    first_layers,
+    has_attention_bias,
+    inner_size,
+    named_layers,
+    norm_eps,
+    own_shape,
+    own_tables,
+    shared_keys,
+    start_layers,
+    tap_layers,
+)
 
-# ---- which layers of the target, and which token is the mask ----
-
-
-def tap_layers(num_layers: int, taps: int) -> list[int]:
-    """DFlash's spread of tapped layers (arXiv 2602.06036): round(1 + i·(L−4)/(F−1)), i = 0..F−1."""
-    if taps == 1:
-        return [num_layers - 3]
-    return [round(1 + i * (num_layers - 4) / (taps - 1)) for i in range(taps)]
-
-
-def shared_layers(num_layers: int, layers: int) -> list[int]:
-    """Target layers that a drafter starts from: the first, made for embeddings, then the last, whose outputs the head reads.
-
-    After 60 steps on SmolLM2 the drafter's argmax agreed with the target's on 17% of first positions with layers
-    (0, 29), on 10% with (28, 29): an embedding has a two-hundredth of the size that a late layer expects.
-    """
-    if layers == 1:
-        return [num_layers - 1]
-    return [0, *range(num_layers - layers + 1, num_layers)]
-
-
-def named_layers(target: Target, named: Sequence[int] | None) -> list[int]:
-    """The target layers that a recipe names, -1 the last one; none for None.
-
-    Raises:
-        UserError: a layer that the target lacks.
-    """
-    count = target.num_layers
-    if named is not None and not all(-count <= i < count for i in named):
-        raise UserError(
-            f"drafter.target_layers={list(named)}: target {target.spec!r} has the layers 0 to {count - 1} (-1 = the last one)"
-        )
-    return [i % count for i in named or ()]
-
-
-def first_layers(target: Target, options: DrafterConfig) -> list[int]:
-    """The target layers that a drafter starts from: those that the recipe names, else `shared_layers`."""
-    return named_layers(target, options.target_layers) or shared_layers(target.num_layers, options.layers)
+# ---- which token is the mask ----
 
 
 def mask_token(target: Target) -> int:
@@ -184,30 +162,41 @@ def from_target(
 
 def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) -> BlockConfig:
     """The architecture of a fresh block drafter. Raises UserError for an option that does not fit the target."""
-    hf, shared = target.model.config, options.context == "shared_kv"
+    shared = options.context == "shared_kv"
     layers = options.layers
     if layers > target.num_layers:
         raise UserError(f"drafter.layers={layers}: target {target.spec!r} has {target.num_layers} layers")
     _check_rank(target, options.markov_rank)
     markov, markov_width = markov_kind(options)
+    rotaries: list[Rotary] = []
     if shared:
-        chosen = first_layers(target, options)
+        chosen, rotaries = shared_keys(target, options)
+        shape = target.anatomy.shapes[chosen[0]]
     else:
         chosen = named_layers(target, options.target_layers) or tap_layers(target.num_layers, options.taps)
+        shape = own_shape(target)
     if shared and len(chosen) != layers:
         raise UserError(f"drafter.target_layers names {len(chosen)} layers for drafter.layers={layers}")
+    assert shape is not None
+    if (not shared or all(r.full(shape.key) and r.inv_freq for r in rotaries)) and own_tables(
+        target, shape.key, rotaries
+    ):
+        written: list[Rotary] = []  # by the target's own module
+    else:
+        written = list(dict.fromkeys(rotaries)) or [plain_rotary(shape.key, target.rope_theta)]
+        written = rotaries if len(written) > 1 else written
     return BlockConfig(
         context=options.context,
         block_size=options.block_size,
         target_layer_ids=chosen,
-        init_layer_ids=chosen if shared else shared_layers(target.num_layers, layers),
+        init_layer_ids=chosen if shared else start_layers(target, layers),
         hidden_size=target.hidden_size,
-        intermediate_size=hf.intermediate_size,
-        num_attention_heads=target.num_heads,
-        num_key_value_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        rms_norm_eps=hf.rms_norm_eps,
-        hidden_act=getattr(hf, "hidden_act", "silu"),
+        intermediate_size=inner_size(target),
+        num_attention_heads=target.num_heads if target.num_heads % shape.heads == 0 else shape.heads,
+        num_key_value_heads=shape.heads,
+        head_dim=shape.key,
+        rms_norm_eps=norm_eps(target),
+        hidden_act=activation(target),
         vocab_size=target.vocab_size,
         mask_token_id=mask_token(target) if options.mask_token_id is None else options.mask_token_id,
         num_target_layers=target.num_layers,
@@ -215,7 +204,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
         target=target.spec,
         target_sha256=target.hash,
         qk_norm=not shared,
-        attention_bias="self_attn.q_proj.bias" in dict(target.layers[0].named_parameters()),
+        attention_bias=has_attention_bias(target),
         draft_vocab_size=0 if draft_vocab is None else len(draft_vocab),
         markov_rank=options.markov_rank,
         markov=markov,
@@ -223,6 +212,9 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
         convolution=options.convolution,
         self_conditioning=options.self_conditioning,
         confidence_head=options.confidence_head,
+        value_dim=0 if shape.value == shape.key else shape.value,
+        rotary=[rotary_entry(r) for r in written],
+        places=any(not r.inv_freq for r in written),
     )
 
 
@@ -322,14 +314,10 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
         if not _share_vocabulary(start, target):
             embedding_VD, head_VD = start.embedding_VD, start.head_weight_VD
     else:
-        _check_base(type(target.model).__name__, f"target {target.spec!r}")
-        config, tensors = own_layers(target, layers)
-        config.architectures = [type(target.model).__name__]
-        quiet_loading()
-        model = getattr(transformers, config.architectures[0]).from_pretrained(
-            None, config=config, state_dict=tensors, dtype=torch.float32, attn_implementation=register()
-        )
-    _check_base(type(model).__name__, f"drafter.init={options.init!r}")
+        start = _own_layers_alone(target, layers)
+        model = start.model.requires_grad_(True)
+    where = f"target {target.spec!r}" if options.init is None else f"drafter.init={options.init!r}"
+    served_LV = None if type(model).__name__ in BASES else first_tokens_logits(start)
     c = model.config
     config = CausalConfig(
         block_size=options.block_size,
@@ -339,15 +327,37 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
         target_sha256=target.hash,
         network={"base": type(model).__name__, "hidden_size": c.hidden_size, "layers": c.num_hidden_layers},
     )
-    return CausalDrafter(model, embedding_VD, head_VD, config, target).to(target.device)
+    drafter = CausalDrafter(model, embedding_VD, head_VD, config, target).to(target.device)
+    if served_LV is not None:
+        check_served(drafter, served_LV, where)
+    return drafter
+
+
+def _own_layers_alone(target: Target, layers: list[int]) -> Target:
+    """A model that has these layers of the target's alone. Raises UserError where there can be none."""
+    base = type(target.model).__name__
+    try:
+        config, tensors = own_layers(target, layers)
+        config.architectures = [base]
+        model, found = getattr(transformers, base).from_pretrained(
+            None,
+            config=config,
+            state_dict=tensors,
+            dtype=torch.float32,
+            attn_implementation=register() if base in BASES else OWN,
+            output_loading_info=True,
+        )
+        if lacking := sorted(found["missing_keys"]):
+            raise NotImplementedError(f"layers {layers} alone lack {lacking[0]!r}")
+        model.to(target.device)
+        if base in BASES:
+            return Target(model, target.tokenizer, target.spec, fast=False)
+        return proven(model, target.tokenizer, target.spec, fast=False)
+    except Exception as error:  # what a model of fewer layers meets has no common class
+        raise refused(f"target {target.spec!r}", "autoregressive", error) from None
 
 
 def _share_vocabulary(one: Target, other: Target) -> bool:
     """Whether both have the same embedding and head, as a drafter that was made here has its target's."""
     pairs = ((one.embedding_VD, other.embedding_VD), (one.head_weight_VD, other.head_weight_VD))
     return all(a.shape == b.shape and torch.equal(a.float(), b.float()) for a, b in pairs)
-
-
-def _check_base(base: str, where: str) -> None:
-    if base not in BASES:
-        raise UserError(f"{where}: its architecture {base!r} can't be trained{nearest(base, BASES)}")

@@ -11,6 +11,7 @@ import yaml
 from align.common.hub import is_hub_id
 from align.common.provenance import training_versions
 from align.config.recipe import Recipe, resolve
+from align.models.block_checkpoint import FRESH
 from align.models.block_config import BlockConfig
 from align.models.causal import CausalConfig
 from align.models.standalone import DiffusionConfig
@@ -34,12 +35,24 @@ def about_block(recipe: Recipe, config: BlockConfig, coverage: float) -> About:
         "block-drafter",
         f"a block-diffusion drafter for {config.target}",
         f"Drafts {config.block_size} tokens in one pass, conditioned on the target (`{config.context}`, target layers {layers}). "
-        "Useful with that target alone: embedding and head are the target's and not stored here.",
+        f"Useful with that target alone: embedding and head are the target's and not stored here.{_start(recipe, config)}",
         rows=[
             f"| draft vocabulary | {config.draft_vocab_size or config.vocab_size:,} of {config.vocab_size:,} tokens, "
             f"{coverage:.1%} of the training answers' tokens |"
         ],
     )
+
+
+def _start(recipe: Recipe, config: BlockConfig) -> str:
+    """Which weights of its layers are the target's, in a sentence."""
+    if recipe.drafter.init is not None:
+        return ""
+    if not recipe.drafter.init_from_target:
+        return " Its layers started from random weights."
+    layers = ", ".join(str(i) for i in config.init_layer_ids)
+    fresh = dict.fromkeys(name.rpartition(".")[0] for name in config.extra.get(FRESH, []))
+    but = f"; fresh were {', '.join(fresh)}" if fresh else ""
+    return f" Its layers started from the target's layers {layers}{but}."
 
 
 def about_standalone(recipe: Recipe, config: DiffusionConfig, coverage: float) -> About:

@@ -10,6 +10,7 @@ import pytest
 
 from decode import generate
 from decode.methods import drafter_spec
+from tests.target_models import tiny_target
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -39,6 +40,24 @@ def test_answers_and_says_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert part in err
     assert run(capsys, *DEBUG, "--drafter", "none", "hello")[1] == out
+    assert "[target" not in err
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("llama", "[target, float32 on cpu] grouped attention"),
+        ("bloom", "its own, eager attention · chains alone, no trees · requests of a batch one by one"),
+        ("lfm2", "grouped attention · recurrent states, replayed after rejected drafts · chains alone"),
+    ],
+)
+def test_verbose_says_how_the_target_runs(kind: str, says: str) -> None:
+    assert says in generate.how_it_runs(tiny_target(kind))
+
+
+def test_verbose_is_a_line_more(capsys: pytest.CaptureFixture[str]) -> None:
+    err = run(capsys, *DEBUG, "--drafter", "lookup", "--verbose", "hello")[2]
+    assert err.splitlines()[-1].startswith("[target, float32 on cpu] grouped attention")
 
 
 def test_default_drafter_of_another_target_is_said(capsys: pytest.CaptureFixture[str]) -> None:

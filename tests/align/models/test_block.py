@@ -15,8 +15,11 @@ from align.models.block import BlockDrafter, BlockSession, target_features
 from align.models.block_layers import TwoTapConvolution
 from align.models.markov import KINDS
 from align.target.model import Target
+from align.training.makers import from_target
 from tests.builders import TRAINED_BLOCKS as VARIANTS
+from tests.builders import block_options
 from tests.builders import trained_block as build
+from tests.target_models import tiny_target
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -24,9 +27,31 @@ def test_training_graph_equals_drafting(
     target: Target, samples: data.Samples, variant: dict[str, Any]
 ) -> None:
     """Same hidden states, position by position, from packed rows and from the decoder's session and cache."""
-    drafter = build(target, samples, **variant)
+    check_graphs(build(target, samples, **variant), samples)
+
+
+@pytest.mark.parametrize(
+    ("kind", "context"),
+    [
+        ("gpt2", "shared_kv"),  # keys without positions: a vector for each row of a block
+        ("glm", "shared_kv"),  # a part of each head, in neighbouring pairs
+        ("exaone4", "shared_kv"),  # one layer has positions, the other none
+        ("gemma3n_text", "shared_kv"),  # two bases
+        ("mimo_v2_flash", "shared_kv"),  # values that are narrower than keys
+        ("lfm2", "shared_kv"),  # recurrent states, which packed documents must not share
+        ("mamba", "taps"),
+        ("gemma3_text", "taps"),  # rotary tables of its own
+    ],
+)
+def test_targets_of_all_kinds(samples: data.Samples, kind: str, context: str) -> None:
+    """The same for other targets' keys, positions and states."""
+    check_graphs(build(tiny_target(kind), samples, context=context), samples, 4)
+
+
+def check_graphs(drafter: BlockDrafter, samples: data.Samples, anchors_a_row: int = 12) -> None:
+    target = drafter.target
     batch = packing.collate(packing.pack(samples, 64, seed=0))
-    anchors = sample_anchors(batch, 12, 4, torch.Generator().manual_seed(2))
+    anchors = sample_anchors(batch, anchors_a_row, 4, torch.Generator().manual_seed(2))
     hidden = drafter(batch, target_features(target, batch, drafter.config), anchors)
     checked = 0
     for b in range(batch.tokens_BL.shape[0]):
@@ -49,7 +74,22 @@ def test_training_graph_equals_drafting(
             drafted = session.hidden(int(text[-1]))
             torch.testing.assert_close(drafted, hidden[b, a], atol=2e-4, rtol=1e-4)
             checked += 1
-    assert checked > 10
+    assert checked > anchors_a_row - 2
+
+
+@pytest.mark.parametrize("kind", ["phi3", "glm", "ernie4_5", "gemma2"])
+def test_a_fresh_layer_writes_its_targets_keys(samples: data.Samples, kind: str) -> None:
+    """Weights, norm and positions are those of the layer that it started from: what it makes of that layer's input is in the cache."""
+    target = tiny_target(kind)
+    drafter = from_target(target, block_options(layers=2), None)
+    cache, seen, tokens = target.new_cache(1, 40), [], torch.arange(20, 60)[None]
+    handle = target.layers[3].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    target.forward(tokens, cache=cache)
+    handle.remove()
+    layer, cos_sin = drafter.blocks[1], drafter._tables(seen[0], torch.arange(40)[None])
+    k, v = layer.self_attn.keys_values(layer.input_layernorm(seen[0]), *cos_sin)
+    torch.testing.assert_close(k, cache.k(3), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(v, cache.v(3), atol=1e-4, rtol=1e-3)
 
 
 def drafted(drafter: BlockDrafter, samples: data.Samples) -> tuple[packing.Batch, Anchors, torch.Tensor]:

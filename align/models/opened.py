@@ -1,0 +1,122 @@
+"""Whether a network made of a target's layers computes in training what it computes in decoding: tried on a few tokens.
+
+No list of architectures says which can be opened. What differs is refused in one line, and so is what does not run at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from align.common.batch import Batch
+from align.common.errors import UserError
+from align.models.masked_lm import MaskedLM
+from align.target.interface import NAME
+from align.target.logits import PLAIN, candidates
+from align.target.model import Target
+from align.target.proof import first_line
+
+if TYPE_CHECKING:
+    from align.models.causal import CausalDrafter
+
+LENGTH, CLEAN = 12, 7
+_MOST = 2e-3
+"""The largest difference that is rounding, in standard deviations."""
+
+
+def check_served(drafter: CausalDrafter, served_LV: Tensor, where: str) -> None:
+    """Compare the training graph of a causal drafter, in packed rows, with the logits of the model that is saved, `served_LV`, of
+    `some_tokens`.
+
+    Raises:
+        UserError: they differ.
+    """
+    with refusing(where, "autoregressive"), torch.no_grad():
+        tokens_1L = some_tokens(len(served_LV[0]), served_LV.device)
+        twice_1M = torch.cat((tokens_1L, tokens_1L), dim=1)
+        positions = torch.arange(LENGTH, device=tokens_1L.device).repeat(2)[None]
+        document = (torch.arange(2 * LENGTH, device=tokens_1L.device) // LENGTH)[None]
+        found = drafter.logits(drafter(Batch(twice_1M, positions, document, document >= 0)))[0]
+        _same(found, torch.cat((served_LV, served_LV)), "its training graph")
+
+
+def check_opened(network: MaskedLM, where: str) -> None:
+    """Compare a masked language model under a causal mask with the model's own forward, its cache with a whole forward, and see
+    that earlier places see later ones where the mask lets them.
+
+    Raises:
+        UserError: it can't be opened.
+    """
+    with refusing(where, "masked_lm"), torch.no_grad():
+        config, body = network.model.config, network.model.get_decoder()
+        biased = any(target.head_bias_V is not None for target in network._target)
+        if list(candidates(config)) != [PLAIN] or biased:
+            raise NotImplementedError("its head has a scale, a cap or a bias")
+        tokens = some_tokens(len(network.head_weight_VD), network.head_weight_VD.device)
+        causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=tokens.device).tril()
+        places = torch.arange(LENGTH, device=tokens.device)[None]
+        own = body(
+            inputs_embeds=network.embed(tokens),
+            attention_mask=torch.ones_like(tokens),
+            position_ids=places,
+            use_cache=False,
+        ).last_hidden_state
+        _same(network._run(tokens, causal[None, None], places, None), own, "under a causal mask it")
+        full, other = torch.ones_like(causal), tokens.clone()
+        other[0, -1] = tokens[0, 0]
+        one, two = (network._run(t, full[None, None], places, None)[0] for t in (tokens, other))
+        if not bool(((one - two).abs().amax(-1) > 1e-6).all()):
+            raise NotImplementedError("its attention can't be opened to the right")
+        if network.family.cache == "exact":
+            _check_cache(network, tokens)
+
+
+def _check_cache(network: MaskedLM, tokens: Tensor) -> None:
+    """A block behind a cached prefix is what it is in one row."""
+    block, cache = tokens[:, CLEAN:].clone(), network.new_cache(LENGTH)
+    block[:, 1:] = network.mask_token_id
+    found, _ = network.denoise(tokens[:, :CLEAN], block, cache)
+    see = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=tokens.device).tril()
+    see[CLEAN:] = True
+    whole = network(torch.cat((tokens[:, :CLEAN], block), dim=1), see=see)
+    _same(found[0], whole[0, CLEAN:], "through a cache it")
+
+
+def some_tokens(vocab_size: int, device: torch.device) -> Tensor:
+    """(1, LENGTH) ids, spread over the vocabulary."""
+    return torch.arange(1, LENGTH + 1, device=device)[None] * 7919 % vocab_size
+
+
+def _same(found: Tensor, wanted: Tensor, what: str) -> None:
+    apart = float((found.float() - wanted.float()).abs().max() / wanted.float().std())
+    if not apart < (_MOST if wanted.dtype == torch.float32 else 0.25):
+        raise NotImplementedError(f"{what} differs from the model's own by {apart:.2g} standard deviations")
+
+
+@contextmanager
+def refusing(where: str, kind: str) -> Iterator[None]:
+    """Any failure as one line that says what can be made instead."""
+    try:
+        yield
+    except Exception as error:  # what models raise where they are called in another way has no common class
+        raise refused(where, kind, error) from None
+
+
+def refused(where: str, kind: str, error: Exception) -> UserError:
+    said = first_line(error).removeprefix(f"{where}: ")
+    if NAME in said or "attention implementation" in said:
+        said = "it takes no attention but its own"
+    elif not isinstance(error, NotImplementedError | UserError):
+        said = f"it does not run in that way ({said[:120]})"
+    return UserError(f"{where} can't serve as drafter.kind={kind}: {said}; drafter.kind=block drafts for it")
+
+
+def first_tokens_logits(target: Target) -> Tensor:
+    """Logits (LENGTH, V) of `some_tokens`, as they are served."""
+    logits = target.forward(some_tokens(target.vocab_size, target.device)).logits_BLV
+    assert logits is not None
+    return logits[0]

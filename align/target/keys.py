@@ -1,0 +1,198 @@
+"""How a target's layers write positions into their keys, decided by what they give.
+
+A layer is run twice on the same input at two positions. Rotary keys at position p are the keys at 0, turned: k(p) = R(p)·k(0).
+Keys that stay the same know no position beyond what is in the input (learned positions, ALiBi, layers without rotary). Values
+stay in both; what does not is no value (compressed caches keep a key's rotary part there).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from align.target.masks import Layout, laid
+
+if TYPE_CHECKING:
+    from align.target.model import Target
+
+Kept = tuple[Tensor, Tensor]
+LAYOUTS = ("half", "pairs")
+_POSITIONS = (1, 7, 90)
+_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
+"""The largest difference that is rounding, in root mean squares of the keys."""
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Pairs of a head's numbers turned by position · inv_freq; the numbers of no pair stay. Without frequencies: no position.
+
+    layout: number j of the turned ones is paired with the one half of them further (half) or with its neighbour (pairs).
+    start: the first of them.
+    """
+
+    layout: str = "half"
+    start: int = 0
+    inv_freq: tuple[float, ...] = ()
+
+    def full(self, width: int) -> bool:
+        """Whether it is the plain kind over all numbers of a head, or none at all: what `attention.rotate` computes."""
+        return not self.inv_freq or (
+            self.layout == "half" and self.start == 0 and 2 * len(self.inv_freq) == width
+        )
+
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """The places of each pair's two numbers."""
+        count = len(self.inv_freq)
+        steps = torch.arange(count)
+        if self.layout == "half":
+            return self.start + steps, self.start + count + steps
+        return self.start + 2 * steps, self.start + 2 * steps + 1
+
+    def partner(self, width: int) -> Tensor:
+        """With which number of a head each one is turned, (width,)."""
+        first, second = self.pairs()
+        found = torch.arange(width)
+        found[first], found[second] = second, first
+        return found
+
+    def tables(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """cos and sin for positions (…) → (…, width), fp32. Unless `full`, sin has the sign of its place."""
+        first, second = (t.to(positions.device) for t in self.pairs())
+        angles = positions[..., None].float() * torch.tensor(self.inv_freq, device=positions.device)
+        cos = torch.ones(*positions.shape, width, device=positions.device)
+        sin = torch.zeros_like(cos)
+        cos[..., first] = cos[..., second] = angles.cos()
+        sin[..., first] = angles.sin() if self.full(width) else -angles.sin()
+        sin[..., second] = angles.sin()
+        return cos, sin
+
+    def turned(self, x: Tensor, position: int) -> Tensor:
+        """(…, width) as it is at a position."""
+        width = x.shape[-1]
+        partner = self.partner(width).to(x.device)
+        cos, sin = Rotary.tables(self, torch.tensor(position, device=x.device), width)
+        if self.full(width):
+            sin = torch.where(torch.arange(width, device=x.device) < width // 2, -sin, sin)
+        return x * cos + x[..., partner] * sin
+
+
+def plain_rotary(width: int, base: float) -> Rotary:
+    """Over all numbers of a head, with the usual frequencies."""
+    return Rotary("half", 0, frequencies(width, base))
+
+
+def frequencies(width: int, base: float) -> tuple[float, ...]:
+    steps = torch.arange(0, width, 2, dtype=torch.float32) / width
+    return tuple((1.0 / base**steps).tolist())
+
+
+@torch.no_grad()
+def key_rotaries(target: Target) -> list[Rotary | None]:
+    """How each layer writes positions into its keys; None where it keeps none of its own, or in a way that is not known."""
+    inputs: dict[int, Any] = {}
+    try:
+        still = _kept(target, 0, inputs)
+        moved = {p: _kept(target, p, inputs) for p in _POSITIONS if p < target.context_limit}
+    except Exception:  # what a model's layers raise where they are called in another way has no common class
+        return [None] * target.num_layers
+    return [
+        None if kept is None else _scheme(target, kept, {p: m[i] for p, m in moved.items()})
+        for i, kept in enumerate(still)
+    ]
+
+
+def _scheme(target: Target, still: Kept, moved: dict[int, Kept | None]) -> Rotary | None:
+    """What turns the keys at position 0 into those at the others, where it leaves the values alone."""
+
+    def error(rotary: Rotary) -> float:
+        return max(_apart(rotary.turned(still[0], p), kept[0]) for p, kept in moved.items() if kept)
+
+    most = _TOLERANCE[target.dtype]
+    if max(_apart(still[1], kept[1]) for kept in moved.values() if kept) > most:
+        return None
+    best = min(_candidates(target, still[0].shape[-1]), key=error)
+    return best if error(best) < most else None
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The largest difference, in root mean squares."""
+    return float((one - other).abs().max() / (one.pow(2).mean().sqrt() + 1e-12))
+
+
+def _kept(target: Target, position: int, inputs: dict[int, Any]) -> list[Kept | None]:
+    """Each layer's keys and values (1, Hkv, 1, width) of a token alone at a position, from the layer inputs that `inputs` holds; from the
+    model's own, which are kept there, where it is empty."""
+    tokens = torch.tensor([[target.vocab_size // 2]], device=target.device)
+    record, cache = not inputs, target.anatomy.empty_cache()
+    past = 0 if target.anatomy.takes_positions else position
+    if past:  # the place in memory is the position there
+        before = tokens.expand(1, past)
+        places = torch.arange(past, device=target.device)[None]
+        _run(target, before, places, 0, cache)
+    hooks = ExitStack()
+
+    def hook(i: int) -> Any:
+        def given(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            named = "hidden_states" in kwargs
+            if record:
+                inputs[i] = kwargs["hidden_states"] if named else args[0]
+                return None
+            if named:
+                return args, {**kwargs, "hidden_states": inputs[i]}
+            return (inputs[i], *args[1:]), kwargs
+
+        return given
+
+    with hooks:
+        for i, layer in enumerate(target.layers):
+            handle = layer.register_forward_pre_hook(hook(i), with_kwargs=True)
+            hooks.callback(handle.remove)
+        _run(target, tokens, torch.full_like(tokens, position), past, cache)
+    layers: list[Any] = list(cache.layers)
+    each = zip(layers, target.anatomy.shapes, strict=True)
+    return [
+        None if shape is None else (layer.keys[:, :, -1:].float(), layer.values[:, :, -1:].float())
+        for layer, shape in each
+    ]
+
+
+def _run(target: Target, tokens: Tensor, positions: Tensor, past: int, cache: Any) -> None:
+    with laid(Layout(positions, past, target.groups, target.dtype)):
+        target.body(**target.anatomy.arguments(tokens, positions, cache))
+
+
+def _candidates(target: Target, width: int) -> Iterator[Rotary]:
+    """Ways in which keys of a width may be turned: by the frequencies that the model keeps, or by those of its config's bases."""
+    yield Rotary()
+    tables = {tuple(b.float().flatten().tolist()) for n, b in target.body.named_buffers() if "inv_freq" in n}
+    for part in _turned_widths(target.config, width):
+        tables |= {frequencies(part, base) for base in _bases(target.config)}
+    for table in sorted(tables):
+        if 0 < 2 * len(table) <= width and all(math.isfinite(f) for f in table):
+            for start in sorted({0, width - 2 * len(table)}):
+                for layout in LAYOUTS:
+                    yield Rotary(layout, start, table)
+
+
+def _turned_widths(config: Any, width: int) -> set[int]:
+    """How many of a head's numbers may be turned."""
+    given = [getattr(config, name, None) for name in ("rotary_dim", "qk_rope_head_dim")]
+    shares = [getattr(config, name, None) for name in ("partial_rotary_factor", "rotary_pct")]
+    found = {width, *(g for g in given if isinstance(g, int))}
+    found |= {int(width * s) for s in (*shares, 0.25, 0.5, 0.75) if isinstance(s, float)}
+    return {n for n in found if 0 < n <= width and n % 2 == 0}
+
+
+def _bases(config: Any) -> set[float]:
+    names = ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "default_theta")
+    found: set[float] = {10000.0}
+    groups = [getattr(config, "rope_parameters", None) or {}]
+    groups += [g for g in list(groups[0].values()) if isinstance(g, dict)]
+    values = [getattr(config, name, None) for name in names] + [g.get("rope_theta") for g in groups]
+    return found | {float(v) for v in values if isinstance(v, int | float) and v > 1}

@@ -1,0 +1,56 @@
+"""How positions are in keys: told from what the layers give, and written the same way again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from align.target.attention import rotate
+from align.target.keys import Rotary, key_rotaries, plain_rotary
+from tests.target_models import tiny_target
+
+KINDS = {
+    "llama": ["half 0 8"] * 4,
+    "gptj": ["pairs 0 4"] * 4,
+    "gpt_neox": ["half 0 2"] * 4,
+    "exaone4": ["half 0 8", "none", "half 0 8", "none"],
+    "gpt2": ["none"] * 4,  # learned positions are in the hidden states
+    "bloom": ["none"] * 4,  # ALiBi is in the scores
+    "deepseek_v3": ["unknown"] * 4,  # its cache holds compressed keys and values
+    "lfm2": ["unknown", "half 0 8"] * 2,  # convolutions keep no keys
+    "hunyuan_v1_dense": ["unknown"] * 4,  # its keys are normalised after they are turned
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_layers_do_is_told_from_their_keys(kind: str) -> None:
+    def said(rotary: Rotary | None) -> str:
+        if rotary is None or not rotary.inv_freq:
+            return "unknown" if rotary is None else "none"
+        return f"{rotary.layout} {rotary.start} {len(rotary.inv_freq)}"
+
+    assert [said(r) for r in key_rotaries(tiny_target(kind))] == KINDS[kind]
+
+
+def test_layers_have_bases_of_their_own() -> None:
+    """Gemma's local and global layers."""
+    found = key_rotaries(tiny_target("gemma3n_text"))[:2]
+    assert [round(r.inv_freq[1], 3) for r in found if r is not None] == [0.316, 0.178]
+
+
+@pytest.mark.parametrize(
+    "rotary", [Rotary("half", 2, (1.0, 0.3)), Rotary("pairs", 0, (1.0, 0.3, 0.1)), plain_rotary(8, 1e4)]
+)
+def test_scores_depend_on_the_distance_alone(rotary: Rotary) -> None:
+    q, k = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    score = rotary.turned(q, 9) @ rotary.turned(k, 4)
+    torch.testing.assert_close(score, rotary.turned(q, 25) @ rotary.turned(k, 20))
+    assert abs(float(score - rotary.turned(q, 9) @ rotary.turned(k, 6))) > 1e-3
+    assert torch.equal(rotary.turned(q, 0), q)
+
+
+def test_plain_tables_are_those_of_half_split_rotation() -> None:
+    x, rotary = torch.randn(8, generator=torch.Generator().manual_seed(0)), plain_rotary(8, 1e4)
+    assert rotary.full(8) and not Rotary("pairs", 0, rotary.inv_freq).full(8) and Rotary().full(8)
+    cos, sin = rotary.tables(torch.tensor(5), 8)
+    torch.testing.assert_close(rotate(x, cos, sin), rotary.turned(x, 5))

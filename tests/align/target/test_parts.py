@@ -1,0 +1,58 @@
+"""A layer's weights by a drafter's names, whatever the layer calls them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from align.target.model import Target
+from align.target.parts import last_norm, layer_parts, norm_weight
+from tests.target_models import tiny_target
+
+
+def computed_keys(target: Target, parts: dict[str, Tensor], x: Tensor, centred: bool) -> Tensor:
+    """Layer 0's keys of its input (…, D) at position 0; without the norm's bias, which a drafter's norms lack."""
+    x = F.layer_norm(x, x.shape[-1:]) if centred else F.rms_norm(x, x.shape[-1:], eps=1e-6)
+    weight, bias = parts["self_attn.k_proj.weight"], parts.get("self_attn.k_proj.bias")
+    return F.linear(x * parts["input_layernorm.weight"], weight, bias)
+
+
+@pytest.mark.parametrize("kind", ["phi3", "gpt_neox", "gpt2", "gemma", "bloom", "nemotron"])
+def test_norm_and_keys_are_found(kind: str) -> None:
+    """One projection for all (in three parts, or by heads), transposed weights, norms that multiply by one more: the keys in the
+    cache come out."""
+    target = tiny_target(kind)
+    layer: Any = target.layers[0]
+    norms = [m for n, m in layer.named_modules() if "norm" in n or n.startswith("ln_")]
+    for norm in norms:
+        if getattr(norm, "bias", None) is not None:
+            nn.init.zeros_(norm.bias)
+    seen: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    cache = target.new_cache(1, 1)
+    target.forward(torch.tensor([[77]]), cache=cache)
+    handle.remove()
+    keys = computed_keys(target, layer_parts(target, 0), seen[0], kind not in ("phi3", "gemma"))
+    torch.testing.assert_close(keys.flatten(), cache.k(0).flatten(), atol=2e-4, rtol=1e-3)
+
+
+def test_the_last_norm_and_gates() -> None:
+    target = tiny_target("phi3")
+    weight = last_norm(target)
+    assert weight is not None and torch.equal(weight, target.body.norm.weight)
+    gate, up = target.layers[1].mlp.gate_up_proj.weight.chunk(2)
+    found = layer_parts(target, 1)
+    assert torch.equal(found["mlp.gate_proj.weight"], gate) and torch.equal(found["mlp.up_proj.weight"], up)
+    assert torch.equal(
+        found["post_attention_layernorm.weight"], target.layers[1].post_attention_layernorm.weight
+    )
+    plain = layer_parts(tiny_target("gpt2"), 1)
+    assert not any(name.startswith("mlp.") for name in plain)
+
+
+def test_a_norm_without_a_weight_multiplies_by_one() -> None:
+    assert torch.equal(norm_weight(nn.LayerNorm(6, elementwise_affine=False), 6), torch.ones(6))

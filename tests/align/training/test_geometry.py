@@ -1,0 +1,45 @@
+"""Sizes and layers of a fresh block drafter, for targets of all kinds."""
+
+from __future__ import annotations
+
+import pytest
+
+from align.common.errors import UserError
+from align.training.geometry import activation, inner_size, own_shape, start_layers
+from align.training.makers import block_config
+from tests.builders import block_options as options
+from tests.target_models import tiny_target
+
+
+def test_layers_without_keys_are_left_out() -> None:
+    target = tiny_target("lfm2")
+    config = block_config(target, options(layers=2), None)
+    assert config.target_layer_ids == config.init_layer_ids == [1, 3] and config.rotary == []
+    assert start_layers(target, 3) == [1, 3, 3]
+    with pytest.raises(UserError, match=r"shared_kv: layer 0 of target 'lfm2' has no keys .*context=taps"):
+        block_config(target, options(layers=2, target_layers=[0, 1]), None)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "mamba"])
+def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str) -> None:
+    target = tiny_target(kind)
+    with pytest.raises(UserError, match=f"target '{kind}' has no keys and values .*use drafter.context=taps"):
+        block_config(target, options(), None)
+    config = block_config(target, options(context="taps"), None)
+    assert config.head_dim % 2 == 0 and config.num_attention_heads % config.num_key_value_heads == 0
+
+
+def test_sizes_are_the_targets_where_it_has_them() -> None:
+    gpt2, learned = tiny_target("gpt2"), tiny_target("apertus")
+    assert inner_size(gpt2) == 256 and own_shape(gpt2) == (4, 16, 16) and activation(gpt2) == "silu"
+    assert activation(learned) == "silu"  # its own has weights
+    assert len(learned.hash) == 64  # and they are numbers without a dimension
+
+
+def test_positions_are_the_targets_module_alone_where_it_is_the_plain_one() -> None:
+    assert block_config(tiny_target("llama"), options(), None).rotary == []
+    assert block_config(tiny_target("glm"), options(), None).rotary[0]["layout"] == "pairs"
+    free = block_config(tiny_target("gpt2"), options(), None)
+    assert free.places and free.rotary == [{"layout": "half", "start": 0, "inv_freq": []}]
+    each = block_config(tiny_target("exaone4"), options(layers=2), None)
+    assert [len(r["inv_freq"]) for r in each.rotary] == [8, 0] and each.places
