@@ -32,7 +32,7 @@ from align.models.standalone import DiffusionConfig, DiffusionDrafter
 from align.models.standalone_checkpoint import architecture, load_standalone
 from align.target.interface import OWN, register
 from align.target.keys import Rotary, plain_rotary
-from align.target.loading import load_target
+from align.target.loading import load_target, quiet_loading
 from align.target.model import Target
 from align.target.proof import proven
 from align.training.geometry import (
@@ -339,6 +339,7 @@ def _own_layers_alone(target: Target, layers: list[int]) -> Target:
     try:
         config, tensors = own_layers(target, layers)
         config.architectures = [base]
+        quiet_loading()
         model, found = getattr(transformers, base).from_pretrained(
             None,
             config=config,
