@@ -17,11 +17,13 @@ from decode.losslessness.cases import Cases, cases_of
 from decode.losslessness.compared import Plain, Planted, same
 from decode.losslessness.conditionals import Tally
 from decode.losslessness.config import VerifyConfig
-from decode.losslessness.dropped import BUGS
-from decode.losslessness.options import Options, drawn_options, same_options
+from decode.losslessness.options import Decoders, batch_options, drawn_options, same_options, together
 from decode.losslessness.planted import Bug
 from decode.losslessness.recorded import RecordedDrafter
+from decode.losslessness.scripted import scripted_check, whole
+from decode.losslessness.settings import SHORT, Options
 from decode.losslessness.verdict import Caught, Check, line
+from decode.losslessness.widened import BUGS
 from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
 from decode.suites.tokenized import tokenize_prompts
@@ -31,17 +33,19 @@ ALPHA = 1e-3
 SETTINGS: dict[str, dict[str, Any]] = {
     "T=1": {"temperature": 1.0},
     "T=0.5": {"temperature": 0.5},
+    "T=0.1": {"temperature": 0.1},
     "T=1.5, top-p, penalties": {
-        "temperature": 1.5, "top_p": 0.9, "repetition_penalty": 1.3, "presence_penalty": 0.5,
+        "temperature": 1.5, "top_p": 0.7, "repetition_penalty": 1.3, "presence_penalty": 0.5,
     },
 }  # fmt: skip
 """The settings under which texts are sampled, by name."""
 CANDIDATES = 4
-"""Texts are sampled for this many prompts, the shortest ones."""
-LENGTH = 32
+"""Texts are sampled for this many prompts, the ends of the shortest ones."""
+LENGTH = 24
 """Tokens of a sampled text; more where the first token, a whole draft and two more tokens need more."""
 SAMPLES_TOGETHER = 16
-"""Sampled texts in one target call; greedy and coupled outputs are decoded one at a time."""
+"""Sampled texts in one target call where `align.kernels` sets no smaller number; greedy and coupled outputs are decoded one at a
+time."""
 PORTION = 48
 """Sampled texts whose drafts are in memory at one time."""
 
@@ -109,14 +113,13 @@ class _Plan:
         target, new = cases.target, config.max_new_tokens
         self.greedy = Plain(Decoder(target), prompts, new, None)
         self.coupled = Plain(Decoder(target, None, "gumbel"), prompts, new, config.seed)
-        # the shortest: each text goes through the target once more
-        self.few = sorted(prompts, key=len)[:CANDIDATES]
+        self.few = [prompt[-SHORT:] for prompt in sorted(prompts, key=len)[:CANDIDATES]]
         self.drawn = [
             (case.name if case.verifier == "auto" else f"{case.name}, {case.verifier}", case)
             for case in cases.drawn
         ]
         self.alpha = ALPHA / (1 + len(self.drawn))
-        self.options = Options(target, self.few[0], config.seed)
+        self.options = Options(target, sorted(prompts, key=len), config.seed)
         self.sampled: list[tuple[str, Decoder, Check]] = []
         """The cases that were sampled, without plain decoding."""
 
@@ -126,9 +129,17 @@ class _Plan:
             yield partial(same, "greedy fp32", case.name, self.greedy, cases.open(target, case))
         for case in cases.compared:
             yield partial(same, "coupled fp32", case.name, self.coupled, cases.open(target, case, "gumbel"))
+        for kind in ("options", "batch", "long"):
+            yield partial(scripted_check, self.options, kind)
         for case in cases.compared:
-            both = cases.open(target, case), cases.open(target, case, "gumbel")
-            yield partial(same_options, case.name, self.options, *both)
+            decoders = _decoders(cases.open(target, case), cases.open(target, case, "gumbel"))
+            yield partial(same_options, case.name, self.options, decoders, self.options.alone)
+            yield partial(batch_options, case.name, self.options, decoders)
+        yield partial(whole, self.options)
+        last = cases.compared[-1]
+        decoders = _decoders(cases.open(target, last), cases.open(target, last, "gumbel"))
+        long = self.options.long[:1]
+        yield partial(same_options, last.name, self.options, decoders, long, name="long context")
         for name, case in self.drawn:
             yield partial(drawn_options, name, self.options, cases.open(target, case))
         yield partial(_texts, "plain", self.greedy.decoder, self.few, self.config, self.alpha)
@@ -159,9 +170,12 @@ class _Plan:
             yield self._catch(bug, name, decoder)
 
     def _catch(self, bug: Bug, name: str, decoder: Decoder) -> Caught:
-        if bug.check == "options":
-            greedy, coupled = (Decoder(decoder.target, decoder.drafter, v) for v in ("auto", "gumbel"))
-            check = same_options(name, self.options, greedy, coupled, bug.planted, bug.setting)
+        if bug.check in ("options scripted", "batch", "long"):
+            check = scripted_check(self.options, bug.check.split()[0], bug.setting, bug.planted)
+        elif bug.check == "options":
+            decoders = _decoders(*(Decoder(decoder.target, decoder.drafter, v) for v in ("auto", "gumbel")))
+            settings = [s for s in self.options.exact if s.name == bug.setting]
+            check = same_options(name, self.options, decoders, settings, bug.planted)
         elif bug.check == "options drawn":
             check = drawn_options(name, self.options, decoder, bug.planted)
         elif bug.check == "sampled":
@@ -172,6 +186,10 @@ class _Plan:
             other = Decoder(decoder.target, decoder.drafter, verifier)
             check = same(bug.check, name, plain, other, bug.planted)
         return Caught(bug.name, bug.check, name, not check.passed, check.words)
+
+
+def _decoders(greedy: Decoder, coupled: Decoder) -> Decoders:
+    return lambda settings: greedy if all(s.sampling.greedy for s in settings) else coupled
 
 
 def _half(config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> Iterator[Callable[[], Check]]:
@@ -212,7 +230,7 @@ def _texts(
         with bug():
             outs = Decoder(target, recorded, decoder.verifier).generate_batch(
                 [prompts[p] for p, _, _ in part],
-                batch_size=SAMPLES_TOGETHER,
+                batch_size=together(decoder) if target.fused else SAMPLES_TOGETHER,
                 max_new_tokens=length,
                 sampling=[replace(settings[name], seed=seed) for _, name, seed in part],
             )

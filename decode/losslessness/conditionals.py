@@ -12,6 +12,8 @@ inequality (Annals of Probability 3, 1975) bounds their tails without a normal a
     order twice   the same, times that of the token before: two draws from one random number
     draft         min(1, q(x)/p(x)), or whether x was drafted where drafts have no q, at the first token of a round
 
+One more, `temperature`, holds other temperatures against the one asked for, by the ratio of their probabilities of all tokens.
+
 They are summed over all tokens, over those of each setting, and over those after a draft that was accepted whole. After such a
 draft every exact verifier draws from p itself. After a partly accepted one it draws from the rest of p, and only together with the
 acceptances does the token have the distribution p; so those tokens are no group of their own. The first token of a round has the
@@ -22,14 +24,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from align.kernels.linear import MOST_ROWS
 from align.target.model import Target
 from decode.engine.output import Generation
-from decode.losslessness.law import law, scores
+from decode.losslessness.law import Written, law, scores
 from decode.losslessness.recorded import First
 from decode.speculation.sampling import Sampling
 
@@ -37,6 +40,10 @@ Moments = tuple[Tensor, Tensor, Tensor]
 MOST_SURPRISE = 10.0
 NINE_IN_TEN = 1.2816
 """The normal quantile of 0.9."""
+PORTION = 8
+"""Texts in one forward, where no smaller number is faster."""
+OTHERS = (1 / 3, 3.0)
+"""Of the temperature: what the statistic `temperature` holds against it."""
 ROUNDING = 1e-3
 """A token outside top-k or top-p by no more than this share of its logit counts as inside."""
 
@@ -68,12 +75,38 @@ class Sum:
         return (critical + NINE_IN_TEN * math.sqrt(self.variance)) / self.tokens if self.tokens else math.inf
 
 
+@dataclass
+class Ratio:
+    """How much more probable some tokens are at other temperatures than at the one asked for: under p the mean of these ratios is at
+    most 1, so they reach 1/α with a probability of at most α (Ville's inequality)."""
+
+    tokens: int = 0
+    logs: list[float] = field(default_factory=lambda: [0.0] * len(OTHERS))
+
+    def add(self, z_LV: Tensor, p_LV: Tensor, tokens_L: Tensor, temperature: float) -> None:
+        """Add L tokens that were to be drawn from p = softmax(z / temperature)."""
+        self.tokens += len(tokens_L)
+        at_L1 = tokens_L[:, None]
+        own_L = p_LV.gather(1, at_L1)[:, 0].log()
+        for i, factor in enumerate(OTHERS):
+            warm_LV = z_LV / (temperature * factor)
+            other_L = warm_LV.gather(1, at_L1)[:, 0] - warm_LV.logsumexp(1)
+            # mixed with p, so that a single token can't make the ratio 0
+            mixed_L = torch.logaddexp(other_L + math.log(0.9), own_L + math.log(0.1))
+            self.logs[i] += float((mixed_L - own_L).nan_to_num().sum())
+
+    @property
+    def p_value(self) -> float:
+        mean = sum(math.exp(min(log, 700.0)) for log in self.logs) / len(self.logs)
+        return min(1.0, 1.0 / mean)
+
+
 class Tally:
     """The sums of every statistic over groups of tokens: `all`, `whole` (those after a wholly accepted draft), and one group for
     each setting."""
 
     def __init__(self) -> None:
-        self.sums: dict[tuple[str, str], Sum] = {}
+        self.sums: dict[tuple[str, str], Sum | Ratio] = {}
         self.impossible = 0
         """How many tokens have probability 0 under p."""
 
@@ -105,25 +138,32 @@ class Tally:
                 first = len(tokens_L) - len(found[0])  # some begin with the second token
                 for group, at_L in groups.items():
                     self._sum(statistic, group).add(*(x_L[at_L[first:]] for x_L in found))
+            if not (sampling.top_k or sampling.top_p < 1 or sampling.min_p):
+                ratio = self.sums.setdefault(("temperature", name), Ratio())
+                assert isinstance(ratio, Ratio)
+                ratio.add(z_LV, p_LV, tokens_L, sampling.temperature)
             if (drafts := _of_drafts(p_LV, tokens_L, firsts)) is not None:
                 self._sum("draft", "all").add(*drafts)
                 self._sum("draft", name).add(*drafts)
 
     def _sum(self, statistic: str, group: str) -> Sum:
-        return self.sums.setdefault((statistic, group), Sum())
+        found = self.sums.setdefault((statistic, group), Sum())
+        assert isinstance(found, Sum)
+        return found
 
     def tokens(self, group: str) -> int:
         """The number of tokens in the group."""
         return max((s.tokens for (_, g), s in self.sums.items() if g == group), default=0)
 
-    def worst(self) -> tuple[str, str, Sum]:
+    def worst(self) -> tuple[str, str, Sum | Ratio]:
         """The statistic and the group with the smallest p-value, and their sum."""
         (statistic, group), found = min(self.sums.items(), key=lambda item: item[1].p_value)
         return statistic, group, found
 
     def least(self, group: str, alpha: float) -> float:
         """The shift of the most probable token's share that nine of ten runs would detect; infinite without tokens."""
-        return self.sums.get(("likeliest", group), Sum()).least(alpha / len(self.sums))
+        found = self.sums.get(("likeliest", group), Sum())
+        return found.least(alpha / len(self.sums)) if isinstance(found, Sum) else math.inf
 
     def passed(self, alpha: float) -> bool:
         """Whether the differences of all sums together have a probability of at least α under p."""
@@ -131,20 +171,23 @@ class Tally:
 
 
 @torch.no_grad()
-def logits_of(target: Target, prompt: list[int], outputs: Sequence[Generation]) -> Iterable[Tensor]:
-    """Of each text the logits (L, V), fp64, from which its tokens were to be drawn. One forward over the texts as rows of a
-    batch, each after a copy of the prompt's keys and values: without trees, rollbacks or any code of the engine."""
-    longest, rows = max(len(o.tokens) for o in outputs), len(outputs)
+def logits_of(target: Target, prompt: list[int], outputs: Sequence[Generation | Written]) -> Iterable[Tensor]:
+    """Of each text the logits (L, V), fp64, from which its tokens were to be drawn. A few texts in one forward, each after a copy
+    of the prompt's keys and values: without trees, rollbacks or any code of the engine."""
     source = target.new_cache(1, len(prompt))
-    cache = target.new_cache(rows, len(prompt) + longest)
     if len(prompt) > 1:
         target.forward(torch.tensor([prompt[:-1]], device=target.device), cache=source, logits=False)
-        cache.fill(source)
-        cache.advance(source.length)
-    fed = [[prompt[-1], *o.tokens[:-1], *[0] * (longest - len(o.tokens))] for o in outputs]
-    hidden_BLD = target.forward(torch.tensor(fed, device=target.device), cache=cache, logits=False).hidden_BLD
-    for row_1LD, output in zip(hidden_BLD.split(1), outputs, strict=True):
-        yield target.head(row_1LD[:, : len(output.tokens)])[0].double()
+    count = max(1, MOST_ROWS // max(len(o.tokens) for o in outputs)) if target.fused else PORTION
+    for start in range(0, len(outputs), count):
+        fed, caches = [], []
+        for output in outputs[start : start + count]:
+            fed.append(torch.tensor([[prompt[-1], *output.tokens[:-1]]], device=target.device))
+            caches.append(target.new_cache(1, len(prompt) + len(output.tokens)))
+            caches[-1].fill(source)
+            caches[-1].advance(source.length)
+        for found in target.forward_together(fed, caches, [None] * len(fed)):
+            assert found.logits_BLV is not None
+            yield found.logits_BLV[0].double()
 
 
 def outside(z_LV: Tensor, p_LV: Tensor, tokens_L: Tensor) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 
 from decode.engine import decoder
 from decode.engine.engine import Engine
-from decode.losslessness import options
+from decode.losslessness import options, settings
 from decode.losslessness.law import Setting
-from decode.losslessness.planted import BY_RATIO, ENGINE_BUGS, Bug, sampled_otherwise, verified
+from decode.losslessness.planted import BY_RATIO, Bug, sampled_otherwise, verified
 
 Plant = tuple[Any, str, Callable[[Any], Any]]
 
@@ -29,14 +29,14 @@ _OFF: dict[str, tuple[str, dict[str, Any]]] = {
 """Each option of `Sampling` → the setting that has it, and its value when it is off."""
 _REQUEST: dict[str, dict[str, Any]] = {
     "stop string": {"stop": ()},
-    "length": {"new": options.NEW},
+    "length": {"new": settings.NEW},
     "context": {"context": None},
     "end of text": {"ends": ()},
 }
 """Each option of a request → what a `Setting` without it has."""
 
 
-def _engine_with(**off: Any) -> Plant:
+def engine_with(**off: Any) -> Plant:
     """An engine that is given other values of `Sampling`, at temperature 0 those alone that greedy decoding has."""
 
     def broken(right: Callable[..., None]) -> Callable[..., None]:
@@ -48,7 +48,7 @@ def _engine_with(**off: Any) -> Plant:
     return Engine, "__init__", broken
 
 
-def _engine_after(change: Callable[[Engine], object]) -> Plant:
+def engine_after(change: Callable[[Engine], object]) -> Plant:
     """An engine that is changed once it is made."""
 
     def broken(right: Callable[..., None]) -> Callable[..., None]:
@@ -74,10 +74,10 @@ def _without_request(off: dict[str, Any]) -> Callable[[Setting], Setting]:
 
 
 _ENGINE: dict[str, Plant] = {
-    "stop string": _engine_after(lambda e: setattr(e.text, "stops", ())),
-    "length": _engine_after(lambda e: setattr(e, "limit", e.limit + 1)),
-    "context": _engine_after(lambda e: setattr(e, "limit", options.NEW)),
-    "end of text": _engine_after(lambda e: setattr(e, "eos", frozenset())),
+    "stop string": engine_after(lambda e: setattr(e.text, "stops", ())),
+    "length": engine_after(lambda e: setattr(e, "limit", e.limit + 1)),
+    "context": engine_after(lambda e: setattr(e, "limit", settings.NEW)),
+    "end of text": engine_after(lambda e: setattr(e, "eos", frozenset())),
 }
 
 
@@ -86,7 +86,7 @@ def _bug(name: str, by: str, plant: Plant, setting: str) -> Bug:
 
 
 DROPPED = (
-    *(_bug(name, "engine", _engine_with(**off), setting) for name, (setting, off) in _OFF.items()),
+    *(_bug(name, "engine", engine_with(**off), setting) for name, (setting, off) in _OFF.items()),
     *(_bug(name, "engine", plant, name) for name, plant in _ENGINE.items()),
     Bug(
         "raw prompt: dropped by the engine",
@@ -109,6 +109,5 @@ DROPPED = (
             "banned tokens, minimum length": verified(lambda one: one._replace(before=one.before._replace(barred=None))),
         }.items()
     ),
-    Bug("seed: not in what is drawn", "options drawn", _engine_with(seed=0)),
+    Bug("seed: not in what is drawn", "options drawn", engine_with(seed=0)),
 )  # fmt: skip
-BUGS = (*ENGINE_BUGS, *DROPPED)

@@ -17,8 +17,12 @@ import torch
 from torch import Tensor
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from align.target.cache import KVCache
 from align.target.model import Target
 from decode.speculation.sampling import Sampling
+
+TOGETHER = 32
+"""Texts in one forward."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,9 @@ class Setting:
         stop: strings that end the text.
         ends: the tokens that count as the end of a text; None = the target's own.
         context: of the target, in tokens; None = its own.
-        raw: the prompt as text that is continued without a chat template; empty = the prompt is given in tokens.
+        raw: the prompt as text that is continued without a chat template; messages: as a conversation, (role, content) of each;
+            prompt: in tokens. At most one of them; none: whoever asks has the prompt.
+        gaps: whether the gaps between the two largest logits are recorded.
     """
 
     name: str
@@ -40,14 +46,18 @@ class Setting:
     ends: tuple[int, ...] | None = None
     context: int | None = None
     raw: str = ""
+    messages: tuple[tuple[str, str], ...] = ()
+    prompt: tuple[int, ...] = ()
+    gaps: bool = False
 
 
 class Written(NamedTuple):
-    """A text as it has to be. `finish` as in `Generation`."""
+    """A text as it has to be. `finish` and `gaps` as in `Generation`."""
 
     tokens: list[int]
     text: str
     finish: str
+    gaps: list[float]
 
 
 @contextmanager
@@ -111,35 +121,81 @@ def noise(seed: int, position: int, size: int, device: torch.device) -> Tensor:
 
 
 def choice(
-    logits_V: Tensor, prompt: Sequence[int], tokens: Sequence[int], setting: Setting, ends: Sequence[int]
+    logits_V: Tensor,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    setting: Setting,
+    ends: Sequence[int],
+    at: int | None = None,
 ) -> Tensor:
-    """The values (V,) whose argmax is the next token: greedy, or coupled to its position."""
+    """The values (V,) whose argmax is the next token: greedy, or coupled to its position (`at`; default: behind the tokens)."""
     z_1V = _score(logits_V, prompt, tokens, setting.sampling, ends)[None]
     if setting.sampling.temperature == 0:
         return z_1V[0]
     p_V = law(z_1V, setting.sampling)[0]
-    return p_V.log() + noise(setting.sampling.seed, len(prompt) + len(tokens), len(p_V), p_V.device)
+    at = len(prompt) + len(tokens) if at is None else at
+    return p_V.log() + noise(setting.sampling.seed, at, len(p_V), p_V.device)
+
+
+class _Text:
+    """A text that grows by a token at a time."""
+
+    def __init__(self, target: Target, prompt: list[int], setting: Setting) -> None:
+        self.target, self.prompt, self.setting = target, prompt, setting
+        self.ends = target.eos_ids if setting.ends is None else setting.ends
+        context = target.context_limit if setting.context is None else setting.context
+        self.limit = min(setting.new, context - len(prompt))
+        self.cache = target.new_cache(1, len(prompt) + self.limit)
+        self.tokens: list[int] = []
+        self.gaps: list[float] = []
+
+    def add(self, logits_V: Tensor) -> Written | None:
+        """Choose the next token; the whole text where that ends it."""
+        setting, tokens = self.setting, self.tokens
+        best_2 = _score(logits_V, self.prompt, tokens, setting.sampling, self.ends).topk(2).values
+        self.gaps.append(float(best_2[0] - best_2[1]))
+        token = int(choice(logits_V, self.prompt, tokens, setting, self.ends).argmax())
+        tokens.append(token)
+        text = self.target.decode(tokens)
+        at = [text.find(stop) for stop in setting.stop if stop in text]
+        if at:
+            return Written(tokens, text[: min(at)], "stop", self.gaps)
+        if token in self.ends:
+            return Written(tokens, text, "eos", self.gaps)
+        if len(tokens) == self.limit:
+            return Written(tokens, text, "length" if self.limit == setting.new else "context", self.gaps)
+        return None
+
+
+def write(target: Target, prompt: list[int], setting: Setting) -> Written:
+    """The text that the setting asks for, greedy or coupled."""
+    return write_all(target, [(prompt, setting)])[0]
 
 
 @torch.no_grad()
-def write(target: Target, prompt: list[int], setting: Setting) -> Written:
-    """The text that the setting asks for, greedy or coupled, one token at a time."""
-    with as_asked(target, setting):
-        limit = min(setting.new, target.context_limit - len(prompt))
-        cache = target.new_cache(1, len(prompt) + limit)
-        tokens: list[int] = []
-        fed = prompt
-        while True:
-            logits_BLV = target.forward(torch.tensor([fed], device=target.device), cache=cache).logits_BLV
-            assert logits_BLV is not None
-            token = int(choice(logits_BLV[0, -1], prompt, tokens, setting, target.eos_ids).argmax())
-            tokens.append(token)
-            fed = [token]
-            text = target.decode(tokens)
-            at = [text.find(stop) for stop in setting.stop if stop in text]
-            if at:
-                return Written(tokens, text[: min(at)], "stop")
-            if token in target.eos_ids:
-                return Written(tokens, text, "eos")
-            if len(tokens) == limit:
-                return Written(tokens, text, "length" if limit == setting.new else "context")
+def write_all(target: Target, asked: Sequence[tuple[list[int], Setting]]) -> list[Written]:
+    """The texts that several settings ask for, each after its prompt: a token of each in one forward, where the target takes that."""
+    texts = [_Text(target, prompt, setting) for prompt, setting in asked]
+    found: dict[int, Written] = {}
+    read: dict[tuple[int, ...], tuple[KVCache, Tensor]] = {}
+    for i, text in enumerate(texts):
+        if (key := tuple(text.prompt)) not in read:
+            cache = target.new_cache(1, len(key))
+            tokens_1L = torch.tensor([text.prompt], device=target.device)
+            hidden_BLD = target.forward(tokens_1L, cache=cache, logits=False).hidden_BLD
+            read[key] = cache, target.head(hidden_BLD[:, -1:])[0, 0]
+        source, logits_V = read[key]
+        text.cache.fill(source)
+        text.cache.advance(source.length)
+        if (done := text.add(logits_V)) is not None:
+            found[i] = done
+    while running := [i for i in range(len(texts)) if i not in found]:
+        for start in range(0, len(running), TOGETHER):
+            part = running[start : start + TOGETHER]
+            last = [torch.tensor([texts[i].tokens[-1:]], device=target.device) for i in part]
+            outputs = target.forward_together(last, [texts[i].cache for i in part], [None] * len(part))
+            for i, output in zip(part, outputs, strict=True):
+                assert output.logits_BLV is not None
+                if (done := texts[i].add(output.logits_BLV[0, -1])) is not None:
+                    found[i] = done
+    return [found[i] for i in range(len(texts))]

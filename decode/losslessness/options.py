@@ -1,141 +1,141 @@
-"""Every option of `Sampling` and of `Decoder.generate`, one at a time and all together, against texts and supports that are written
-without the engine (`decode.losslessness.law`).
+"""The checks of every option of a request (`decode.losslessness.settings`): a drafter's texts against those written without drafts
+and without the engine.
 
-Greedy and coupled outputs are compared token by token. Verifiers that draw by themselves are asked for texts under options that
-leave few tokens: each token has to be one of them, and another seed has to give another text. So a few tokens are enough.
+Greedy and coupled outputs are compared token by token: a request alone, where only that can have the option, the others in one
+batch. Verifiers that draw by themselves are asked for texts under options that leave few tokens: each token has to be one of them,
+and another seed has to give another text. So a few tokens are enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from align.kernels.linear import MOST_ROWS
 from align.target.model import Target
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
 from decode.losslessness.conditionals import logits_of
 from decode.losslessness.conditionals import outside as outside_of
-from decode.losslessness.divergence import TIE, examine
+from decode.losslessness.divergence import TIE, dtype_limit, examine
 from decode.losslessness.law import Setting, Written, as_asked, choice, law, scores, write
+from decode.losslessness.settings import Options, talk
 from decode.losslessness.verdict import Check
-from decode.reporting.records import Divergence
 from decode.speculation.sampling import Sampling
 
-NEW = 12
-"""Tokens of a text."""
-FEW = 8
-"""Tokens of a text whose settings leave few possible."""
-RAW = "The best way to begin is"
 IMPOSSIBLE = -1e4
 """Stands for −∞ where differences are taken."""
 UNLIKELY = 1e-6
-"""A text that two seeds repeat with a lower probability is a bug."""
+"""A text that two seeds repeat with a lower probability is a bug, and so is a token among those that have so little together."""
 
-
-class Options:
-    """The settings of one prompt, and the texts that they ask for, each written when it is first needed."""
-
-    def __init__(self, target: Target, prompt: list[int], seed: int) -> None:
-        self.target, self.prompt = target, prompt
-        said = write(target, prompt, Setting("", Sampling(), NEW, ends=())).tokens
-        self.exact = _exact(target, prompt, said, (seed + 77_003) % 2**63)
-        self.drawn = _drawn(said, (seed + 91_009) % 2**63)
-        self._written: dict[str, Written] = {}
-
-    def text(self, setting: Setting) -> Written:
-        if setting.name not in self._written:
-            self._written[setting.name] = write(self.target, self.tokens(setting), setting)
-        return self._written[setting.name]
-
-    def tokens(self, setting: Setting) -> list[int]:
-        """The prompt, in tokens."""
-        return self.target.text_tokens(setting.raw) if setting.raw else self.prompt
-
-
-def _exact(target: Target, prompt: list[int], said: list[int], seed: int) -> list[Setting]:
-    """The settings of greedy and of coupled outputs, each so that dropping the option changes the text. `said`: the plain greedy
-    text."""
-    text = target.decode(said)
-    stop = text[len(text) // 2 :][:3] or text[:1]
-    late = max(i for i, token in enumerate(said) if token not in said[:i])
-    hot = partial(Sampling, 2.0, seed=seed)
-    everything = Sampling(
-        1.2, 0.95, 50, 1.3, seed, 0.02, 0.5, banned=tuple({*said[:2]}), min_new_tokens=NEW // 2
-    )  # fmt: skip
-    greedy = [
-        Setting("repetition penalty", Sampling(repetition_penalty=2.0), NEW),
-        # a bonus shows within three tokens, a penalty only where the text repeats itself
-        Setting("presence penalty", Sampling(presence_penalty=-30.0), NEW),
-        Setting("banned tokens", Sampling(banned=tuple(sorted(set(said)))), NEW),
-        Setting("end of text", Sampling(), NEW, ends=(said[late],)),
-        Setting("minimum length", Sampling(min_new_tokens=NEW - 3), NEW, ends=tuple(sorted(set(said)))),
-        Setting("length", Sampling(), NEW // 2 + 1, ends=()),
-        Setting("context", Sampling(), NEW, ends=(), context=len(prompt) + NEW // 2),
-        Setting("raw prompt", Sampling(), 4, raw=RAW),
-    ]
-    greedy += [Setting("stop string", Sampling(), NEW, (stop,), ends=())] if stop else []
-    return [
-        *greedy,
-        Setting("temperature, seed", hot(), NEW),
-        Setting("top-k", hot(top_k=2), NEW),
-        Setting("top-p", hot(top_p=0.5), NEW),
-        Setting("min-p", hot(min_p=0.5), NEW),
-        Setting("all together", everything, NEW),
-    ]
-
-
-def _drawn(said: list[int], seed: int) -> list[Setting]:
-    """The settings under which few tokens are possible, and so few texts are needed; and one for two seeds, under which every token is."""
-    hot = partial(Sampling, 3.0, seed=seed)
-    usual = tuple(sorted(set(said)))
-    return [
-        Setting("seed", hot(), FEW),
-        Setting("top-k", hot(top_k=2), FEW),
-        Setting("top-p", hot(top_p=0.3), FEW),
-        Setting("min-p", hot(min_p=0.6), FEW),
-        Setting("banned tokens", Sampling(0.3, banned=usual, seed=seed), FEW),
-        Setting("minimum length", Sampling(0.3, min_new_tokens=FEW - 2, seed=seed), FEW, ends=usual),
-    ]
+Decoders = Callable[[Sequence[Setting]], Decoder]
+"""The settings of requests → what answers them: greedy, or coupled where one of them draws."""
 
 
 def same_options(
     method: str,
     options: Options,
-    greedy: Decoder,
-    coupled: Decoder,
+    decoders: Decoders,
+    settings: Sequence[Setting],
     bug: Any = nullcontext,
-    only: str | None = None,
+    name: str = "options, exact",
 ) -> Check:
-    """Compare greedy and coupled outputs of a method with what each setting asks for, while a bug may be planted. `only`: the name
-    of one setting."""
-    settings = [s for s in options.exact if only is None or s.name == only]
-    wrong, ties, drafted = [], 0, 0
+    """Compare greedy and coupled outputs of a method, a request at a time, with what each setting asks for, while a bug may be
+    planted."""
+    tally = _Tally(options)
     for setting in settings:
-        decoder = greedy if setting.sampling.greedy else coupled
+        decoder = decoders([setting])
         with bug():
             expected = options.text(setting) if bug is nullcontext else write_again(options, setting)
             out, streamed = _answer(decoder, options, setting)
-            found = _judged(options, setting, expected, out)
-        drafted += sum(out.nodes)
-        ended = (out.finish, out.text, streamed) == (expected.finish, expected.text, expected.text)
-        if found is not None and found.kind == TIE:
-            ties += 1
-        elif found is not None or not ended or out.prompt_tokens != len(options.tokens(setting)):
-            wrong.append(setting.name)
-    return _said(
-        "options, exact", method, settings, wrong, drafted, f"; {ties} rounding ties" if ties else ""
-    )
+            tally.add(setting, expected, out)
+        if streamed != expected.text:
+            tally.fail(setting)
+    return tally.check(name, method, settings)
+
+
+def batch_options(
+    method: str,
+    options: Options,
+    decoders: Decoders,
+    bug: Any = nullcontext,
+    name: str = "options, batch",
+) -> Check:
+    """The same for the requests of a batch: each with settings of its own, then all of one setting, with the seeds that follow."""
+    tally = _Tally(options)
+    for settings in (options.together, options.alike):
+        decoder, first = decoders(settings), settings[0]
+        own: dict[str, Any] = {
+            "sampling": [s.sampling for s in settings],
+            "max_new_tokens": [s.new for s in settings],
+        }
+        if settings is options.alike:
+            own = {"sampling": first.sampling, "max_new_tokens": first.new, "stop": list(first.stop)}
+        expected = [options.text(s) for s in settings]
+        prompts = [options.tokens(s) for s in settings]
+        with bug():
+            outs = decoder.generate_batch(prompts, batch_size=together(decoder), **own)
+        for setting, text, out in zip(settings, expected, outs, strict=True):
+            tally.add(setting, text, out)
+    return tally.check(name, method, [*options.together, *options.alike])
+
+
+def together(decoder: Decoder) -> int:
+    """Requests of one target call: as many as `align.kernels` takes, and some to follow them."""
+    nodes = 0 if decoder.drafter is None else decoder.drafter.draft_nodes
+    return max(2, min(6, MOST_ROWS // (nodes + 1)))
 
 
 def write_again(options: Options, setting: Setting) -> Written:
     """The text that a setting asks for, not from memory: a bug may be planted in what writes it."""
     return write(options.target, options.tokens(setting), setting)
+
+
+class _Tally:
+    """Which settings were not answered as asked."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.wrong: list[str] = []
+        self.ties = self.drafted = 0
+
+    def fail(self, setting: Setting) -> None:
+        if setting.name not in self.wrong:
+            self.wrong.append(setting.name)
+
+    def add(self, setting: Setting, expected: Written, out: Generation) -> None:
+        """An answer, and what it has to be."""
+        self.drafted += sum(out.nodes)
+        found = _judged(self.options, setting, expected, out)
+        if found is not None and found.kind == TIE:
+            self.ties += 1
+        elif (
+            found is not None
+            or (out.finish, out.text) != (expected.finish, expected.text)
+            or out.prompt_tokens != len(self.options.tokens(setting))
+            or not _same_gaps(self.options.target, setting, expected, out)
+        ):
+            self.fail(setting)
+
+    def check(self, name: str, method: str, settings: Sequence[Setting]) -> Check:
+        more = f"; {self.ties} rounding ties" if self.ties else ""
+        return _said(name, method, settings, self.wrong, self.drafted, more)
+
+
+def _same_gaps(target: Target, setting: Setting, expected: Written, out: Generation) -> bool:
+    if not setting.gaps:
+        return out.top2_gaps is None
+    if out.top2_gaps is None or len(out.top2_gaps) != len(out.tokens):
+        return False
+    size = max(1.0, *(gap for gap in expected.gaps if gap < -IMPOSSIBLE))
+    most = 8 * dtype_limit(target.dtype, torch.tensor([size]))
+    return all(abs(a - b) <= most or a == b for a, b in zip(expected.gaps, out.top2_gaps, strict=True))
 
 
 def _said(
@@ -153,55 +153,76 @@ def _answer(decoder: Decoder, options: Options, setting: Setting) -> tuple[Gener
     pieces: list[str] = []
     with as_asked(options.target, setting):
         out = decoder.generate(
-            setting.raw or options.prompt,
+            setting.raw or talk(setting) or options.tokens(setting),
             max_new_tokens=setting.new,
             sampling=setting.sampling,
-            stop=setting.stop,
+            stop=setting.stop[0] if len(setting.stop) == 1 else setting.stop,
             stream=pieces.append,
+            record_gaps=setting.gaps,
             raw=bool(setting.raw),
         )
     return out, "".join(pieces)
 
 
-def _judged(options: Options, setting: Setting, expected: Written, out: Generation) -> Divergence | None:
-    """The first different token, a rounding tie or a bug."""
+def _judged(options: Options, setting: Setting, expected: Written, out: Generation) -> Any:
+    """The first different token, a rounding tie or a bug; None = no difference."""
     target, prompt = options.target, options.tokens(setting)
     ends = target.eos_ids if setting.ends is None else setting.ends
 
     def score(z_V: Tensor, index: int) -> Tensor:
         return choice(z_V, prompt, expected.tokens[:index], setting, ends).nan_to_num(neginf=IMPOSSIBLE)
 
-    return examine(target, prompt, expected.tokens, out.tokens, out.drafted, out.accepted, out.trees, score)
+    calls = out.drafted, out.accepted, out.trees
+    return examine(target, prompt, expected.tokens, out.tokens, *calls, score, alone=False)
 
 
 def drawn_options(method: str, options: Options, decoder: Decoder, bug: Any = nullcontext) -> Check:
-    """Draw texts under each setting of `Options.drawn`, with a method's own verifier: is every token one that the setting allows,
-    and does another seed give another text?"""
-    target, prompt, wrong, drafted = options.target, options.prompt, [], 0
-    for setting in options.drawn:
+    """Draw texts under each setting of `Options.drawn`, with a method's own verifier, two alone and the others in one batch: is
+    every token one that the setting allows, and does another seed give another text?"""
+    target, prompt, wrong = options.target, options.prompt, []
+    alone = [s for s in options.drawn if s.name == "seed" or s.ends is not None]
+    seed = next(s for s in alone if s.name == "seed")
+    batch = [_with_seed(seed, 1), *(s for s in options.drawn if s not in alone), _with_seed(seed, 2)]
+    outs: list[tuple[Setting, Generation]] = []
+    for setting in alone:
         with as_asked(target, setting), bug():
-            twice = [0, 1] if setting.name == "seed" else [0]
-            outs = [
-                decoder.generate(
-                    prompt,
-                    max_new_tokens=setting.new,
-                    sampling=replace(setting.sampling, seed=(setting.sampling.seed + i) % 2**63),
-                )
-                for i in twice
-            ]
-        drafted += sum(sum(out.nodes) for out in outs)
+            out = decoder.generate(prompt, max_new_tokens=setting.new, sampling=setting.sampling)
+        outs.append((setting, out))
+    with bug():
+        found = decoder.generate_batch(
+            [prompt] * len(batch),
+            batch_size=together(decoder),
+            max_new_tokens=[s.new for s in batch],
+            sampling=[s.sampling for s in batch],
+        )
+    outs += zip(batch, found, strict=True)
+    logits = logits_of(target, prompt, [out for _, out in outs])
+    free: list[tuple[list[int], float]] = []
+    for (setting, out), logits_LV in zip(outs, logits, strict=True):
         with as_asked(target, setting):
-            seen = [_seen(target, prompt, out, setting.sampling) for out in outs]
-        wrong += [setting.name] if any(outside for outside, _ in seen) else []
-        if len(outs) == 2 and outs[0].tokens == outs[1].tokens and seen[0][1] < UNLIKELY:
+            outside, probability = _seen(target, prompt, out, setting.sampling, logits_LV)
+        if outside:
             wrong.append(setting.name)
-    return _said("options, drawn", method, options.drawn, wrong, drafted)
+        if setting.name == seed.name:
+            free.append((out.tokens, probability))
+    if any(a[0] == b[0] and a[1] < UNLIKELY for a, b in combinations(free, 2)):
+        wrong.append(seed.name)
+    drafted = sum(sum(out.nodes) for _, out in outs)
+    return _said("options, drawn", method, options.drawn, list(dict.fromkeys(wrong)), drafted)
 
 
-def _seen(target: Target, prompt: list[int], out: Generation, sampling: Sampling) -> tuple[int, float]:
-    """How many tokens of a text the settings do not allow, and the text's probability."""
-    (logits_LV,) = logits_of(target, prompt, [out])
-    tokens_L = torch.tensor(out.tokens, device=target.device)
+def _with_seed(setting: Setting, more: int) -> Setting:
+    seed = (setting.sampling.seed + more) % 2**63
+    return replace(setting, sampling=replace(setting.sampling, seed=seed))
+
+
+def _seen(
+    target: Target, prompt: list[int], out: Generation, sampling: Sampling, logits_LV: Tensor
+) -> tuple[int, float]:
+    """How many tokens of a text the settings do not allow, or almost never, and the text's probability."""
+    tokens_L1 = torch.tensor(out.tokens, device=target.device)[:, None]
     z_LV = scores(logits_LV, prompt, out.tokens, sampling, target.eos_ids)
     p_LV = law(z_LV, sampling)
-    return outside_of(z_LV, p_LV, tokens_L), float(p_LV.gather(1, tokens_L[:, None]).prod())
+    p_L1 = p_LV.gather(1, tokens_L1)
+    rare = (p_LV.masked_fill(p_LV > p_L1, 0.0).sum(1) < UNLIKELY) & (p_L1[:, 0] > 0)
+    return outside_of(z_LV, p_LV, tokens_L1[:, 0]) + int(rare.sum()), float(p_L1.prod())

@@ -34,7 +34,8 @@ class Bug:
     """A bug, and the check that has to catch it.
 
     Args:
-        check: greedy, coupled, sampled, options (greedy and coupled) or options drawn.
+        check: greedy, coupled, sampled, options (greedy and coupled) or options drawn; with scripted drafts options scripted, batch or
+            long.
         plant: (object, attribute, function from the right attribute to the broken one).
         verifiers: those that it affects; empty: all.
         trees: it shows only where drafts branch.
@@ -151,7 +152,12 @@ ENGINE_BUGS = (
     Bug("the token after a whole draft comes from the row before", "sampled", verified(_row_before), by="whole"),
     Bug("p is taken at temperature 1", "sampled", verified(sampled_otherwise(temperature=1.0))),
     Bug("p is taken without top-p", "sampled", verified(sampled_otherwise(top_p=1.0))),
-    Bug("penalties do not count the drafts", "sampled", (History, "rows", _rows_without_drafts)),
+    Bug(
+        "penalties do not count the drafts",
+        "options scripted",
+        (History, "rows", _rows_without_drafts),
+        setting="presence penalty in a round",
+    ),
     Bug("q is said at half its temperature", "sampled", verified(_q(lambda q_KV, _: q_KV.square())), BY_RATIO),
     Bug("q is said at twice its temperature", "sampled", verified(_q(lambda q_KV, _: q_KV.sqrt())), BY_RATIO),
     Bug("q is that of the next position", "sampled", verified(_q(_of_the_next_position)), BY_RATIO),

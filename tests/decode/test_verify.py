@@ -10,7 +10,7 @@ import pytest
 from align.models.block_checkpoint import save_drafter
 from align.models.standalone_checkpoint import save_standalone
 from align.target.loading import load_target
-from decode.losslessness.dropped import BUGS
+from decode.losslessness.widened import BUGS
 from decode.verify import main
 from tests.builders import block_network as network
 from tests.builders import diffusion_drafter as standalone
@@ -42,7 +42,10 @@ def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     for name in ("greedy fp32", "coupled fp32"):
         assert {(name, m) for m in ("chain", "tree", "tree, with copies")} <= names
     assert {m for n, m in names if n == "sampled"} >= {"plain", "chain, token", "chain, block"}
-    assert {m for n, m in names if n == "options, exact"} == {"chain", "tree", "tree, with copies"}
+    drafted = {"chain", "tree", "tree, with copies"}
+    for name in ("options, exact", "options, batch"):
+        assert {m for n, m in names if n == name} == {*drafted, "scripted drafts"}
+    assert {m for n, m in names if n == "long context"} == {"scripted drafts", "plain", "tree, with copies"}
     assert {m for n, m in names if n == "options, drawn"} >= {"chain, token", "drawn tree, traversal"}
     assert ("greedy bf16", "tree, with copies") in names
     page = (tmp_path / "verdict.md").read_text()
@@ -85,5 +88,5 @@ def test_what_a_stopped_run_found_is_kept(
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         main([*arguments(drafter, tmp_path), "--methods", "lookup,block"])
     record = json.loads((tmp_path / "verdict.json").read_text())
-    assert len(record["checks"]) == 8 and not record["finished"] and not record["lossless"]
-    assert (tmp_path / "verdict.md").read_text().startswith("# UNFINISHED: no bug in the first 8 checks")
+    assert len(record["checks"]) == 15 and not record["finished"] and not record["lossless"]
+    assert (tmp_path / "verdict.md").read_text().startswith("# UNFINISHED: no bug in the first 15 checks")

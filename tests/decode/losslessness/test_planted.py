@@ -6,14 +6,14 @@ import pytest
 
 from decode.losslessness.checks import _texts
 from decode.losslessness.config import VerifyConfig
-from decode.losslessness.dropped import BUGS
 from decode.losslessness.planted import Bug
+from decode.losslessness.widened import BUGS
 from decode.methods.build import build
 from decode.methods.registry import Parts
 from decode.methods.spec import read_method
 
 SAMPLED = {bug.name: bug for bug in BUGS if bug.check == "sampled"}
-CONFIG = VerifyConfig(samples=24)
+CONFIG = VerifyConfig(samples=48)
 PROMPTS = [[5, 6, 7, 8], [30, 31]]
 
 
@@ -31,11 +31,12 @@ def test_a_bug_is_planted_and_taken_out_again(bug: Bug) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("the token after a whole draft comes from the row before", "block:gamma=2"),
+        ("the token after a whole draft comes from the row before", "autoregressive:gamma=2"),
         ("p is taken at temperature 1", "block"),
+        ("cold temperatures are raised where drafts are verified", "block:verifier=token"),
         ("p is taken without top-p", "block"),
-        ("q is said at half its temperature", "block:verifier=token"),
-        ("a rejected draft is not taken out of p", "block:verifier=token"),
+        ("q is said at half its temperature", "autoregressive:gamma=2:verifier=token"),
+        ("a rejected draft is not taken out of p", "autoregressive:gamma=2:verifier=token"),
     ],
 )
 def test_a_planted_bug_is_caught_and_its_absence_is_not(name: str, text: str, shallow_parts: Parts) -> None:

@@ -1,0 +1,269 @@
+"""What `decode.verify` asks for: every option of a request, one at a time and all together, each so that dropping it changes the
+text, or one of its values; and the texts that have to come (`decode.losslessness.law`), which no drafter and no engine has written.
+
+Many are found by looking: temperatures just below and above the one at which a text turns, a bonus for tokens of the text that
+shows when the drafts of the same round are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from align.target.model import Target
+from decode.losslessness.conditionals import logits_of
+from decode.losslessness.law import Setting, Written, choice, noise, write, write_all
+from decode.speculation.sampling import Sampling
+
+NEW = 12
+"""Tokens of a text."""
+FEW = 6
+"""Tokens of a text whose settings leave few possible."""
+SHORT = 24
+"""Tokens of a prompt's end that texts continue: reading prompts would take most of the time."""
+LONG, LONG_NEW = 540, 16
+"""Tokens in front of a text in a long context, less where the target's is shorter; tokens of that text."""
+RAW = "The best way to begin is"
+TALK = (
+    ("system", "Answer in one line."),
+    ("user", "Name a colour."),
+    ("assistant", "Red."),
+    ("user", "One more."),
+)
+NEVER = "\u2603\u2603"
+"""A string that no text holds."""
+COLD = ((0.04, 0.08), (0.1, 0.2), (0.25, 0.6))
+"""Where temperatures are looked for at which a text turns."""
+APART = 1.1
+"""The colder temperature is this much below it, the warmer one this much above."""
+SEEDS = 200
+"""Tried to find one."""
+BONUSES: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (-8.0, -5.0, -12.0),
+    "repetition_penalty": (0.5, 0.3, 0.7),
+}
+"""Tried for the sake of the tokens of a round, each with `TRIED` seeds, until `ENOUGH` places show it."""
+IN_A_ROUND = " in a round"
+TRIED, ENOUGH = 8, 2
+ROOTS = (1, 6, 9)
+"""Places of a text at which a round of scripted drafts begins: the token before them is no draft of theirs."""
+
+
+class Options:
+    """The settings, and the texts that they ask for, written when the first is needed.
+
+    Args:
+        prompts: in tokens; the ends of the first three are continued, and a long one is made of all.
+    """
+
+    def __init__(self, target: Target, prompts: Sequence[list[int]], seed: int) -> None:
+        self.target, self.prompts = target, [prompt[-SHORT:] for prompt in prompts[:3]]
+        self.prompt = self.prompts[0]
+        said = write(target, self.prompt, Setting("", Sampling(), NEW, ends=()))
+        own, other = ((seed + offset) % 2**63 for offset in (77_003, 91_009))
+        self.exact = [*_greedy(target, self.prompt, said), *_coupled(target, self.prompt, said, own)]
+        self.together = [s for s in self.exact if _shared(s)] + self._others(own)
+        self.alike = _alike(target, self.prompts, own)
+        self.drawn = _drawn(said.tokens, other)
+        self.long = _long(target, prompts, own)
+        self._written: dict[str, Written] = {}
+
+    @property
+    def alone(self) -> list[Setting]:
+        """The settings that requests of one batch can't have beside others, and all options together. What shows in scripted drafts
+        alone is left out."""
+        chosen = [s for s in self.exact if not _shared(s) or s.name == "all together"]
+        return [s for s in chosen if not s.name.endswith(IN_A_ROUND)]
+
+    def text(self, setting: Setting) -> Written:
+        """What a setting asks for."""
+        if setting.name not in self._written:
+            group = self.long if setting in self.long else [*self.exact, *self.together, *self.alike]
+            settings = list({s.name: s for s in group}.values())
+            texts = write_all(self.target, [(self.tokens(s), s) for s in settings])
+            self._written |= {s.name: text for s, text in zip(settings, texts, strict=True)}
+        return self._written[setting.name]
+
+    def tokens(self, setting: Setting) -> list[int]:
+        """The prompt, in tokens."""
+        if setting.messages:
+            return self.target.chat_tokens(talk(setting))
+        return self.target.text_tokens(setting.raw) if setting.raw else list(setting.prompt or self.prompt)
+
+    def _others(self, seed: int) -> list[Setting]:
+        """Requests that differ from those of `exact` in prompt, length or seed."""
+        last = tuple(self.prompts[-1][1:])
+        return [
+            Setting("another seed", Sampling(2.0, seed=(seed + 1) % 2**63), NEW),
+            Setting("another prompt", Sampling(), NEW - 3, prompt=last),
+            Setting("another prompt, seed", Sampling(1.0, seed=(seed + 2) % 2**63), NEW, prompt=last),
+        ]  # fmt: skip
+
+
+def talk(setting: Setting) -> list[dict[str, str]]:
+    """The conversation of a setting."""
+    return [{"role": role, "content": content} for role, content in setting.messages]
+
+
+def _shared(setting: Setting) -> bool:
+    """Whether requests of one batch can have the setting beside others."""
+    own = setting.stop, setting.raw, setting.messages, setting.gaps, setting.ends is not None, setting.context
+    return not any(own)
+
+
+def _greedy(target: Target, prompt: list[int], said: Written) -> list[Setting]:
+    """`said`: the plain greedy text."""
+    tokens, text, size = said.tokens, said.text, target.vocab_size
+    first_V = next(iter(logits_of(target, prompt, [said])))[0]
+    best = [int(i) for i in first_V.topk(4).indices]
+    banned = dict.fromkeys([best[1], *tokens[1:], *best])  # dropping any of the best changes the first token
+    late = max(i for i, token in enumerate(tokens) if token not in tokens[:i])
+    unused = [i for i in range(size) if i not in tokens]
+    ends = (unused[0], tokens[late], unused[-1])
+    early, later = text[len(text) // 2 :][:3] or text[:1], text[2 * len(text) // 3 :][:3]
+    greedy = [
+        Setting("repetition penalty", Sampling(repetition_penalty=2.0), NEW),
+        # a bonus shows within three tokens, a penalty only where the text repeats itself
+        Setting("presence penalty", Sampling(presence_penalty=-30.0), NEW),
+        Setting("banned tokens", Sampling(banned=tuple(banned)), NEW),
+        Setting("end of text", Sampling(), NEW, ends=ends),
+        Setting("minimum length", Sampling(min_new_tokens=NEW - 3), NEW, ends=tuple(sorted(set(tokens)))),
+        Setting("length", Sampling(), NEW // 2 + 1, ends=()),
+        Setting("context", Sampling(), NEW, ends=(), context=len(prompt) + NEW // 2),
+        Setting("raw prompt", Sampling(), 4, raw=RAW),
+        Setting("conversation", Sampling(), 4, messages=TALK),
+        Setting("gaps", Sampling(repetition_penalty=1.5, presence_penalty=-2.0), NEW, gaps=True),
+    ]
+    if early:
+        greedy.append(Setting("stop string", Sampling(), NEW, (early,), ends=()))
+        stops = NEVER, *([later] if later else []), early, NEVER[0] + "x"
+        greedy.append(Setting("stop strings", Sampling(), NEW, stops, ends=()))
+    return greedy
+
+
+def _coupled(target: Target, prompt: list[int], said: Written, seed: int) -> list[Setting]:
+    hot = partial(Sampling, 2.0, seed=seed)
+    everything = Sampling(
+        1.2, 0.95, 50, 1.3, seed, 0.02, 0.5, banned=tuple({*said.tokens[:2]}), min_new_tokens=NEW // 2
+    )  # fmt: skip
+    return [
+        Setting("temperature, seed", hot(), NEW),
+        Setting("top-k", hot(top_k=2), NEW),
+        Setting("top-p", hot(top_p=0.5), NEW),
+        Setting("min-p", hot(min_p=0.5), NEW),
+        Setting("all together", everything, NEW),
+        Setting("all together, gaps", everything, NEW, gaps=True),
+        *_cold(target, prompt, said, seed),
+        *_in_a_round(target, prompt, seed),
+    ]
+
+
+def _cold(target: Target, prompt: list[int], said: Written, seed: int) -> Iterator[Setting]:
+    """Of each range of `COLD` two temperatures between which the text turns: both would give one text if the temperature were
+    raised, lowered or rounded across that place."""
+    logits_LV = next(iter(logits_of(target, prompt, [said])))
+    best_L2 = logits_LV.topk(2).values
+    at = int((best_L2[:, 0] - best_L2[:, 1]).argmin())
+    tried = [(seed + i) % 2**63 for i in range(SEEDS)]
+
+    def turns(tried_seed: int, index: int) -> float:
+        """The temperature above which the noise chooses another token there than the most probable one."""
+        z_V, n_V = (
+            logits_LV[index],
+            noise(tried_seed, len(prompt) + index, target.vocab_size, logits_LV.device),
+        )
+        best = int(z_V.argmax())
+        more_V = n_V - n_V[best]
+        return float(((z_V[best] - z_V) / more_V)[more_V > 0].min()) if bool((more_V > 0).any()) else 1e9
+
+    found = [(turns(s, at), s) for s in tried[:24]]
+    for least, most in COLD:
+        middle = (least * most) ** 0.5
+        for s in tried[len(found) :]:
+            if any(least <= t <= most for t, _ in found):
+                break
+            found.append((turns(s, at), s))
+        turn, own = min(found, key=lambda one: max(one[0] / middle, middle / one[0]))
+        found.remove((turn, own))
+        for name, temperature in (("below", turn / APART), ("above", turn * APART)):
+            temperature = max(temperature, 2e-3)
+            yield Setting(f"temperature, {name} {middle:.2g}", Sampling(temperature, seed=own), at + 2)
+
+
+def _in_a_round(target: Target, prompt: list[int], seed: int) -> Iterator[Setting]:
+    """Of each penalty, as a bonus, the value and seed whose text shows most often whether the token before is counted: it may be a
+    draft of the same round."""
+    for key, bonuses in BONUSES.items():
+        name, hot, best = (
+            f"{key.replace('_', ' ')} in a round",
+            Sampling(1.5),
+            (-1, Setting("", Sampling(), 0)),
+        )
+        for value in bonuses:
+            tried = [
+                Setting(name, replace(hot, seed=(seed + i) % 2**63, **{key: value}), NEW, ends=())
+                for i in range(TRIED)
+            ]
+            texts = write_all(target, [(prompt, setting) for setting in tried])
+            for setting, text in zip(tried, texts, strict=True):
+                best = max(best, (_sensitive(target, prompt, setting, text), setting), key=lambda one: one[0])
+            if best[0] >= ENOUGH:
+                break
+        yield best[1]
+
+
+def _sensitive(target: Target, prompt: list[int], setting: Setting, text: Written) -> int:
+    """At how many places, if a scripted draft is accepted before them, the text would go on otherwise if the token before did not count."""
+    logits_LV: Tensor = next(iter(logits_of(target, prompt, [text])))
+    places = [i for i in range(2, len(text.tokens)) if i not in ROOTS]
+    others = [int(_forgetful(logits_LV[i], prompt, text.tokens[:i], setting).argmax()) for i in places]
+    return sum(other != text.tokens[i] for i, other in zip(places, others, strict=True))
+
+
+def _forgetful(logits_V: Tensor, prompt: list[int], tokens: list[int], setting: Setting) -> Tensor:
+    """`choice` after the text without its last token, at the same place."""
+    return choice(logits_V, prompt, tokens[:-1], setting, (), at=len(prompt) + len(tokens))
+
+
+def _alike(target: Target, prompts: Sequence[list[int]], seed: int) -> list[Setting]:
+    """Three requests of one `Sampling`, with the seeds that `generate_batch` gives them, and one list of stop strings: the first of
+    them in no text, another one in the last."""
+    three = [prompts[0], prompts[0], prompts[-1]]
+    settings = [
+        Setting(f"request {i} of one setting", Sampling(1.5, seed=(seed + 7 + i) % 2**63), NEW, prompt=tuple(own))
+        for i, own in enumerate(three)
+    ]  # fmt: skip
+    texts = [text.text for text in write_all(target, list(zip(three, settings, strict=True)))]
+    stops = tuple(text[len(text) // 2 :][:3] for text in texts[1:] if text)
+    return [replace(setting, stop=(NEVER, *(s for s in stops if s))) for setting in settings]
+
+
+def _drawn(said: list[int], seed: int) -> list[Setting]:
+    """The settings under which few tokens are possible, and so few texts are needed; and one for several seeds, under which every
+    token is."""
+    hot = partial(Sampling, 3.0, seed=seed)
+    usual = tuple(sorted(set(said)))
+    return [
+        Setting("seed", hot(), FEW),
+        Setting("top-k", hot(top_k=2), FEW),
+        Setting("top-p", hot(top_p=0.3), FEW),
+        Setting("min-p", hot(min_p=0.6), FEW),
+        Setting("banned tokens", Sampling(0.3, banned=usual, seed=seed), FEW),
+        Setting("cold", Sampling(0.05, seed=seed), FEW),
+        Setting("minimum length", Sampling(0.3, min_new_tokens=FEW - 2, seed=seed), FEW, ends=usual),
+    ]
+
+
+def _long(target: Target, prompts: Sequence[list[int]], seed: int) -> list[Setting]:
+    """A greedy and a coupled text after several hundred tokens."""
+    every = [token for prompt in prompts for token in prompt]
+    length = max(1, min(LONG, target.context_limit - LONG_NEW))
+    prompt = tuple((every * (length // len(every) + 1))[:length])
+    return [
+        Setting("long context", Sampling(), LONG_NEW, ends=(), prompt=prompt, gaps=True),
+        Setting("long context, seed", Sampling(1.0, seed=seed), LONG_NEW, ends=(), prompt=prompt, gaps=True),
+    ]

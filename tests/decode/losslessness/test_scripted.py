@@ -1,0 +1,36 @@
+"""Drafts by script are accepted whole, in part and along trees; and a long text is that of one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from align.target.model import Target
+from decode.engine.decoder import Decoder
+from decode.losslessness.scripted import ScriptedDrafter, scripted_check, whole
+from decode.losslessness.settings import ROOTS, Options
+
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("branch", [True, False])
+def test_what_is_right_is_accepted_and_what_is_wrong_is_not(shallow: Target, branch: bool) -> None:
+    fixed: dict[str, Any] = {"max_new_tokens": 16, "min_new_tokens": 16}
+    plain = Decoder(shallow).generate(PROMPT, **fixed)
+    out = Decoder(shallow, ScriptedDrafter([plain.tokens], branch)).generate(PROMPT, **fixed)
+    assert out.tokens == plain.tokens
+    assert out.accepted[:3] == [4, 2, 4]
+    shapes = [None if tree is None else len(tree.parents) for tree in out.trees[:3]]
+    assert shapes == [None, None, 9 if branch else None]
+    assert ROOTS == (1, 1 + 5, 1 + 5 + 3)
+
+
+def test_a_long_text_is_that_of_one_call_without_a_cache(shallow: Target) -> None:
+    options = Options(shallow, [PROMPT, [30, 31]], 0)
+    assert whole(options).passed
+    check = scripted_check(options, "long")
+    assert check.passed and check.figures["drafted"]
+    wrong = options.text(options.long[0]).tokens
+    wrong[5] = (wrong[5] + 1) % shallow.vocab_size
+    assert not whole(options).passed
