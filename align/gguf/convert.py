@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,9 @@ _CLASSES = dict(zip(OWN, ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausa
 _DIGITS_ALONE = {"smollm"}
 
 
-def converted_folder(path: Path, header: Header) -> Path:
-    """The hub-layout folder made from the GGUF at `path`; converted at the first call, reused afterwards. `header`: the file's, checked.
+def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
+    """The hub-layout folder made from the GGUF at `path`; converted at the first call, reused afterwards. `check`: reads and checks the
+    header of a file that is to be converted.
 
     Raises:
         UserError: what no reader can make a model of, or a tokenizer that is not supported.
@@ -52,6 +54,7 @@ def converted_folder(path: Path, header: Header) -> Path:
     destination = cache_folder() / "targets" / f"{path.stem}-{sha256_file(path)[:12]}"
     if (destination / "config.json").is_file():
         return destination
+    header = check(path)
     destination.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=destination.parent))
     try:

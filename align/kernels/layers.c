@@ -181,9 +181,7 @@ static AVX2 float softmax_part(
         _mm256_storeu_ps(scores + j, s);
         top = _mm256_max_ps(top, s);
     }
-    __m128 t = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
-    t = _mm_max_ps(t, _mm_movehl_ps(t, t));
-    const float most = _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
+    const float most = largest_of(top);
     *sum = 0.0f;
     if (most == -INFINITY) { /* nothing seen, or NaN that max has passed over; beside a number exp keeps NaN */
         for (int64_t j = 0; j < count; j++)

@@ -27,6 +27,13 @@ static inline __attribute__((always_inline)) AVX2 float total(__m256 v)
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
+static inline __attribute__((always_inline)) AVX2 float largest_of(__m256 v)
+{
+    __m128 t = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    t = _mm_max_ps(t, _mm_movehl_ps(t, t));
+    return _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
+}
+
 /* Eight weights of row w from column k on, and one weight; half: bf16, whose bits are the upper half of an fp32. */
 static inline __attribute__((always_inline)) AVX2 __m256 eight(const void *w, int64_t k, const int half)
 {

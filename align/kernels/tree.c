@@ -82,9 +82,7 @@ static AVX2 void look_at(
         for (int64_t j = 0; j < count; j++) line[j] /= scale;
     __m256 top = _mm256_set1_ps(-INFINITY);
     for (int64_t j = 0; j < whole; j += 8) top = _mm256_max_ps(top, _mm256_loadu_ps(line + j));
-    __m128 t = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
-    t = _mm_max_ps(t, _mm_movehl_ps(t, t));
-    *largest = _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
+    *largest = largest_of(top);
     const __m256 best = _mm256_set1_ps(*largest);
     __m256 all = _mm256_setzero_ps();
     for (int64_t j = 0; j < whole; j += 8) all = _mm256_add_ps(all, exp8(_mm256_sub_ps(_mm256_loadu_ps(line + j), best)));

@@ -84,10 +84,10 @@ def _each_document(target: Target, batch: Batch, config: BlockConfig | None) -> 
     for row, documents in enumerate(batch.document_BL):
         for document in documents.unique().tolist():
             places = (documents == document).nonzero()[:, 0]
-            alone = Batch(*(t[row : row + 1, places] for t in vars(batch).values()))
-            found = target_features(target, alone, config) if document >= 0 else None
-            if found is None:
+            if document < 0:
                 continue
+            alone = Batch(*(t[row : row + 1, places] for t in vars(batch).values()))
+            found = target_features(target, alone, config)
             whole = whole or _zeros(found, batch)
             whole.hidden_BLD[row, places] = found.hidden_BLD[0]
             if whole.taps_BLFD is not None and found.taps_BLFD is not None:

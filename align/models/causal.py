@@ -67,6 +67,7 @@ class CausalDrafter(nn.Module):
         model.set_input_embeddings(nn.Identity())
         model.set_output_embeddings(nn.Identity())
         self.model, self.config = model, config
+        self._takes_positions = "position_ids" in inspect.signature(model.get_decoder().forward).parameters
         # in lists, so that they are neither submodules nor parameters
         self._target, self._frozen = [target], [embedding_VD.detach(), head_VD.detach()]
 
@@ -89,9 +90,8 @@ class CausalDrafter(nn.Module):
         if (scale := self._scale[0]) is not None:
             inputs_BLD = inputs_BLD * scale.to(inputs_BLD)
         body = self.model.get_decoder()
-        positions = {"position_ids": batch.positions_BL}
-        if "position_ids" not in inspect.signature(body.forward).parameters:
-            positions = {}  # the place in the row is the position there
+        # where it takes none, the place in the row is the position
+        positions = {"position_ids": batch.positions_BL} if self._takes_positions else {}
         layout = Layout(batch.positions_BL, 0, 1, self.model.dtype, mask=batch.attention_mask())
         with laid(layout):
             hidden: Tensor = body(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from align.target.masks import Layout, laid
+from align.target.parts import through_own_cache
 
 if TYPE_CHECKING:
     from align.target.model import Target
@@ -134,7 +134,7 @@ def _kept(target: Target, position: int, inputs: dict[int, Any]) -> list[Kept | 
     if past:  # the place in memory is the position there
         before = tokens.expand(1, past)
         places = torch.arange(past, device=target.device)[None]
-        _run(target, before, places, 0, cache)
+        through_own_cache(target, before, places, 0, cache)
     hooks = ExitStack()
 
     def hook(i: int) -> Any:
@@ -153,18 +153,13 @@ def _kept(target: Target, position: int, inputs: dict[int, Any]) -> list[Kept | 
         for i, layer in enumerate(target.layers):
             handle = layer.register_forward_pre_hook(hook(i), with_kwargs=True)
             hooks.callback(handle.remove)
-        _run(target, tokens, torch.full_like(tokens, position), past, cache)
+        through_own_cache(target, tokens, torch.full_like(tokens, position), past, cache)
     layers: list[Any] = list(cache.layers)
     each = zip(layers, target.anatomy.shapes, strict=True)
     return [
         None if shape is None else (layer.keys[:, :, -1:].float(), layer.values[:, :, -1:].float())
         for layer, shape in each
     ]
-
-
-def _run(target: Target, tokens: Tensor, positions: Tensor, past: int, cache: Any) -> None:
-    with laid(Layout(positions, past, target.groups, target.dtype)):
-        target.body(**target.anatomy.arguments(tokens, positions, cache))
 
 
 def _candidates(target: Target, width: int) -> Iterator[Rotary]:

@@ -155,7 +155,7 @@ def resolve_folder(spec: str) -> Path | str:
 
 
 def _converted(path: Path) -> Path:
-    return converted_folder(path, check_gguf(path))
+    return converted_folder(path, check_gguf)
 
 
 def _check_hub_sizes(folder: Path | str, revision: str | None) -> None:

@@ -109,6 +109,13 @@ def norm_weight(module: Any, width: int) -> Tensor:
     return min(forms, key=lambda form: float((form[0] * form[1] + shift - wrote).abs().max()))[0]
 
 
+def through_own_cache(target: Target, tokens: Tensor, positions: Tensor, past: int, cache: Any) -> Tensor:
+    """The model's last hidden states of tokens at these positions, (1, L) each, with its own kind of cache, which holds `past`."""
+    with laid(Layout(positions, past, target.groups, target.dtype)):
+        hidden: Tensor = target.body(**target.anatomy.arguments(tokens, positions, cache)).last_hidden_state
+    return hidden
+
+
 def _traced(target: Target, modules: dict[str, Any]) -> tuple[list[Seen], Tensor, Any]:
     """One token through the model: what these modules did, its last hidden state (D,), and its cache."""
     seen: list[Seen] = []
@@ -124,8 +131,7 @@ def _traced(target: Target, modules: dict[str, Any]) -> tuple[list[Seen], Tensor
     place, cache = torch.zeros_like(token), target.anatomy.empty_cache()
     handles = [module.register_forward_hook(hook(name)) for name, module in modules.items()]
     try:
-        with laid(Layout(place, 0, target.groups, target.dtype)):
-            hidden = target.body(**target.anatomy.arguments(token, place, cache)).last_hidden_state
+        hidden = through_own_cache(target, token, place, 0, cache)
     finally:
         for handle in handles:
             handle.remove()

@@ -12,6 +12,7 @@ from decode.engine.engine import Engine
 from decode.losslessness import options, settings
 from decode.losslessness.law import Setting
 from decode.losslessness.planted import BY_RATIO, Bug, sampled_otherwise, verified
+from decode.speculation.sampling import Sampling
 
 Plant = tuple[Any, str, Callable[[Any], Any]]
 
@@ -36,16 +37,21 @@ _REQUEST: dict[str, dict[str, Any]] = {
 """Each option of a request → what a `Setting` without it has."""
 
 
-def engine_with(**off: Any) -> Plant:
-    """An engine that is given other values of `Sampling`, at temperature 0 those alone that greedy decoding has."""
+def engine_asked(change: Callable[[Sampling], Sampling]) -> Plant:
+    """An engine that changes the `Sampling` that it was asked for."""
 
     def broken(right: Callable[..., None]) -> Callable[..., None]:
         def begin(self: Engine, target: Any, prompt: Any, new: int, sampling: Any, *rest: Any) -> None:
-            right(self, target, prompt, new, replace(sampling, **off), *rest)
+            right(self, target, prompt, new, change(sampling), *rest)
 
         return begin
 
     return Engine, "__init__", broken
+
+
+def engine_with(**off: Any) -> Plant:
+    """An engine that is given other values of `Sampling`, at temperature 0 those alone that greedy decoding has."""
+    return engine_asked(lambda sampling: replace(sampling, **off))
 
 
 def engine_after(change: Callable[[Engine], object]) -> Plant:

@@ -10,7 +10,7 @@ from typing import Any
 from align.target.cache import KVCache
 from decode.engine import decoder, engine
 from decode.engine.engine import Engine
-from decode.losslessness.dropped import DROPPED, Plant, engine_after
+from decode.losslessness.dropped import DROPPED, Plant, engine_after, engine_asked
 from decode.losslessness.planted import ENGINE_BUGS, Bug, verified
 from decode.speculation import verification
 from decode.speculation.sampling import Sampling
@@ -20,18 +20,6 @@ FLOOR = 0.3
 """Colder temperatures are raised to it by a bug."""
 BEYOND = 200
 """Positions of a cache behind which a bug begins."""
-
-
-def _sampling(change: Callable[[Sampling], Sampling]) -> Plant:
-    """An engine that changes what it was asked for."""
-
-    def broken(right: Callable[..., None]) -> Callable[..., None]:
-        def begin(self: Engine, target: Any, prompt: Any, new: int, sampling: Any, *rest: Any) -> None:
-            right(self, target, prompt, new, change(sampling), *rest)
-
-        return begin
-
-    return Engine, "__init__", broken
 
 
 def _warm(sampling: Sampling) -> Sampling:
@@ -85,7 +73,7 @@ WIDENED = (
     Bug(
         "only the first banned token counts",
         "options",
-        _sampling(lambda s: replace(s, banned=s.banned[:1])),
+        engine_asked(lambda s: replace(s, banned=s.banned[:1])),
         setting="banned tokens",
     ),
     Bug(
@@ -110,7 +98,7 @@ WIDENED = (
         ),
         setting="gaps",
     ),
-    Bug("cold temperatures are raised", "options", _sampling(_warm), setting="temperature, below 0.14"),
+    Bug("cold temperatures are raised", "options", engine_asked(_warm), setting="temperature, below 0.14"),
     Bug("cold temperatures are raised where drafts are verified", "sampled", verified(lambda one: one._replace(sampling=_warm(one.sampling)))),
     Bug("one seed for all requests of a batch", "batch", _batch(_seed)),
     Bug(

@@ -132,7 +132,7 @@ def test_a_malformed_gguf_is_one_line(
 ) -> None:
     """Whatever its reader stumbles over."""
 
-    def broken(path: Path, header: object) -> Path:
+    def broken(path: Path, check: object) -> Path:
         raise error
 
     monkeypatch.setattr("align.target.loading.converted_folder", broken)
