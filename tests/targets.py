@@ -111,7 +111,7 @@ def block(target: Target, prompts: list[list[int]], plain: list[list[int]], cont
     try:
         drafter = trained_drafter(target, texts, context)
     except UserError as error:
-        return "refused" if "use drafter.context=taps" in str(error) else f"refused: {error}"
+        return "refused" if "use drafter.context=" in str(error) else f"refused: {error}"
     return compared(target, drafter, prompts, NEW)
 
 

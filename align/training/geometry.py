@@ -102,6 +102,18 @@ def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list
     return chosen, [r for r in found if r is not None]
 
 
+@torch.no_grad()
+def check_taps(target: Target, layers: Sequence[int]) -> None:
+    """Raises UserError where what these layers write is not one hidden state for each token."""
+    tokens = torch.zeros(1, 2, dtype=torch.int64, device=target.device)
+    found = target.forward(tokens, taps=layers, logits=False).taps_BLFD
+    if found is None or tuple(found.shape) != (1, 2, len(layers), target.hidden_size):
+        raise UserError(
+            f"drafter.context=taps: the layers of target {target.spec!r} do not write one hidden state for each token "
+            f"(architecture {target.config.model_type!r}); use drafter.context=shared_kv"
+        )
+
+
 def own_shape(target: Target) -> LayerShape:
     """Heads of a drafter that makes keys of its own: the target's, else of the usual width."""
     heads, width = target.num_kv_heads, target.head_dim

@@ -37,6 +37,7 @@ from align.target.model import Target
 from align.target.proof import proven
 from align.training.geometry import (
     activation,
+    check_taps,
     first_layers,
     has_attention_bias,
     inner_size,
@@ -174,6 +175,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
         shape = target.anatomy.shapes[chosen[0]]
     else:
         chosen = named_layers(target, options.target_layers) or tap_layers(target.num_layers, options.taps)
+        check_taps(target, chosen)
         shape = own_shape(target)
     if shared and len(chosen) != layers:
         raise UserError(f"drafter.target_layers names {len(chosen)} layers for drafter.layers={layers}")

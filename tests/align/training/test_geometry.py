@@ -43,3 +43,8 @@ def test_positions_are_the_targets_module_alone_where_it_is_the_plain_one() -> N
     assert free.places and free.rotary == [{"layout": "half", "start": 0, "inv_freq": []}]
     each = block_config(tiny_target("exaone4"), options(layers=2), None)
     assert [len(r["inv_freq"]) for r in each.rotary] == [8, 0] and each.places
+
+
+def test_layers_of_several_streams_are_no_taps() -> None:
+    with pytest.raises(UserError, match="'gemma3n_text' do not write one hidden state for each token"):
+        block_config(tiny_target("gemma3n_text"), options(context="taps"), None)
