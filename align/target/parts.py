@@ -23,7 +23,7 @@ _NAMES = {
     "self_attn.q_proj": ("q_proj",),
     "self_attn.k_proj": ("k_proj",),
     "self_attn.v_proj": ("v_proj",),
-    "self_attn.o_proj": ("o_proj", "out_proj", "dense"),
+    "self_attn.o_proj": ("o_proj", "out_proj", "dense", "attn.c_proj"),
     "mlp.gate_proj": ("gate_proj", "w1"),
     "mlp.up_proj": ("up_proj", "w3"),
     "mlp.down_proj": ("down_proj", "w2"),
@@ -61,7 +61,7 @@ def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
     }
     at: dict[str, Seen] = {}
     for mine, names in _NAMES.items():
-        those = [s for s in seen if s.name.rpartition(".")[2] in names and _matrix(s) is not None]
+        those = [s for s in seen if _ends(s.name, names) and _matrix(s) is not None]
         if len(those) == 1:
             at[mine] = those[0]
             found |= _named(mine, *_linear(those[0]))
@@ -136,6 +136,10 @@ def _traced(target: Target, modules: dict[str, Any]) -> tuple[list[Seen], Tensor
         for handle in handles:
             handle.remove()
     return seen, hidden.flatten(), cache
+
+
+def _ends(name: str, names: Sequence[str]) -> bool:
+    return any(name == end or name.endswith(f".{end}") for end in names)
 
 
 def _matrix(s: Seen) -> Tensor | None:

@@ -26,7 +26,9 @@ from align.models.block_checkpoint import (
 from align.target.model import Target
 from align.training.makers import from_target
 from tests.builders import TRAINED_BLOCKS as VARIANTS
+from tests.builders import block_options
 from tests.builders import trained_block as build
+from tests.target_models import tiny_target
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -166,3 +168,19 @@ def test_a_drafter_that_shares_keys_has_the_targets_heads(
     (tmp_path / "drafter/checksums.json").unlink(missing_ok=True)
     with pytest.raises(UserError, match=f"{key} is {value}, target"):
         load_drafter(tmp_path / "drafter", target)
+
+
+def test_a_drafter_that_wants_its_targets_tables_is_refused_where_there_are_none(tmp_path: Path) -> None:
+    """And one that has its own is taken, with what it drafts."""
+    llama, gpt2 = tiny_target("llama"), tiny_target("gpt2")
+    save_drafter(from_target(llama, block_options(context="taps"), None), tmp_path)
+    with pytest.raises(
+        UserError, match="uses its target's rotary tables, and target 'gpt2' has none that fit"
+    ):
+        load_drafter(tmp_path, gpt2)
+    made = from_target(gpt2, block_options(context="shared_kv", layers=2), None)
+    save_drafter(made, tmp_path / "own", dtype=torch.float32)
+    again = load_drafter(tmp_path / "own", gpt2)
+    assert again.config == made.config and again.places is not None
+    for name, parameter in made.named_parameters():
+        assert torch.equal(parameter, dict(again.named_parameters())[name])

@@ -35,6 +35,11 @@ def test_what_is_written_is_read(values: dict[str, Any]) -> None:
         ("target_layer_ids", [9, 9], "target layer 9 is not within 0..3"),
         ("target_layer_ids", [1], "shared_kv needs one target layer for each drafter layer"),
         ("target_layer_ids", ["a"], "target_layer_ids must be a list of whole numbers"),
+        ("rotary", [3], "rotary must be a list of objects"),
+        ("rotary", [{}, {}, {}], "rotary needs one entry, or one for each drafter layer"),
+        ("rotary", [{"layout": "pair"}], "rotary layout='pair' is unknown.*did you mean 'pairs'"),
+        ("rotary", [{"inv_freq": [1.0] * 9}], "rotary: start and inv_freq must lie within head_dim=16"),
+        ("rotary", [{"inv_freq": ["a"]}], "rotary: start and inv_freq must lie within head_dim=16"),
     ],
 )
 def test_what_can_not_be_is_refused(values: dict[str, Any], key: str, value: object, says: str) -> None:

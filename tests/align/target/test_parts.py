@@ -52,6 +52,8 @@ def test_the_last_norm_and_gates() -> None:
     )
     plain = layer_parts(tiny_target("gpt2"), 1)
     assert not any(name.startswith("mlp.") for name in plain)
+    out = tiny_target("gpt2").layers[1].attn.c_proj.weight
+    assert torch.equal(plain["self_attn.o_proj.weight"], out.T)
 
 
 def test_a_norm_without_a_weight_multiplies_by_one() -> None:
