@@ -41,7 +41,13 @@ def main(argv: list[str] | None = None) -> None:
 
         t, d = recipe.target, recipe.data
         target = load_target(
-            t.name, t.dtype, target_device(recipe), revision=t.revision, trust_remote_code=t.trust_remote_code
+            t.name,
+            t.dtype,
+            target_device(recipe),
+            revision=t.revision,
+            trust_remote_code=t.trust_remote_code,
+            template_kwargs=recipe.data.template_kwargs,
+            system=recipe.data.system,
         )
         supply = open_supply(recipe, target)
         stream = supply.stream(recipe)

@@ -37,7 +37,13 @@ def main(argv: list[str] | None = None) -> None:
 
         t = recipe.target
         target = load_target(
-            t.name, t.dtype, t.device, revision=t.revision, trust_remote_code=t.trust_remote_code
+            t.name,
+            t.dtype,
+            t.device,
+            revision=t.revision,
+            trust_remote_code=t.trust_remote_code,
+            template_kwargs=recipe.data.template_kwargs,
+            system=recipe.data.system,
         )
         if recipe.data.text:
             read_texts(recipe, target)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
+from align.folder.chat import merged, read_kwargs
 from decode.method_names import LOSSY, ORDERS, VERIFIERS
 
 
@@ -32,6 +33,8 @@ class Parser(argparse.ArgumentParser):
         if empty := next((w for w in words if w.startswith("--") and w.endswith("=--")), None):
             self.error(f"{empty!r} has no value")  # argparse would read the value as its own mark
         parsed, unknown = self.parse_known_args(words, namespace)
+        if isinstance(given := getattr(parsed, "template_kwargs", None), list):
+            parsed.template_kwargs = merged(given)
         if unknown:
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             hint = nearest(unknown[0].split("=")[0], options) if unknown[0].startswith("-") else self.stray
@@ -48,6 +51,20 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
         trust = "run Python code that comes with these models (default: refuse them)"
         self.add_argument("--trust-remote-code", action="store_true", help=trust)
+
+    def add_chat_options(self) -> None:
+        """How the target's chat template is called."""
+        switch = "a variable of the target's chat template, enable_thinking=false; may be repeated"
+        add = self.add_argument
+        add(
+            "--template-kwargs",
+            type=template_kwargs,
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help=switch,
+        )
+        add("--system", metavar="TEXT", help="a system prompt, where a conversation has none")
 
     def add_prompt_options(self, suites: str) -> None:
         """Where the prompts come from. `suites`: the help of --suite."""
@@ -100,6 +117,14 @@ def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def template_kwargs(text: str) -> dict[str, Any]:
+    """Variables of a chat template: `align.folder.chat.read_kwargs`."""
+    try:
+        return read_kwargs(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def path(text: str) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from align.common.claims import Claim
 from align.common.errors import cli
@@ -36,6 +37,8 @@ class CompareConfig:
     top_k: int = 0
     seed: int = 0
     device: str = "auto"
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    system: str | None = None
     out: Path = field(default_factory=lambda: Path("runs/compare"))
 
     @property
@@ -59,6 +62,7 @@ def parser() -> Parser:
     p.add_prompt_options(f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)")
     add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
     add("--device", default="auto", help="of decoding: auto (default), cpu, cuda or cuda:N")
+    p.add_chat_options()
     p.add_sampling_options("of sampling (default 0)")
     add("--max-new-tokens", type=whole(1), default=128, metavar="N", help="length limit (default 128)")
     add("--out", type=path, default=Path("runs/compare"), metavar="DIR", help="default runs/compare")
@@ -92,9 +96,15 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     sampling = Sampling(config.temperature, config.top_p, config.top_k, seed=config.seed)
     found = comparison.candidates(config.recipes, config.settings)
     comparison.train(found, console)
-    t = found[0].values["target"]
+    t, d = found[0].values["target"], found[0].values["data"]
     target = load_target(
-        t["name"], t["dtype"], config.device, revision=t["revision"], trust_remote_code=t["trust_remote_code"]
+        t["name"],
+        t["dtype"],
+        config.device,
+        revision=t["revision"],
+        trust_remote_code=t["trust_remote_code"],
+        template_kwargs=config.template_kwargs or d["template_kwargs"],
+        system=d["system"] if config.system is None else config.system,
     )
     settings = Settings(sampling, config.max_new_tokens)
     records = comparison.measure(found, target, suites, settings, config.out, console)
@@ -102,6 +112,7 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     text = table(reached, {candidate.name: candidate.parameters for candidate in found})
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
     title = f"{t['name']} · {how} · {', '.join(suite.title for suite in suites)}"
+    title += f" · {target.chat.said}" if target.chat else ""
     write_atomically(
         config.out / "compare.md", lambda part: part.write_text(f"{title}\n\n{text}", encoding="utf-8")
     )

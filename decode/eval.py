@@ -18,6 +18,7 @@ from align.common.claims import Claim
 from align.common.commands import command
 from align.common.errors import UserError, cli
 from align.common.terminal import PlainConsole
+from align.folder.chat import Chat
 from align.target.debug import DEBUG
 from align.target.names import check_given
 from decode.benchmark.config import TUNING_PROMPTS, TUNING_SUITE, EvalConfig
@@ -51,6 +52,7 @@ def parser() -> Parser:
     p.add_prompt_options(f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)")
     add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
     p.add_target_options()
+    p.add_chat_options()
     add("--drafter", help=f"{drafter}the kinds {', '.join(ROLES)}")
     add(
         "--methods",
@@ -175,6 +177,7 @@ def next_step(summary: dict[str, Any], config: EvalConfig) -> str:
         return f"Next: measure a real target; {config.target} is random:  {command('decode.eval', '--suite', 'mtbench')}"
     target = ("--target", config.target) if config.target else ()
     drafter = ("--drafter", config.drafter) if config.drafter else ()
+    chat = Chat(config.template_kwargs, config.system).words
     able = {
         name: figures
         for name, figures in summary["overall"].items()
@@ -190,11 +193,11 @@ def next_step(summary: dict[str, Any], config: EvalConfig) -> str:
     best = max(able, key=lambda name: (name in default, able[name]["speedup"] or 0.0))
     if (able[best]["speedup_lo"] or able[best]["speedup"] or 0) > 1:
         method = () if best in default else ("--method", best)
-        return f'Next: use it:  {command("decode.generate", *target, *drafter, *method)} "your prompt"'
+        return f'Next: use it:  {command("decode.generate", *target, *drafter, *method, *chat)} "your prompt"'
     methods = ("--methods", config.methods) if config.methods else ()
     return (
         "Next: train it further (align.train with more trainer.max_steps), or see where it helps:  "
-        + command("decode.eval", *target, *drafter, *methods, "--suite", "coding,math")
+        + command("decode.eval", *target, *drafter, *methods, *chat, "--suite", "coding,math")
     )
 
 

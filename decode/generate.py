@@ -78,7 +78,7 @@ def parser() -> Parser:
         help="no end of the answer before (default 0)",
     )
     add("--stop", action="append", default=[], help="end before this string; may be repeated")
-    add("--system", help="a system message before the prompt")
+    p.add_chat_options()
     add("--raw", action="store_true", help="continue the prompt as plain text, no chat template")
     add("--verbose", action="store_true", help="say how the target runs: which attention, what limits drafts")
     return p
@@ -89,8 +89,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     args = p.parse_args(argv)
     if args.prompt is None:
         p.error('no prompt: give it in quotes, or "-" for standard input')
-    if args.raw and args.system:
-        p.error("--system needs the chat template that --raw leaves out")
+    for option in ("system", "template_kwargs"):
+        if args.raw and getattr(args, option):
+            p.error(f"--{option.replace('_', '-')} needs the chat template that --raw leaves out")
     return args
 
 
@@ -125,6 +126,8 @@ def _load(args: argparse.Namespace, options: DraftOptions) -> Decoder:
         device=args.device,
         method=args.method,
         trust_remote_code=args.trust_remote_code,
+        template_kwargs=args.template_kwargs,
+        system=args.system,
     )
 
 
@@ -177,9 +180,8 @@ def main(argv: list[str] | None = None) -> None:
     verifier = decoder.verifier_for(sampling)
     if verifier.startswith(LOSSY):
         say(f"note: {verifier} does NOT keep the output's distribution", error=True)
-    messages = [{"role": "system", "content": args.system}, {"role": "user", "content": text}]
     out = decoder.generate(
-        messages if args.system else text,
+        text,
         max_new_tokens=args.max_new_tokens,
         sampling=sampling,
         stop=args.stop,

@@ -38,6 +38,7 @@ def parser() -> Parser:
     tokenizer = "of a standalone drafter whose vocabulary is not the target's"
     self_test = "then plant known bugs in the engine, one at a time, and say which of them these checks catch"
     p.add_target_options(dtype=False)
+    p.add_chat_options()
     add("--drafter", help=drafter)
     add("--methods", help=methods)
     add("--drafter-tokenizer", metavar="FOLDER", help=tokenizer)

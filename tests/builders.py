@@ -22,6 +22,7 @@ from align.models.causal import CausalDrafter
 from align.models.ddit import DDiT, DDiTConfig
 from align.models.masked_lm import MaskedLM
 from align.models.standalone import DiffusionDrafter
+from align.target.loading import load_target
 from align.target.model import Target
 from align.training.base_module import DrafterModule
 from align.training.makers import from_target, make_causal, make_standalone
@@ -38,6 +39,13 @@ PROMPT = [4, 90, 17, 203, 90, 17]
 PROMPTS = [[4, 90, 17, 203, 90, 17], [5], [1, 90, 17, 2, 3, 1, 40, 0, 90]]
 VARIED = Sampling(repetition_penalty=1.4)
 ALL_VARIED = Sampling(repetition_penalty=1.4, presence_penalty=0.3, banned=(7,))
+SWITCHES = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<none>' }}{% endif %}"
+    "{% generation %}{% endgeneration %}{% endif %}"
+)
+"""A chat template that reads `enable_thinking` and `tools`."""
 DRAFT_IDS = torch.cat((torch.arange(2, 3), torch.arange(10, 250, 2)))
 ANCHORS = Anchors(torch.tensor([[3, 5, 11], [1, 9, 16]]), torch.ones(2, 3, 3, dtype=torch.bool))
 NO_TOKENS = torch.empty(1, 0, dtype=torch.int64)
@@ -86,6 +94,13 @@ def diffusion_drafter(target: Target, kind: str, seed: int = 0) -> DiffusionDraf
         for p in made.parameters():
             p.add_(torch.randn(p.shape, generator=generator) * 0.08)
     return made.eval()
+
+
+def switching_target() -> Target:
+    """The debug target with the template `SWITCHES`."""
+    target = load_target("debug", dtype="float32", device="cpu")
+    target.tokenizer.chat_template = SWITCHES
+    return target
 
 
 def packed_batch(target: Target, seed: int = 0) -> Batch:

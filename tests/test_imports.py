@@ -20,14 +20,15 @@ ROOMS = {
     "align.common": "",
     "align.kernels": "",
     "align.gguf": "align.common",
-    "align.target": "align.common align.kernels align.gguf",
+    "align.folder": "align.common",
+    "align.target": "align.common align.kernels align.gguf align.folder",
     "align.config": "align.common align.target",
     "align.diffusion": "align.common",
     "align.models": "align.common align.kernels align.target align.diffusion",
     "align.losses": "align.common align.diffusion",
-    "align.data": "align.common align.config align.target",
+    "align.data": "align.common align.config align.folder align.target",
     "align.outputs": "align.common align.config align.target align.diffusion align.models align.losses",
-    "align.training": "align.common align.config align.target align.diffusion align.models align.losses align.data align.outputs",
+    "align.training": "align.common align.config align.folder align.target align.diffusion align.models align.losses align.data align.outputs",
     "decode.method_names": "",
     "decode.speculation": "align.common",
     "decode.drafters": "align.common align.kernels align.target align.models decode.speculation",
@@ -36,12 +37,12 @@ ROOMS = {
     "decode.methods": "align.common align.target align.models decode.method_names decode.speculation decode.drafters "
     "decode.wrappers decode.engine",
     "decode.suites": "align.common decode.engine",
-    "decode.reporting": "align.common decode.method_names",
+    "decode.reporting": "align.common align.folder decode.method_names",
     "decode.losslessness": "align.common align.kernels align.target decode.method_names decode.speculation decode.drafters "
     "decode.engine decode.methods decode.suites decode.reporting",
     "decode.benchmark": "align.common align.target decode.method_names decode.speculation decode.drafters "
     "decode.wrappers decode.engine decode.methods decode.suites decode.reporting decode.losslessness",
-    "decode.cli": "align.common decode.method_names",
+    "decode.cli": "align.common align.folder decode.method_names",
 }
 """What each room may import. Commands (align.train, decode.eval, …) may import any room of their own package and
 `align.common`; nobody imports a command. Only `decode.methods.load` answers to `import decode`."""
@@ -49,6 +50,7 @@ ROOMS = {
 SEEN_BY_DECODE = {
     "align.common",
     "align.kernels",
+    "align.folder",
     "align.gguf",
     "align.target",
     "align.models",

@@ -26,7 +26,7 @@ __all__ = ["find", "help_text", "load_recipe", "parse_command", "resolve", "save
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 _COMMAND = "command line"
-_MAPPINGS = ("objective.terms", "trainer.learning_rates")
+_MAPPINGS = ("objective.terms", "trainer.learning_rates", "data.template_kwargs")
 """Keys whose entries may be given one by one: `objective.terms.forward_kl=1`."""
 
 
@@ -210,9 +210,9 @@ def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
             raise UserError(f"{where}: base stands in a recipe's file; choose a recipe with recipe=NAME")
         mapping = next((m for m in _MAPPINGS if name.startswith(f"{m}.")), None)
         if key is None and mapping is not None:  # one entry of it
-            number, (part, _, field) = _convert(value, float, name, where), mapping.partition(".")
+            kind, (part, _, field) = get_args(known[mapping].type)[1], mapping.partition(".")
             own, entry = getattr(recipe, part), name.removeprefix(f"{mapping}.")
-            setattr(own, field, {**getattr(own, field), entry: number})
+            setattr(own, field, {**getattr(own, field), entry: _convert(value, kind, name, where)})
             continue
         if key is None:
             raise UserError(f"{where}: unknown key {short(name)}{nearest(name, known)}")

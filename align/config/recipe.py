@@ -36,10 +36,15 @@ PARTS = {
 
 
 def option(
-    default: Any, doc: str, low: float | None = None, high: float | None = None, above: float | None = None
+    default: Any,
+    doc: str,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    prose: bool = False,
 ) -> Any:
-    """A field with its documentation; its numbers (of a list too) lie in [low, high] and above `above`."""
-    metadata = {"doc": doc, "low": low, "high": high, "above": above}
+    """A field with its documentation; its numbers (of a list too) lie in [low, high] and above `above`. `prose`: a text of lines."""
+    metadata = {"doc": doc, "low": low, "high": high, "above": above, "prose": prose}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -52,7 +57,7 @@ class Group:
         """The first impossible value, as `key=value must …`, or None."""
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
-            if isinstance(value, str) and not value.isprintable():
+            if isinstance(value, str) and not value.isprintable() and not f.metadata["prose"]:
                 return f"{prefix}{f.name}={value!r} must not hold control characters"
             for number in _numbers(value):
                 limit = _limit(number, f.metadata)
@@ -116,6 +121,12 @@ class DataConfig(Group):
         None,
         "column that holds the prompts; null = the first of prompt, question, messages, text, turns, problem, instruction, "
         "content that holds something",
+    )
+    template_kwargs: dict[str, Any] = option(
+        {}, "variables of the target's chat template, name: value (enable_thinking: false)"
+    )
+    system: str | None = option(
+        None, "system prompt of every sample; null = what the template does without", prose=True
     )
     prompt_temperature: float = option(1.0, "temperature of written prompts", low=0)
     prompt_openings: list[str] = option(

@@ -23,7 +23,8 @@ from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.generation import Row, Writer, WriterSettings
 from align.data.prompts import NearDuplicates, read_prompts
-from align.target.model import Target, rendered
+from align.folder.chat import rendered
+from align.target.model import Target
 
 _MARK = "\u2402PROMPT\u2402"
 
@@ -41,10 +42,12 @@ def chat_template(target: Target) -> Template:
     """The target's own template around one user prompt; for a base model the beginning-of-text token and no turn."""
     tokenizer = target.tokenizer
     if not target.has_chat_template:
+        if target.chat.system is not None:
+            raise UserError(f"data.system: target {target.spec!r} has no chat template to put it into")
         first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else target.eos_ids[0]
         return Template((first,), (), hashlib.sha256(b"").hexdigest())
     with in_one_line(f"target {target.spec!r}: its chat template refuses a user's text"):
-        text = rendered(tokenizer, [{"role": "user", "content": _MARK}])
+        text = rendered(tokenizer, target.chat.messages(_MARK), target.chat.kwargs)
     before, found, after = text.partition(_MARK)
     if not found:
         raise UserError(f"target {target.spec!r}: its chat template does not keep the user's text")
@@ -56,7 +59,7 @@ def chat_template(target: Target) -> Template:
 LINE_EVERY = 30.0
 """Seconds between lines where there is no terminal."""
 
-_OLDER: dict[str, Any] = {"prompt_openings": []}
+_OLDER: dict[str, Any] = {"prompt_openings": [], "template_kwargs": {}, "system": None}
 """What a manifest means that was written before the key came."""
 
 
@@ -67,6 +70,8 @@ def identity(recipe: Recipe, target: Target, template: Template, prompts: list[s
         "target": target.spec,
         "target_sha256": target.hash,
         "template_sha256": template.sha256,
+        "template_kwargs": dict(d.template_kwargs),
+        "system": d.system,
         "dtype": target.dtype_name,
         "seed": recipe.seed,
         "prompts": d.prompts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id, model_folder, package_file
 from align.common.schema import SHORT_DTYPES, read_object
 from align.common.text import cut, guard_library_output
+from align.folder.chat import Chat
 from align.gguf.convert import converted_folder
 from align.target.debug import DEBUG, debug_model
 from align.target.interface import OWN
@@ -41,6 +43,8 @@ def load_target(
     round_to_bf16: bool = False,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+    system: str | None = None,
 ) -> Target:
     """Load a target, and prove on a few tokens that what it computes here is the model's own (`align.target.proof`).
 
@@ -52,16 +56,22 @@ def load_target(
         round_to_bf16: also round their weights to bf16 where that halves what is read; for drafters, never for p.
         revision: of a hub id: branch, tag or commit.
         trust_remote_code: run Python code that comes with the model or its tokenizer, where there is some.
+        template_kwargs: variables of its chat template, by name (`enable_thinking`).
+        system: the system prompt of every conversation that has none.
 
     Raises:
-        UserError: the target can't be found or read.
+        UserError: the target can't be found or read; its template does not read such a variable, or takes no system prompt.
     """
+    chat = Chat(dict(template_kwargs or {}), system)
     place = _device(device)
     number = _dtype(dtype, place)
     if spec in DEBUG:  # the same on every machine
         number = torch.float32 if dtype == "auto" else number
         model, tokenizer = debug_model(DEBUG[spec])
-        return Target(model.to(place, number), tokenizer, spec, fast, round_to_bf16)
+        chat.check(tokenizer, spec)
+        target = Target(model.to(place, number), tokenizer, spec, fast, round_to_bf16)
+        target.chat = chat
+        return target
     check_name(spec)
     folder = resolve_folder(spec)
     _check_hub_sizes(folder, revision)
@@ -71,6 +81,7 @@ def load_target(
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
+        chat.check(tokenizer, spec)
         pair: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=number,
@@ -87,7 +98,7 @@ def load_target(
                 + (f", and {len(lacking) - 1} more" if len(lacking) > 1 else "")
             )
         target = proven(loaded.to(place), tokenizer, spec, fast, round_to_bf16)
-        target.revision, target.trust_remote_code = revision, trust_remote_code
+        target.revision, target.trust_remote_code, target.chat = revision, trust_remote_code, chat
         return target
     except UserError:
         raise
@@ -235,4 +246,6 @@ def reload(target: Target, device: str | None = None, fast: bool = True) -> Targ
         fast=fast,
         revision=target.revision,
         trust_remote_code=target.trust_remote_code,
+        template_kwargs=target.chat.kwargs,
+        system=target.chat.system,
     )

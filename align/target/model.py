@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from align.common.bounded import bounded
 from align.common.errors import UserError, in_one_line
 from align.common.provenance import memory_bytes
+from align.folder.chat import Chat, Messages, rendered
 from align.kernels.linear import speed_up_linears
 from align.target.anatomy import Anatomy, context_limit, decoder, eos_ids, examine
 from align.target.cache import KVCache, SharedCache
@@ -27,9 +27,6 @@ from align.target.interface import install
 from align.target.logits import PLAIN, LogitForm
 from align.target.masks import Layout, Together, laid
 from align.target.recurrent import MOST_REPLAYED
-
-MOST_WRITTEN = 1 << 20
-"""Characters that a chat template may add."""
 
 
 @dataclass
@@ -53,6 +50,8 @@ class Target:
     revision: str | None = None
     trust_remote_code = False
     """As `load_target` was told."""
+    chat = Chat()
+    """Its template's switches and the system prompt."""
 
     def __init__(
         self,
@@ -322,14 +321,14 @@ class Target:
     def has_chat_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
-    def chat_tokens(self, messages: str | list[dict[str, str]]) -> list[int]:
-        """Prompt tokens up to where the answer begins; a base model gets the plain text after its BOS, if it has one."""
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
+    def chat_tokens(self, messages: str | Messages) -> list[int]:
+        """Prompt tokens up to where the answer begins, with `chat`'s switches and system prompt; a base model gets the plain text
+        after its BOS, if it has one."""
+        messages = self.chat.messages(messages)
         if not self.has_chat_template:
             return self.text_tokens("\n\n".join(m["content"] for m in messages))
         with in_one_line(f"target {self.spec!r}: its chat template refuses this"):
-            text = rendered(self.tokenizer, messages)
+            text = rendered(self.tokenizer, messages, self.chat.kwargs)
         return self._ids(text)
 
     def _ids(self, text: str) -> list[int]:
@@ -344,20 +343,6 @@ class Target:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
-
-
-def rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    """The messages in the tokenizer's chat template, up to where the answer begins; a template is a program, and runs bounded.
-
-    Raises:
-        UserError: it takes too long, too much memory, or writes too much.
-    """
-    with bounded("it"):
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    most = MOST_WRITTEN + 16 * sum(len(m["content"]) for m in messages)
-    if len(text) > most:
-        raise UserError(f"it writes {len(text)} characters, more than {most}")
-    return text
 
 
 def log_softmax_full(target: Target, hidden: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ import yaml
 
 from align.common.hub import is_hub_id
 from align.common.provenance import training_versions
+from align.common.text import markdown_text
 from align.config.recipe import Recipe, resolve
+from align.folder.chat import Chat, typed
 from align.models.block_checkpoint import FRESH
 from align.models.block_config import BlockConfig
 from align.models.causal import CausalConfig
@@ -88,7 +90,7 @@ def write_card(
 ) -> str:
     """Markdown with hub metadata. `run`: steps, tokens_seen, positions, minutes, parameters; `text`: the manifest of other
     text."""
-    found = training_versions()
+    found, chat = training_versions(), Chat(recipe.data.template_kwargs, recipe.data.system)
     acceptance = [v for k, v in validation.items() if k.startswith("acceptance_")]
     lines = [
         "---",
@@ -104,7 +106,7 @@ def write_card(
         "",
         "FOLDER is where this page lies:",
         "",
-        '    python -m decode.generate --drafter FOLDER "your prompt"',
+        f'    python -m decode.generate --drafter FOLDER{typed(chat.words)} "your prompt"',
         "",
         "| | |",
         "|---|---|",
@@ -113,6 +115,7 @@ def write_card(
         f"| target sha256 | `{config.target_sha256}` |",
         f"| data | {manifest['samples']:,} samples, {manifest['tokens']:,} tokens written by the target "
         f"(temperatures {manifest['prompt_temperature']} / {manifest['answer_temperatures']}, seed {manifest['seed']}) |",
+        *([f"| prompted with | {markdown_text(chat.said)} |"] if chat else []),
         *([] if text is None else [_text_row(recipe, text)]),
         f"| training | {run['steps']:,} steps, {run['tokens_seen']:,} text tokens seen, {run['positions']:,} drafted positions, "
         f"{run['minutes']:.1f} minutes |",

@@ -19,6 +19,7 @@ from align.config.preflight import check_memory, check_training
 from align.config.recipe import Recipe
 from align.config.run_record import save_run_record
 from align.data.supply import open_supply
+from align.folder.chat import Chat
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training import checkpoints
@@ -40,7 +41,13 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     output, t, kind = Path(recipe.output), recipe.target, KINDS[recipe.drafter.kind]
     quiet = quiet or not main_process()
     target = load_target(
-        t.name, t.dtype, target_device(recipe), revision=t.revision, trust_remote_code=t.trust_remote_code
+        t.name,
+        t.dtype,
+        target_device(recipe),
+        revision=t.revision,
+        trust_remote_code=t.trust_remote_code,
+        template_kwargs=recipe.data.template_kwargs,
+        system=recipe.data.system,
     )
     check_memory(recipe, target.hidden_size)
     # what can't be opened is said before the target writes for hours
@@ -224,7 +231,7 @@ def _next(recipe: Recipe, folder: Path, argv: Sequence[str]) -> str:
     if recipe.drafter.kind == "ddit" and recipe.drafter.graph == "uniform":
         return f"the drafter is in {folder}; uniform noise has no one-step q, so decode can't use it (absorbing can)"
     target = () if recipe.target.name == type(recipe.target)().name else ("--target", recipe.target.name)
-    drafter = ("--drafter", str(folder))
+    drafter = ("--drafter", str(folder), *Chat(recipe.data.template_kwargs, recipe.data.system).words)
     return (
         f"the drafter is in {folder}; next:\n{_next_stage(recipe, folder, argv)}"
         f"  {command('decode.eval', '--suite', 'builtin', *target, *drafter)}\n"

@@ -202,6 +202,7 @@ def _described(target: Target, suites: Sequence[Loaded], settings: runner.Settin
         "max_new_tokens": settings.max_new_tokens,
         "temperature": sampling.temperature,
         "seed": sampling.seed,
+        "chat": target.chat.said or None,
     }
 
 

@@ -48,6 +48,8 @@ class EvalConfig:
     resume: bool = True
     no_hf_check: bool = False
     trust_remote_code: bool = False
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    system: str | None = None
     race: bool = False
     """A race between settings, not a measurement."""
     tuned: list[str] | None = None
@@ -74,4 +76,5 @@ class EvalConfig:
             {key: getattr(self, key) for key in own}
             | {key: getattr(self.drafting, key) for key in drafting}
             | {"tune": self.tune, "trust_remote_code": self.trust_remote_code or None}
+            | {"template_kwargs": self.template_kwargs or None, "system": self.system}
         )

@@ -107,7 +107,12 @@ def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases,
 
     def open_target() -> Target:
         return load_target(
-            spec, dtype="float32", device=config.device, trust_remote_code=config.trust_remote_code
+            spec,
+            dtype="float32",
+            device=config.device,
+            trust_remote_code=config.trust_remote_code,
+            template_kwargs=config.template_kwargs,
+            system=config.system,
         )
 
     if config.methods is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 QUICK = {"limit": 4, "max_new_tokens": 32, "samples": 18}
 """Five to seven minutes on two cores with the shipped pair."""
@@ -28,4 +29,6 @@ class VerifyConfig:
     seed: int = 0
     device: str = "auto"
     trust_remote_code: bool = False
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    system: str | None = None
     out: Path = Path("runs/verify")

@@ -99,6 +99,7 @@ def page(
         f"# {head}",
         "",
         markdown_text(f"target {pair['target']}, drafter {pair['drafter']}"),
+        *([markdown_text(f"prompted with {pair['prompted']}")] if pair.get("prompted") else []),
         f"{pair['prompts']} prompts, up to {pair['max_new_tokens']} new tokens, {pair['device']}, commit {pair['git_commit'] or 'unknown'}",
         "",
         "| check | method | result | seconds |",

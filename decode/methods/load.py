@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ def load(
     drafter_tokenizer: str | Path | None = None,
     method: str | None = None,
     trust_remote_code: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+    system: str | None = None,
     **unknown: Any,
 ) -> Decoder:
     """A decoder for a target.
@@ -58,6 +61,8 @@ def load(
         method: a system by name with its options, `specdiff:steps=4` (`decode.methods.registry`). `drafter` then names the drafters
             that it needs, FOLDER or KIND=FOLDER,…; other options of drafting go with the systems `drafter` and `combined` alone.
         trust_remote_code: run Python code that comes with these models.
+        template_kwargs: variables of the target's chat template, by name (`{"enable_thinking": False}`).
+        system: the system prompt of every conversation that has none.
 
     Raises:
         UserError: what can't be found, read or combined, and an option that there is not.
@@ -85,7 +90,18 @@ def load(
     chosen = chosen.with_defaults(own)
     where = target
     if isinstance(where, str):
-        where = load_target(where, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        where = load_target(
+            where,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            template_kwargs=template_kwargs,
+            system=system,
+        )
+    elif template_kwargs or system is not None:
+        raise UserError(
+            "template_kwargs and system are the target's: this one is loaded, give them to load_target"
+        )
     if drafter is None or isinstance(drafter, str | Path):
         parts = open_parts([chosen], folders, where, tokenizer)
     else:

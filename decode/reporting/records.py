@@ -119,6 +119,8 @@ class Settings(_Always, total=False):
     warmup: int
     sweep: list[str] | None
     tuned: list[str] | None
+    template_kwargs: dict[str, Any] | None
+    system: str | None
 
 
 class Source(TypedDict):

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from align.common.text import markdown_text
+from align.folder.chat import Chat
 from decode.method_names import MAIN, PLAIN
 from decode.reporting.summary import interval, named, number, plural, titles
 
@@ -20,10 +21,12 @@ ON_TERMINAL = (SUITE, METHOD, SPEED, SPEEDUP, TAU, SAME)
 
 
 def headline(summary: dict[str, Any]) -> str:
-    """Target, sampling, dtype and suites."""
+    """Target, sampling, dtype and suites; the template's switches and the system prompt where some were given."""
     settings = summary["settings"]
     how = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
-    return f"{settings['target']} · {how} · {settings['dtype']} · {', '.join(titles(summary).values())}"
+    chat = Chat(settings.get("template_kwargs") or {}, settings.get("system"))
+    prompted = f" · {chat.said}" if chat else ""
+    return f"{settings['target']} · {how} · {settings['dtype']} · {', '.join(titles(summary).values())}{prompted}"
 
 
 def rows(summary: dict[str, Any]) -> list[dict[str, str]]:

@@ -16,6 +16,7 @@ def parser() -> Parser:
     made.add_argument("--limit", type=whole(1))
     made.add_argument("--temperature", type=number)
     made.add_argument("--out", type=path)
+    made.add_chat_options()
     return made
 
 
@@ -30,6 +31,8 @@ def parser() -> Parser:
         (["--limit", "99999999999"], "'99999999999' is more than 2147483647"),
         (["--out", "~nobody_here/x"], "--out: '~nobody_here/x': no such user"),
         (["--limit=--"], "'--limit=--' has no value"),
+        (["--template-kwargs", "thinking"], "--template-kwargs: 'thinking' is not key=value"),
+        (["--template-kwargs", "a=1", "--template-kwargs", "a=2"], "--template-kwargs: a is given twice"),
         (["stray"], "unrecognized argument 'stray'"),
     ],
 )
@@ -41,3 +44,6 @@ def test_mistakes_are_one_line(parser: Parser, words: list[str], says: str) -> N
 def test_what_is_right_is_read(parser: Parser) -> None:
     options = parser.parse_args(["--limit", "3", "--temperature", "0.5", "--out", "~/a"])
     assert (options.limit, options.temperature, options.out) == (3, 0.5, Path.home() / "a")
+    assert (options.template_kwargs, options.system) == ({}, None)
+    words = ["--template-kwargs", "enable_thinking=false", "--template-kwargs", '{"effort": "low"}']
+    assert parser.parse_args(words).template_kwargs == {"enable_thinking": False, "effort": "low"}

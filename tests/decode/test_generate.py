@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from decode import generate
+import decode
+from decode import Sampling, generate
 from decode.methods import drafter_spec
 from tests.target_models import tiny_target
 
@@ -95,7 +96,11 @@ def test_standard_input_system_message_and_sampling(
     expected = run(capsys, *options, "hello")[1]
     monkeypatch.setattr("sys.stdin", io.StringIO("hello"))
     assert run(capsys, *options, "-")[1] == expected
-    assert run(capsys, *options, "--system", "Be kind.", "hello")[1] != expected
+    kind = run(capsys, *options, "--system", "Be kind.", "hello")[1]
+    talk = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
+    sampling = Sampling(temperature=1.0, seed=3, top_k=9, top_p=0.9)
+    assert kind.rstrip("\n") != expected.rstrip("\n")
+    assert kind == decode.load("debug").generate(talk, max_new_tokens=12, sampling=sampling).text + "\n"
     assert run(capsys, *options, "--raw", "hello")[1] != expected
 
 
@@ -111,6 +116,8 @@ def test_standard_input_system_message_and_sampling(
         (("--max-new-tokens", "0", "hi"), "at least 1"),
         (("--draft-tokens", "x", "hi"), "at least 1"),
         (("--raw", "--system", "s", "hi"), "--system needs the chat template"),
+        (("--raw", "--template-kwargs", "a=1", "hi"), "--template-kwargs needs the chat template"),
+        (("--target", "debug", "--template-kwargs", "a=1", "hi"), "it reads nothing but the messages"),
         (("--target", "debug", "--drafter", "none", ""), "the prompt is empty"),
         (("--target", "debug", "--drafter", "lokup", "hi"), "did you mean 'lookup'"),
         (("--target", "debug", "--drafter", "lookup", "--verifier", "tokn", "hi"), "did you mean 'token'"),

@@ -114,6 +114,15 @@ def test_single_terms_join_and_the_mapping_replaces(tmp_path: Path) -> None:
     assert load_recipe([child, *both]).objective.terms == {"cross_entropy": 1.0, "streak": 3.0}
 
 
+def test_template_switches_one_by_one_and_a_system_prompt_of_lines() -> None:
+    words = ["recipe=debug_block", "data.template_kwargs={effort: low}"]
+    own = ["data.template_kwargs.enable_thinking=false", "data.system=Be\nbrief."]
+    d = load_recipe([*words, *own]).data
+    assert (d.template_kwargs, d.system) == ({"effort": "low", "enable_thinking": False}, "Be\nbrief.")
+    with pytest.raises(UserError, match="data.template_kwargs=3 must be a mapping"):
+        load_recipe(["recipe=debug_block", "data.template_kwargs=3"])
+
+
 def test_base_then_file_then_command_line(tmp_path: Path) -> None:
     write(tmp_path, "a.yaml", "trainer: {max_steps: 100, anchors: 7, batch_size: 4}\nname: first\n")
     write(tmp_path, "b.yaml", "base: ./a.yaml\ntrainer: {max_steps: 200, anchors: 8}\n")

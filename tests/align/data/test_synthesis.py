@@ -10,7 +10,9 @@ from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.data import shards as data
 from align.data.synthesis import chat_template, synthesize
+from align.folder.chat import Chat
 from align.target.model import Target
+from tests.builders import switching_target
 
 
 @pytest.mark.slow
@@ -42,10 +44,37 @@ def test_a_folder_older_than_openings_goes_on(tmp_path: Path, target: Target) ->
     recipe = load_recipe(["recipe=debug_block", "data.samples=8"])
     synthesize(recipe, target, tmp_path / "data", quiet=True)
     manifest = data.read_manifest(tmp_path / "data")
-    del manifest["prompt_openings"]
+    for key in ("prompt_openings", "template_kwargs", "system"):
+        del manifest[key]
     data.write_manifest(tmp_path / "data", manifest)
     more = load_recipe(["recipe=debug_block", "data.samples=12"])
     assert synthesize(more, target, tmp_path / "data", quiet=True)["samples"] == 12
+
+
+def test_switches_and_system_prompt_are_in_the_text_and_in_the_manifest(tmp_path: Path) -> None:
+    """And data written with others are not gone on with."""
+    words = ["recipe=debug_block", "data.samples=2", "data.batch_size=2", "data.max_answer_tokens=4"]
+    own = [*words, "data.template_kwargs.enable_thinking=false", "data.system=Be brief."]
+    d = load_recipe(own).data
+    target = switching_target()
+    target.chat = Chat(d.template_kwargs, d.system)
+    manifest = synthesize(load_recipe(own), target, tmp_path, quiet=True)
+    assert (manifest["template_kwargs"], manifest["system"]) == ({"enable_thinking": False}, "Be brief.")
+    samples = data.read_samples(tmp_path)
+    written = target.tokenizer.decode(samples[0].tolist())
+    assert "<|im_start|>system\nBe brief.<|im_end|>" in written and "assistant\n<none>" in written
+    for other, says in (
+        ([*own[:-1], "data.system=Be long."], "system is 'Be brief.', this recipe says 'Be long.'"),
+        (
+            [*words, "data.system=Be brief."],
+            "template_kwargs is {'enable_thinking': False}, this recipe says {}",
+        ),
+    ):
+        with pytest.raises(UserError, match=says):
+            synthesize(load_recipe(other), target, tmp_path, quiet=True)
+    target.tokenizer.chat_template = None
+    with pytest.raises(UserError, match="data.system: target 'debug' has no chat template"):
+        chat_template(target)
 
 
 def test_damaged_and_missing_shards_are_written_again(

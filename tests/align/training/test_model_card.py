@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from align.config.parser import load_recipe
+from align.training.model_card import About, write_card
 from tests.builders import train_debug_block as run
 
 
@@ -21,3 +24,15 @@ def test_card_and_record_come_from_the_run(tmp_path: Path, debug_data: Path) -> 
     assert versions["torch"] == torch.__version__.split("+")[0] or versions["torch"] == torch.__version__
     again = load_recipe([f"recipe={tmp_path / 'recipe.yaml'}"])
     assert again.trainer == load_recipe(["recipe=debug_block"]).trainer
+
+
+def test_the_card_says_how_the_target_was_prompted() -> None:
+    words = ["recipe=debug_block", "data.template_kwargs={enable_thinking: false}", "data.system=Be brief."]
+    manifest = {"samples": 1, "tokens": 2, "prompt_temperature": 1.0, "answer_temperatures": [0.0], "seed": 0}
+    run = {"parameters": 1, "steps": 1, "tokens_seen": 1, "positions": 1, "minutes": 1.0}
+    config: Any = SimpleNamespace(target="debug", target_sha256="ab")
+    card = write_card(load_recipe(words), About("x", "y", "z"), config, manifest, run, {})
+    assert '| prompted with | enable_thinking=false · system prompt "Be brief." |' in card
+    assert "--template-kwargs enable_thinking=false --system 'Be brief.' \"your prompt\"" in card
+    plain = write_card(load_recipe(words[:1]), About("x", "y", "z"), config, manifest, run, {})
+    assert 'decode.generate --drafter FOLDER "your prompt"' in plain and "prompted" not in plain

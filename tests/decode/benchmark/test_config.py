@@ -21,4 +21,7 @@ def test_numbers_out_of_range_are_refused_when_sampling_is_asked_for() -> None:
 
 def test_settings_are_recorded_as_they_were_typed() -> None:
     recorded = EvalConfig(limit=3, tune=4).recorded
+    assert (recorded["template_kwargs"], recorded["system"]) == (None, None)  # as in older folders
+    switched = EvalConfig(template_kwargs={"enable_thinking": False}, system="Be brief.").recorded
+    assert (switched["template_kwargs"], switched["system"]) == ({"enable_thinking": False}, "Be brief.")
     assert (recorded["limit"], recorded["tune"], recorded["verifier"]) == (3, 4, "auto")

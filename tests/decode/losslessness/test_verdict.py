@@ -29,6 +29,9 @@ def test_a_verdict_says_what_was_found(
 ) -> None:
     page = write_verdict(tmp_path, checks, PAIR, finished)
     assert head in page.splitlines()[0] and (tmp_path / "verdict.md").read_text() == page
+    assert "prompted" not in page
+    switched = write_verdict(tmp_path / "s", checks, PAIR | {"prompted": "enable_thinking=false"}, finished)
+    assert "\nprompted with enable_thinking=false\n" in switched
     record = json.loads((tmp_path / "verdict.json").read_text())
     assert record["lossless"] is (finished and WRONG not in checks) and len(record["checks"]) == len(checks)
 

@@ -11,11 +11,11 @@ import torch
 import decode
 from align.common.errors import UserError
 from align.models.block_checkpoint import save_drafter
-from align.target.loading import load_target
+from align.target.loading import load_target, reload
 from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.block import BlockProposer
-from tests.builders import PROMPT
+from tests.builders import PROMPT, switching_target
 from tests.builders import block_network as network
 
 
@@ -38,6 +38,22 @@ def test_load(target: Target, tmp_path: Any) -> None:
             decode.load("never/loaded", drafter)
     with pytest.raises(UserError, match="did you mean 'token'"):
         decode.load("never/loaded", "lookup", "tokens")
+
+
+def test_template_switches_and_system_prompt(target: Target, tmp_path: Path) -> None:
+    """Of a target in a folder: each changes the prompt as a conversation with them would."""
+    plain, own = load_target("debug", fast=False), switching_target()
+    plain.model.save_pretrained(tmp_path)
+    own.tokenizer.save_pretrained(tmp_path)
+    folder = str(tmp_path)
+    decoder = decode.load(folder, template_kwargs={"enable_thinking": False}, system="Be brief.")
+    text = decoder.target.tokenizer.decode(decoder.target.chat_tokens("Hi"))
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>") and text.endswith("assistant\n<none>")
+    assert reload(decoder.target).chat == decoder.target.chat
+    with pytest.raises(UserError, match="has no switch 'enable_thinkin'.*did you mean 'enable_thinking'"):
+        decode.load(folder, template_kwargs={"enable_thinkin": False})
+    with pytest.raises(UserError, match="this one is loaded, give them to load_target"):
+        decode.load(target, system="Be brief.")
     with pytest.raises(UserError, match="draft_tokens=0"):
         decode.load(target, "lookup", draft_tokens=0)
     with pytest.raises(UserError, match="no option 'draftr' .did you mean 'drafter'"):

@@ -39,6 +39,13 @@ def test_the_table_fits_80_columns_and_names_several_suites(
         assert part in output.replace("\n", " "), part
 
 
+def test_the_title_says_how_the_target_was_prompted(tmp_path: Path) -> None:
+    summary, _ = make_report(fill(tmp_path / "o"))
+    assert tables.headline(summary) == "t/<model> · greedy · float32 · Suite S"
+    summary["settings"] |= {"template_kwargs": {"enable_thinking": False}, "system": None}
+    assert tables.headline(summary).endswith(" · Suite S · enable_thinking=false")
+
+
 def test_no_figure_is_cut_at_80_columns(tmp_path: Path) -> None:
     """With every column at its widest, all of it is there, broken where it has to be."""
     summary, _ = make_report(fill(tmp_path / "o"))
