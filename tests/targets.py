@@ -1,7 +1,11 @@
-"""A table of architectures and what works, from tiny random models: docs/targets.md holds it.
+"""Two tables of architectures and what works, from tiny random models: docs/targets.md holds them.
 
-python -m tests.targets                    # all, some minutes: before a release
-python -m tests.targets llama gemma2       # these, printed
+python -m tests.targets                    # all, a quarter of an hour: before a release
+python -m tests.targets wrappers           # the second table alone
+python -m tests.targets llama gemma3       # these, printed
+
+The second table is of models that hold a text model beside towers for images or sound. They are saved as folders and opened by
+path, and compared with the whole model on text.
 
 Columns. *p*: the largest total variation of our p, through the cache in pieces, to the model's own logits in one call.
 *plain*: greedy output = transformers' own `generate`, token for token, past the window. *lookup* and *batch*: outputs with drafts
@@ -17,6 +21,7 @@ import re
 import sys
 import traceback
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,11 +30,13 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.target.debug import debug_model
+from align.target.loading import load_target
 from align.target.model import Target
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
 from tests.target_drafters import compared, of_own_layers, trained_drafter
 from tests.target_models import WINDOW, some_text, tiny_model, tiny_target
+from tests.target_wrappers import save_wrapper, text_of, tiny_wrapper
 
 NAMES = """
 afmoe apertus arcee aria_text bamba biogpt bitnet bloom codegen cohere cohere2 cwm deepseek_v3 diffllama doge ernie4_5 ernie4_5_moe exaone4
@@ -39,9 +46,17 @@ llama4_text mamba mimo_v2_flash minimax ministral3 mistral mixtral modernbert-de
 opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next recurrent_gemma seed_oss smollm3 stablelm
 starcoder2 vaultgemma xglm youtu
 """
+WRAPPERS = """
+aria aya_vision blip-2 cohere2_vision cosmos3_omni deepseek_vl deepseek_vl_hybrid ernie4_5_vl_moe exaone4_5 fuyu gemma3 gemma3n gemma4
+gemma4_unified glm46v glm4v glm4v_moe glm_ocr glmasr got_ocr2 granite_docling granite_speech hyperclovax_vision_v2 idefics2 idefics3 internvl
+kimi_k25 kosmos-2 kosmos-2.5 lfm2_vl lfm3_vl lighton_ocr llama4 llava llava_next llava_next_video llava_onevision minicpm_ocr minicpmv4_6
+minimax_m3_vl mistral3 mllama moss_transcribe_diarize muse_glimmer omniasr ovis2 paddleocr_vl paligemma perception_lm qianfan_ocr
+qwen2_5_omni_thinker qwen2_5_vl qwen2_audio qwen2_vl qwen3_5 qwen3_5_moe qwen3_asr qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe smolvlm
+step3p7 video_llama_3 video_llava vipllava voxtral voxtral_realtime
+"""
 HEAD = "| architecture | attention | states | p | plain | lookup | batch | tree | taps | shared_kv | autoregressive | masked_lm |\n"
 HEAD += "|---|---|---|---|---|---|---|---|---|---|---|---|\n"
-BEGIN, END = "<!-- architectures -->", "<!-- /architectures -->"
+WRAPPED = HEAD.replace("| attention", "| opened as | attention", 1).replace("|---", "|---|---", 1)
 NEW = 24
 """Tokens written after a prompt that is longer than the window."""
 PAGE = Path(__file__).parents[1] / "docs/targets.md"
@@ -49,15 +64,30 @@ PAGE = Path(__file__).parents[1] / "docs/targets.md"
 
 def main(names: list[str]) -> int:
     transformers.logging.set_verbosity_error()
-    rows = []
-    for name in names or NAMES.split():
-        rows.append(row(name))
-        print(rows[-1], flush=True)
+    if names and names != ["wrappers"]:
+        return faults([*map(printed, names)])
+    found = 0
     if not names:
-        table = f"{BEGIN}\n{HEAD}{''.join(r + chr(10) for r in rows)}{END}"
-        text = re.sub(f"{BEGIN}.*{END}", lambda _: table, PAGE.read_text(), flags=re.DOTALL)
-        PAGE.write_text(text)
-    return any("wrong" in r or "traceback" in r for r in rows)
+        found += write("architectures", HEAD, [*map(printed, NAMES.split())])
+    return found + write("wrappers", WRAPPED, [*map(printed, WRAPPERS.split())])
+
+
+def printed(name: str) -> str:
+    line = wrapped_row(name) if name in WRAPPERS.split() else row(name)
+    print(line, flush=True)
+    return line
+
+
+def faults(rows: list[str]) -> int:
+    return sum("wrong" in r or "traceback" in r for r in rows)
+
+
+def write(mark: str, head: str, rows: list[str]) -> int:
+    """Put a table between its marks on the page; how many of its rows are faults."""
+    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    table = f"{begin}\n{head}{''.join(r + chr(10) for r in rows)}{end}"
+    PAGE.write_text(re.sub(f"{begin}.*{end}", lambda _: table, PAGE.read_text(), flags=re.DOTALL))
+    return faults(rows)
 
 
 def row(name: str) -> str:
@@ -72,6 +102,25 @@ def row(name: str) -> str:
         traceback.print_exc()
         return f"| {name} | traceback | | | | | | | | | | |"
     return f"| {name} | {' | '.join(cells)} |"
+
+
+def wrapped_row(name: str) -> str:
+    """The same of a model with towers, opened from its folder."""
+    rest = " |" * 11
+    with TemporaryDirectory() as folder:
+        try:
+            own = tiny_wrapper(name)
+            save_wrapper(own, Path(folder))
+            target = load_target(folder, "float32", "cpu")
+            return f"| {name} | {type(target.model).__name__} | {' | '.join(judged(target, text_of(own)))} |"
+        except UserError as error:
+            why = str(error).partition(f"architecture {name!r} ")[2] or str(error).replace(folder, "it")
+            return f"| {name} | refused: {why[:200].replace('|', '/')} |{rest}"
+        except ImportError as error:
+            return f"| {name} | not tried: {' '.join(str(error).split())[:120]} |{rest}"
+        except Exception:
+            traceback.print_exc()
+            return f"| {name} | traceback |{rest}"
 
 
 def judged(target: Target, own: Any) -> list[str]:

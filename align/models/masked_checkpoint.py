@@ -36,6 +36,7 @@ from align.target.interface import register
 from align.target.loading import quiet_loading, read_config
 from align.target.model import Target
 from align.target.names import check_sizes
+from align.target.text_model import TextModel, text_model, tied
 
 ADAPTED = Family(
     # what `adapt` makes; base, attention, cache and mask are filled in from its config.json
@@ -63,25 +64,27 @@ _OWN = {
 _BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")  # once stored, now computed
 
 
-def own_layers(
-    target: Target, layers: Sequence[int], dtype: torch.dtype = torch.float32
-) -> tuple[Any, dict[str, Tensor]]:
-    """Config and weights, copied, of a model that has these layers of the target's alone, in this order, and all else of it.
+def own_layers(target: Target, layers: Sequence[int], dtype: torch.dtype = torch.float32) -> TextModel:
+    """Config and weights, copied, of a causal language model that has these layers of the target's alone, in this order, and all
+    else of it but towers for images and sound.
 
     Raises:
-        UserError: a layer that the target lacks.
+        UserError: a layer that the target lacks. NotImplementedError: a wrapper of a text model that transformers does not have.
     """
     if not layers or not all(0 <= i < target.num_layers for i in layers):
         raise UserError(
             f"layers={list(layers)}: target {target.spec!r} has layers 0 to {target.num_layers - 1}"
         )
-    config = copy.deepcopy(target.model.config)
+    whole = text_model(target)
+    config = copy.deepcopy(whole.config)
     config.num_hidden_layers = len(layers)
-    for key, value in vars(target.model.config).items():  # a list with an entry for each layer
+    if whole.config is not target.model.config:
+        config.tie_word_embeddings = tied(target)
+    for key, value in vars(whole.config).items():  # a list with an entry for each layer
         if isinstance(value, list) and len(value) == target.num_layers and "token" not in key:
             setattr(config, key, [value[i] for i in layers])
     tensors: dict[str, Tensor] = {}
-    for name, tensor in target.model.state_dict().items():
+    for name, tensor in whole.tensors.items():
         if layer := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", name):
             for new, old in enumerate(layers):
                 if old == int(layer[1]):
@@ -89,7 +92,7 @@ def own_layers(
                     tensors[mine] = tensor.detach().to(dtype, copy=True)
         else:
             tensors[name] = tensor.detach().to(dtype, copy=True)
-    return config, tensors
+    return replace(whole, config=config, tensors=tensors)
 
 
 def adapt(
@@ -110,12 +113,14 @@ def adapt(
     Raises:
         UserError: a layer, mask, attention or architecture that does not fit.
     """
-    config, tensors = own_layers(target, layers, dtype)
+    where = f"target {target.spec!r}"
+    with refusing(where, "masked_lm", NotImplementedError):
+        own = own_layers(target, layers, dtype)
     source = {
         "architectures": list(ADAPTED.architectures),
         "model_type": ADAPTED.model_type,
-        "base": type(target.model).__name__,
-        "base_config": config.to_diff_dict(),
+        "base": own.base,
+        "base_config": own.config.to_diff_dict(),
         "layers": list(layers),
         "shift": ADAPTED.shift,
         "attention": attention,
@@ -125,9 +130,9 @@ def adapt(
         "target_sha256": target.hash,
     }
     if share_embedding:
-        for name in embedding_names(target.model):
-            tensors.pop(name, None)
-    return _adapted(source, f"target {target.spec!r}", tensors, target, dtype).to(target.device)
+        for name in (own.embedding, own.head):
+            own.tensors.pop(name, None)
+    return _adapted(source, where, own.tensors, target, dtype).to(target.device)
 
 
 def _adapted(

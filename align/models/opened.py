@@ -98,11 +98,11 @@ def _same(found: Tensor, wanted: Tensor, what: str) -> None:
 
 
 @contextmanager
-def refusing(where: str, kind: str) -> Iterator[None]:
-    """Any failure as one line that says what can be made instead."""
+def refusing(where: str, kind: str, failures: type[Exception] = Exception) -> Iterator[None]:
+    """Any failure (`failures`: these alone) as one line that says what can be made instead."""
     try:
         yield
-    except Exception as error:  # what models raise where they are called in another way has no common class
+    except failures as error:  # what models raise where they are called in another way has no common class
         raise refused(where, kind, error) from None
 
 

@@ -122,12 +122,13 @@ _KNOWN_LAYERS = {
 def decoder(model: Any) -> Any:
     """The part of a causal LM that ends with its last hidden state."""
     body = model.get_decoder()
-    if body is not model:
-        return body
-    inner = [child for child in model.children() if isinstance(child, PreTrainedModel)]
-    if not inner:
-        raise NotImplementedError("it has no decoder apart from its head")
-    return inner[0]
+    if body is model:
+        inner = [child for child in model.children() if isinstance(child, PreTrainedModel)]
+        if not inner:
+            raise NotImplementedError("it has no decoder apart from its head")
+        body = inner[0]
+    has_head = isinstance(body, PreTrainedModel) and body.get_output_embeddings() is not None
+    return decoder(body) if has_head else body  # a causal LM within a wrapper
 
 
 def _shape(layer: Any) -> LayerShape | None:

@@ -23,10 +23,10 @@ from align.target.names import DEFAULT_TARGET as DEFAULT_TARGET
 from align.target.names import (
     DTYPES,
     WHEELS,
+    check_config,
     check_dtype,
     check_gguf,
     check_name,
-    check_sizes,
     packages,
     similar,
 )
@@ -74,15 +74,15 @@ def load_target(
         return target
     check_name(spec)
     folder = resolve_folder(spec)
-    _check_hub_sizes(folder, revision)
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    _check_config(folder, spec, revision, place.type)
+    from transformers import AutoTokenizer
 
     quiet_loading()
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
         chat.check(tokenizer, spec)
-        pair: Any = AutoModelForCausalLM.from_pretrained(
+        pair: Any = _opener(folder, spec, options).from_pretrained(
             str(folder),
             dtype=number,
             attn_implementation=OWN,
@@ -104,6 +104,31 @@ def load_target(
         raise
     except Exception as error:  # transformers' errors for broken folders have no common class
         raise _cannot_load("target", spec, error) from None
+
+
+def _opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
+    """The class of transformers that opens it: as a causal language model; else with its towers for images or sound, which text
+    alone does not reach.
+
+    Raises:
+        UserError: a model whose text follows another input.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
+    from transformers.models.auto import modeling_auto
+
+    config = AutoConfig.from_pretrained(str(folder), **options)
+    own = getattr(config, "auto_map", None) or {}
+    if type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own:
+        return AutoModelForCausalLM
+    names = ", ".join(getattr(config, "architectures", None) or []) or "no architecture named"
+    what = f"target {spec!r}: architecture {config.model_type!r} ({names})"
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(
+            f"{what} is an encoder and a decoder: it continues no text; decoders alone can be targets"
+        )
+    if type(config) not in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING:
+        raise UserError(f"{what} is no language model that writes text from left to right")
+    return AutoModelForMultimodalLM
 
 
 def quiet_loading() -> None:
@@ -169,9 +194,10 @@ def _converted(path: Path) -> Path:
     return converted_folder(path, check_gguf)
 
 
-def _check_hub_sizes(folder: Path | str, revision: str | None) -> None:
-    """Of a hub id, what `check_name` does of a folder: `check_sizes`."""
+def _check_config(folder: Path | str, spec: str, revision: str | None, device: str) -> None:
+    """`check_config` of a folder or a hub id, with the device."""
     if isinstance(folder, Path):
+        check_config(folder, f"target {spec!r}", device)
         return
     from huggingface_hub import hf_hub_download
 
@@ -181,7 +207,7 @@ def _check_hub_sizes(folder: Path | str, revision: str | None) -> None:
         )
     except Exception:  # of many kinds; transformers says what it is
         return
-    check_sizes(Path(config).parent, f"target {folder!r}")
+    check_config(Path(config).parent, f"target {folder!r}", device)
 
 
 def _in_hub_cache(spec: str) -> bool:

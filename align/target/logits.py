@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
+SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
 
 

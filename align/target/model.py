@@ -82,6 +82,10 @@ class Target:
         self.stepwise = False
         """Whether its recurrent states go on by single tokens alone."""
         self.logit_form: LogitForm = PLAIN
+        self.stand_ins: dict[int, int] = {}
+        """Tokens that the model reads as others: placeholders of images and sound that are not there."""
+        self.unproved: tuple[int, ...] = ()
+        """Placeholders of another kind: in a text that has one, p is not the model's."""
         self.context_limit: int = context_limit(config)
         self.head_weight_VD: Tensor = model.get_output_embeddings().weight
         self.head_bias_V: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
@@ -236,6 +240,8 @@ class Target:
         taps: Sequence[int],
     ) -> tuple[Tensor, Tensor | None]:
         """Normalised last hidden state and tapped layer outputs."""
+        for token, other in self.stand_ins.items():
+            tokens_BL = tokens_BL.where(tokens_BL != token, other)
         if self.fused is not None and self.fused.takes(tokens_BL, layout, cache):
             return self.fused(tokens_BL, layout, positions_BL, cache, taps)
         hooks = [self.layers[i].register_forward_hook(self._tap(i)) for i in taps]

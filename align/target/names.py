@@ -15,6 +15,7 @@ from align.common.provenance import CHECKOUT, memory_bytes
 from align.common.schema import SHORT_DTYPES, read_object
 from align.common.strict_yaml import parse_yaml
 from align.common.tables import read_text
+from align.folder.quantised import check_quantised
 from align.gguf.header import Header, check_known, read_header
 from align.target.debug import DEBUG
 
@@ -91,7 +92,7 @@ def check_name(spec: str) -> None:
         _check_no_drafter(spec, path)
         if not (path / "config.json").is_file():
             raise UserError(f"target {spec!r}: {path} has no config.json")
-        check_sizes(path, f"target {spec!r}")
+        check_config(path, f"target {spec!r}")
     elif spec.endswith(".gguf"):
         if not path.is_file():
             raise UserError(f"target {spec!r}: no such file")
@@ -151,6 +152,22 @@ MOST_POSITIONS = 50_000_000
 """Longer contexts than any model has; some architectures allocate them."""
 _SQUARED = {"gpt2": 1, "gpt_neo": 1, "gptj": 1, "codegen": 1}
 """Architectures that hold a mask of positions × positions, and its bytes an entry."""
+
+
+def check_config(folder: Path, what: str, device: str | None = None) -> None:
+    """Raises UserError for what a folder's config.json says and no target can be: sizes that its weights can't have (`check_sizes`),
+    a quantisation whose package or device is not there. Before anything is built, which would take for ever.
+
+    Args:
+        what: the target, for the message.
+        device: where it is to run, as torch calls its kind; None = not asked.
+    """
+    check_sizes(folder, what)
+    try:
+        config = read_object(folder / "config.json")
+    except UserError:
+        return  # said where it is loaded
+    check_quantised(config, what, device)
 
 
 def check_sizes(folder: Path, what: str) -> None:

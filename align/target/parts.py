@@ -57,7 +57,9 @@ def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
     leaves = {name: m for name, m in layer.named_modules() if name and not list(m.children())}
     seen, _, cache = _traced(target, leaves)
     found = {
-        name: p.detach().float() for name, p in layer.named_parameters() if "norm" not in name and p.dim() < 3
+        name: p.detach().float()
+        for name, p in layer.named_parameters()
+        if "norm" not in name and p.dim() < 3 and p.dtype.itemsize > 1  # of one byte are quantised ones
     }
     at: dict[str, Seen] = {}
     for mine, names in _NAMES.items():

@@ -8,7 +8,7 @@ more than rounding the target is refused; where branches alone differ it takes c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,11 +36,15 @@ class Own:
     tokens_1L: Tensor
     logits_LV: Tensor
     head_input_LD: Tensor
+    placed: dict[int, tuple[Tensor, Tensor]]
+    """By placeholder (of an image, of sound), a text that holds it, and its logits, (LENGTH, V)."""
 
 
 @torch.no_grad()
 def own_output(model: Any, tokenizer: Any) -> Own:
     """A call over the first tokens, and the others through the model's own cache; recurrent states one by one, as they are made."""
+    if model.get_output_embeddings() is None:
+        raise NotImplementedError("it has no head over a vocabulary")
     tokens_1L = _tokens(model, tokenizer)
     config = model.config.get_text_config(decoder=True)
     seen: list[Tensor] = []
@@ -56,7 +60,27 @@ def own_output(model: Any, tokenizer: Any) -> Own:
     finally:
         hook.remove()
     hidden = [x[0] if x.dim() == 3 else x for x in seen]
-    return Own(tokens_1L, torch.cat(logits).float(), torch.cat(hidden))
+    placed = {token: _with_placeholder(model, tokens_1L, token) for token in _placeholders(model)}
+    known = {token: found for token, found in placed.items() if found is not None}
+    return Own(tokens_1L, torch.cat(logits).float(), torch.cat(hidden), known)
+
+
+def _placeholders(model: Any) -> list[int]:
+    """The tokens that stand for images and sound in the texts of a model that takes some."""
+    size = model.get_output_embeddings().weight.shape[0]
+    names = (f"{what}_token_{key}" for what in ("image", "video", "audio") for key in ("id", "index"))
+    found = {getattr(model.config, name, None) for name in names}
+    return sorted(token for token in found if isinstance(token, int) and 0 <= token < size)
+
+
+def _with_placeholder(model: Any, tokens_1L: Tensor, token: int) -> tuple[Tensor, Tensor] | None:
+    """A text that holds it, and its logits; None where the model asks for what it stands for."""
+    text_1L = tokens_1L.clone()
+    text_1L[:, LENGTH // 2] = token
+    try:
+        return text_1L, model(input_ids=text_1L, use_cache=False).logits[0].float()
+    except Exception:  # it has a form of its own in each model
+        return None
 
 
 def _cache_name(model: Any) -> str:
@@ -88,7 +112,11 @@ def proven(model: Any, tokenizer: Any, spec: str, fast: bool = True, round_to_bf
     try:
         own = own_output(model.eval(), tokenizer)
     except Exception as error:  # a model's failures have no common class
-        raise UserError(f"target {spec!r}: architecture {name!r} does not run: {first_line(error)}") from None
+        wraps = model.config.get_text_config(decoder=True) is not model.config
+        alone = f" on text alone (it is a {type(model).__name__})" if wraps else ""
+        raise UserError(
+            f"target {spec!r}: architecture {name!r} does not run{alone}: {first_line(error)}"
+        ) from None
     said, quick, was_fused = "", fast and not round_to_bf16, True
     for attempt in ("fused", "modules", "own attention"):
         if attempt == "modules" and not was_fused:  # they were tried just now
@@ -105,6 +133,7 @@ def proven(model: Any, tokenizer: Any, spec: str, fast: bool = True, round_to_bf
             was_fused = target.fused is not None
             target.logit_form = _form(target, own)
             said = _difference(target, own, target.dtype)
+            _read_placeholders(target, own)
         except Exception as error:
             said = first_line(error)
         if not said:
@@ -154,6 +183,24 @@ def _difference(target: Target, own: Own, dtype: torch.dtype) -> str:
     if target.together:
         target.together = _side_by_side(target, own, dtype) <= most
     return ""
+
+
+def _read_placeholders(target: Target, own: Own) -> None:
+    """Choose, for each placeholder, the token as which the model reads it."""
+    most, unproved = _TOLERANCE[target.dtype], []
+    padding = [target.tokenizer.pad_token_id, getattr(target.config, "pad_token_id", None)]
+    for token, (text_1L, logits_LV) in own.placed.items():
+        wanted = replace(own, tokens_1L=text_1L, logits_LV=logits_LV)
+        for other in dict.fromkeys([token, 0, *(p for p in padding if p is not None)]):
+            target.stand_ins[token] = other
+            found = target.forward(text_1L).logits_BLV
+            if _apart(found, wanted, range(LENGTH), target.dtype) <= most:
+                break
+        else:
+            target.stand_ins[token] = token
+            unproved.append(token)
+    target.stand_ins = {token: other for token, other in target.stand_ins.items() if token != other}
+    target.unproved = tuple(unproved)
 
 
 def _apart(logits_1LV: Tensor | None, own: Own, places: Sequence[int], dtype: torch.dtype) -> float:

@@ -337,15 +337,15 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
 
 def _own_layers_alone(target: Target, layers: list[int]) -> Target:
     """A model that has these layers of the target's alone. Raises UserError where there can be none."""
-    base = type(target.model).__name__
     try:
-        config, tensors = own_layers(target, layers)
+        own = own_layers(target, layers)
+        base, config = own.base, own.config
         config.architectures = [base]
         quiet_loading()
         model, found = getattr(transformers, base).from_pretrained(
             None,
             config=config,
-            state_dict=tensors,
+            state_dict=own.tensors,
             dtype=torch.float32,
             attn_implementation=register() if base in BASES else OWN,
             output_loading_info=True,

@@ -8,11 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from align.common.errors import UserError
+from align.config.recipe import DrafterConfig
 from align.target.loading import load_target, load_tokenizer
 from align.target.model import Target
+from align.training.makers import make_causal
+from decode.drafters.lookup import LookupDrafter
+from decode.engine.decoder import Decoder
+from tests.quantised_checkpoints import save_quantised
+from tests.target_models import WINDOW, some_text, tiny_model
+from tests.target_wrappers import save_wrapper, tiny_wrapper
 
 
 def test_folder_in_hub_layout_gives_the_same_model(target: Target, tmp_path: Path) -> None:
@@ -70,6 +78,69 @@ def test_unknown_dtype_and_device() -> None:
     with pytest.raises(UserError, match="unknown"):
         load_target("debug", device="gpuu")
     assert load_target("debug", dtype="bf16").dtype_name == "bfloat16"
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_vl"])
+def test_a_model_with_towers_runs_on_text(kind: str, tmp_path: Path) -> None:
+    """Beyond its window, with a vocabulary wider than the tokenizer's and several tokens that end a text; its position in
+    three parts, or not."""
+    own = tiny_wrapper(kind, vocab_size=288)
+    own.generation_config.eos_token_id = [2, 7]
+    save_wrapper(own, tmp_path)
+    loaded = load_target(str(tmp_path), "float32", "cpu")
+    assert (loaded.vocab_size, len(loaded.tokenizer), loaded.eos_ids) == (288, 260, (2, 7))
+    prompt = some_text(loaded, WINDOW + 9)
+    given = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 12, "do_sample": False}
+    wanted = own.generate(prompt, **given, pad_token_id=2)[0, prompt.shape[1] :].tolist()
+    for drafter in (None, LookupDrafter(3)):
+        assert Decoder(loaded, drafter).generate(prompt[0].tolist(), max_new_tokens=12).tokens == wanted
+    assert loaded.decode([280, 70]) == loaded.decode([70])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"]["eos_token_id"] = [2, 9]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "generation_config.json").unlink()
+    assert load_target(str(tmp_path), "float32", "cpu").eos_ids == (2, 9)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            transformers.T5Config(),
+            "'t5' .no architecture named. is an encoder and a decoder: it continues no text",
+        ),
+        (transformers.CLIPConfig(), "'clip' .no architecture named. is no language model"),
+    ],
+)
+def test_what_writes_no_text_by_itself_is_refused(
+    config: transformers.PreTrainedConfig, says: str, target: Target, tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"architecture {says}"):
+        load_target(str(tmp_path))
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4", pytest.param("bitnet", marks=pytest.mark.slow)])
+def test_quantised_checkpoints_that_a_cpu_can_open(method: str, tmp_path: Path) -> None:
+    """Those of fp8 and mxfp4 are restored, to the bit; bitnet's layers run as they are. p is proved in either case."""
+    meant = save_quantised(method, tmp_path)
+    loaded = load_target(str(tmp_path), "float32", "cpu")
+    weights = loaded.model.state_dict()
+    for name, weight in meant.items():
+        if method != "bitnet":
+            assert torch.equal(weights[name], weight), name
+    plain = tiny_model("gpt_oss" if method == "mxfp4" else "llama", 260)
+    plain.load_state_dict(meant, strict=False)
+    tokens = torch.arange(4, 20)[None]
+    found, wanted = loaded.forward(tokens).logits_BLV, plain(tokens).logits
+    assert found is not None and meant
+    if method == "bitnet":  # which rounds its layers' inputs to eight bits
+        assert float((found - wanted).abs().mean()) < 0.1 * float(wanted.std())
+        with pytest.raises(UserError, match="can't serve as drafter.kind=autoregressive: .*quantised"):
+            make_causal(loaded, DrafterConfig(kind="autoregressive", layers=2))
+    else:
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
 CODE = """

@@ -7,9 +7,12 @@ import torch
 
 from align.common.errors import UserError
 from align.target import interface
+from align.target.debug import debug_model
 from align.target.logits import PLAIN
 from align.target.proof import own_output, proven
+from decode.generate import how_it_runs
 from tests.target_models import tiny_model, tiny_target
+from tests.target_wrappers import tiny_wrapper
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,44 @@ def test_a_model_that_scales_by_a_key_of_its_own_is_refused() -> None:
         UserError, match="architecture 'granite' can't be run exactly: its logits are not its head's"
     ):
         proven(model, target.tokenizer, "mine")
+
+
+@pytest.mark.parametrize(("kind", "reads"), [("kimi_k25", {5: 0}), ("gemma4", {5: 2}), ("mistral3", {})])
+def test_placeholders_of_images_are_read_as_the_model_reads_them(kind: str, reads: dict[int, int]) -> None:
+    """As padding, as token 0, as themselves; alone and through a cache."""
+    tokenizer, own = debug_model("Llama")[1], tiny_wrapper(kind)
+    target = proven(tiny_wrapper(kind), tokenizer, kind)
+    assert (target.stand_ins, target.unproved) == (reads, ())
+    tokens = torch.tensor([[40, 5, 90, 91, 5, 5, 17]])
+    with torch.no_grad():
+        wanted = own(input_ids=tokens).logits
+    cache = target.new_cache(1, 7)
+    parts = [target.forward(part, cache=cache).logits_BLV for part in tokens.split([4, 3], dim=1)]
+    found = torch.cat([part for part in parts if part is not None], dim=1)
+    torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
+
+
+def test_a_placeholder_of_another_kind_is_said() -> None:
+    model, tokenizer = tiny_wrapper("mistral3"), debug_model("Llama")[1]
+    plain = model.forward
+
+    def shifted(input_ids, **kwargs):  # type: ignore[no-untyped-def]
+        output = plain(input_ids=input_ids, **kwargs)
+        output.logits = output.logits + (input_ids == 5).any()
+        return output
+
+    model.forward = shifted
+    target = proven(model, tokenizer, "mine")
+    assert (target.stand_ins, target.unproved) == ({}, (5,))
+    assert "p is not the model's after its placeholders 5" in how_it_runs(target)
+
+
+def test_a_model_that_asks_for_an_image_says_what_it_is() -> None:
+    says = (
+        "architecture 'blip-2' does not run on text alone .it is a Blip2ForConditionalGeneration.: TypeError"
+    )
+    with pytest.raises(UserError, match=says):
+        proven(tiny_wrapper("blip-2"), debug_model("Llama")[1], "mine")
 
 
 def test_an_attention_that_is_not_the_models_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

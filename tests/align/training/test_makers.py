@@ -11,10 +11,15 @@ import torch
 from align.data import shards as data
 from align.models.block import BlockDrafter
 from align.models.block_checkpoint import load_drafter, save_drafter
+from align.target.debug import debug_model
 from align.target.model import Target
+from align.target.proof import proven
 from align.training.makers import from_target, make_block, mask_token, tap_layers
 from tests.builders import block_options as options
 from tests.builders import trained_block
+from tests.target_drafters import of_own_layers
+from tests.target_models import some_text
+from tests.target_wrappers import tiny_wrapper
 
 
 def test_starting_weights_are_the_targets(target: Target, samples: data.Samples) -> None:
@@ -71,3 +76,10 @@ def test_what_is_asked_for_is_added_to_a_trained_drafter(
     save_drafter(made, tmp_path / "again", dtype=torch.float32)
     kept_own = make_block(target, options(init=str(tmp_path / "again")), None)  # the recipe names neither
     assert kept_own.config == made.config
+
+
+@pytest.mark.parametrize("kind", ["autoregressive", "masked_lm"])
+def test_drafters_out_of_the_layers_of_a_wrapped_text_model(kind: str) -> None:
+    """Saved under the text model's own class, and loaded again."""
+    target = proven(tiny_wrapper("llava"), debug_model("Llama")[1], "wrapped")
+    assert of_own_layers(target, kind, [some_text(target, 9)[0].tolist()], 8) == "yes"

@@ -1,0 +1,117 @@
+"""Quantised checkpoints: what config.json says of them, and which package or device they need, before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from align.common.errors import UserError, nearest
+from align.common.text import short
+
+
+@dataclass(frozen=True)
+class Method:
+    """title: as its papers call it. modules: what Python has to find. install: what pip is asked for. gpu: whether it runs on a GPU
+    alone."""
+
+    title: str
+    modules: tuple[str, ...] = ()
+    install: str = ""
+    gpu: bool = False
+
+
+METHODS = {
+    "aqlm": Method("AQLM", ("aqlm",), "aqlm[gpu,cpu]"),
+    "auto-round": Method("AutoRound", ("auto_round",), "auto-round"),
+    "awq": Method("AWQ", ("gptqmodel",), "gptqmodel"),
+    "bitnet": Method("BitNet", ("accelerate",), "accelerate"),
+    "bitsandbytes": Method("bitsandbytes", ("bitsandbytes",), "bitsandbytes"),
+    "compressed-tensors": Method("compressed-tensors", ("compressed_tensors",), "compressed-tensors"),
+    "eetq": Method("EETQ", ("kernels",), "kernels", gpu=True),
+    "fbgemm_fp8": Method("FBGEMM FP8", ("fbgemm_gpu",), "fbgemm-gpu", gpu=True),
+    "fouroversix": Method("Four Over Six", ("fouroversix",), "fouroversix"),
+    "fp8": Method("fine-grained FP8", ("accelerate",), "accelerate"),
+    "fp_quant": Method("FP-Quant", ("fp_quant",), "fp_quant", gpu=True),
+    "gemma": Method("Gemma's own quantisation"),
+    "gptq": Method("GPTQ", ("optimum", "gptqmodel"), "optimum gptqmodel"),
+    "higgs": Method("HIGGS", ("flute", "fast_hadamard_transform"), "flute-kernel fast_hadamard_transform", gpu=True),
+    "hqq": Method("HQQ", ("hqq",), "hqq"),
+    "metal": Method("Metal's affine quantisation"),
+    "mxfp4": Method("MXFP4", ("accelerate",), "accelerate"),
+    "mxfp8": Method("MXFP8", ("accelerate",), "accelerate"),
+    "nvfp4": Method("NVFP4", ("kernels",), "kernels", gpu=True),
+    "quanto": Method("Quanto", ("optimum.quanto",), "optimum-quanto"),
+    "quark": Method("Quark", ("quark",), "amd-quark"),
+    "sinq": Method("SINQ", ("sinq",), "sinq"),
+    "spqr": Method("SpQR", ("spqr_quant",), "spqr_quant[gpu]", gpu=True),
+    "torchao": Method("torchao", ("torchao",), "torchao"),
+    "vptq": Method("VPTQ", ("vptq",), "vptq", gpu=True),
+}  # fmt: skip
+"""By `quant_method`, what `transformers.quantizers` asks for where it opens such a checkpoint."""
+_KEY = "quantization_config"
+
+
+def quantisation(config: Mapping[str, Any]) -> str | None:
+    """The `quant_method` of a config.json, or of its text model's part; None where the weights are ordinary ones.
+
+    Raises:
+        UserError: the key holds no such thing.
+    """
+    for values in (config, config.get("text_config")):
+        found = values.get(_KEY) if isinstance(values, Mapping) else None
+        if not found:
+            continue
+        if not isinstance(found, Mapping):
+            raise UserError(f"config.json: {_KEY}={short(found)} must be an object")
+        if found.get("load_in_4bit") or found.get("load_in_8bit"):
+            return "bitsandbytes"
+        if not isinstance(name := found.get("quant_method"), str):
+            raise UserError(f"config.json: {_KEY}.quant_method={short(name)} must be text")
+        return name
+    return None
+
+
+def check_quantised(config: Mapping[str, Any], what: str, device: str | None = None) -> None:
+    """Raises UserError for a quantisation that is unknown, or whose package or device is not there.
+
+    Args:
+        config: config.json.
+        what: the target, for the message.
+        device: where it is to run, as torch calls its kind; None = not asked.
+    """
+    try:
+        name = quantisation(config)
+    except UserError as error:
+        raise UserError(f"{what}: {error}") from None
+    if name is None:
+        return
+    if name not in METHODS:
+        raise UserError(
+            f"{what}: its weights are quantised by {short(name)} (config.json: quant_method), which is unknown{nearest(name, METHODS)}"
+        )
+    method = METHODS[name]
+    said = f"{what}: its weights are quantised by {method.title} (config.json: quant_method={name})"
+    lacking = [module for module in method.modules if not _is_there(module)]
+    if lacking:
+        raise UserError(
+            f"{said}, which needs {_packages(lacking)}: pip install {method.install}{_on_gpu(method)}"
+        )
+    if method.gpu and device not in (None, "cuda", "xpu"):
+        raise UserError(f"{said}, which runs on a GPU alone, and the device is {device}")
+
+
+def _packages(modules: list[str]) -> str:
+    return f"the package{'s' * (len(modules) > 1)} {' and '.join(modules)}"
+
+
+def _on_gpu(method: Method) -> str:
+    return " (it runs on a GPU alone)" if method.gpu else ""
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # the package around it is not there, or half of it is
+        return False

@@ -1,0 +1,74 @@
+"""A target as a causal language model of text alone: what it is, or what it wraps beside towers for images and sound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from align.target.anatomy import decoder
+
+if TYPE_CHECKING:
+    from align.target.model import Target
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """base: the class's name in transformers. tensors: weights by that class's names. embedding, head: the names of the two."""
+
+    base: str
+    config: Any
+    tensors: dict[str, Tensor]
+    embedding: str
+    head: str
+
+
+def text_model(target: Target) -> TextModel:
+    """The target as such a model; its tensors are the target's own.
+
+    Raises:
+        NotImplementedError: its weights are quantised, or transformers has no class for the text alone of what it wraps.
+    """
+    model, config = target.model, target.config
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise NotImplementedError("its layers are quantised")
+    if model.config is config:
+        embedding, head = (_name(model, part) for part in _ends(model))
+        return TextModel(type(model).__name__, config, dict(model.state_dict()), embedding, head)
+    base = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    if base is None:
+        raise NotImplementedError(
+            f"transformers has no causal language model of its text alone ({config.model_type})"
+        )
+    with torch.device("meta"):
+        empty = getattr(transformers, base)(config)
+    body = decoder(empty)
+    if type(body) is not type(target.body):
+        raise NotImplementedError(
+            f"{base}, the causal language model of its text alone, is built in another way"
+        )
+    embedding, head = (_name(empty, part) for part in _ends(empty))
+    inside = _name(empty, body).removesuffix("weight")
+    tensors = {f"{inside}{name}": tensor for name, tensor in target.body.state_dict().items()}
+    tensors |= {embedding: target.embedding_VD, head: target.head_weight_VD}
+    if target.head_bias_V is not None:
+        tensors[f"{head.removesuffix('weight')}bias"] = target.head_bias_V
+    return TextModel(base, config, tensors, embedding, head)
+
+
+def tied(target: Target) -> bool:
+    """Whether the target's head is its embedding."""
+    return target.embedding_VD.data_ptr() == target.head_weight_VD.data_ptr()
+
+
+def _ends(model: Any) -> tuple[Any, Any]:
+    return model.get_input_embeddings(), model.get_output_embeddings()
+
+
+def _name(model: Any, part: Any) -> str:
+    """The name that a part's weight has in the model."""
+    return f"{next(name for name, module in model.named_modules() if module is part)}.weight"

@@ -1,0 +1,54 @@
+"""A target's text model as a causal language model of its own: what a wrapper holds computes the same under that class's names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from align.target.loading import load_target
+from align.target.model import Target
+from align.target.text_model import text_model, tied
+from tests.target_models import some_text, tiny_target
+from tests.target_wrappers import save_wrapper, tiny_wrapper
+
+
+def wrapped(kind: str, folder: Path) -> Target:
+    save_wrapper(tiny_wrapper(kind), folder)
+    return load_target(str(folder), "float32", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "base", "is_tied"),
+    [("gemma3", "Gemma3ForCausalLM", True), ("llava", "LlamaForCausalLM", False)],
+)
+def test_what_a_wrapper_holds(kind: str, base: str, is_tied: bool, tmp_path: Path) -> None:
+    """One with a scaled embedding that is its head too, one without."""
+    target = wrapped(kind, tmp_path)
+    found = text_model(target)
+    assert (found.base, tied(target)) == (base, is_tied)
+    assert torch.equal(found.tensors[found.embedding], target.embedding_VD)
+    assert torch.equal(found.tensors[found.head], target.head_weight_VD)
+    alone = getattr(transformers, base)(found.config)
+    alone.load_state_dict(found.tensors)
+    tokens = some_text(target, 20)
+    with torch.no_grad():
+        logits = alone.eval()(tokens).logits
+    torch.testing.assert_close(logits, target.forward(tokens).logits_BLV, atol=2e-4, rtol=1e-4)
+
+
+def test_a_text_model_without_a_class_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(
+        NotImplementedError, match="no causal language model of its text alone .qwen2_vl_text"
+    ):
+        text_model(wrapped("qwen2_vl", tmp_path))
+
+
+def test_of_text_alone_it_is_the_target() -> None:
+    target = tiny_target("gpt2")
+    found = text_model(target)
+    assert found.base == "GPT2LMHeadModel" and found.config is target.config and tied(target)
+    assert (found.embedding, found.head) == ("transformer.wte.weight", "lm_head.weight")
+    assert {*found.tensors} == {*target.model.state_dict()}

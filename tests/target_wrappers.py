@@ -1,0 +1,100 @@
+"""Tiny random models of transformers that hold a text model beside towers for images or sound, saved as folders in hub layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+from align.target.debug import debug_model
+from tests.target_models import COMMON, OWN, WINDOW, _takes
+
+CLASSES = (
+    modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    | modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+)
+TOWER: dict[str, Any] = {
+    "hidden_size": 32, "embed_dim": 32, "intermediate_size": 48, "num_hidden_layers": 1, "depth": 1, "num_layers": 1, "layers": 1,
+    "num_attention_heads": 2, "num_heads": 2, "heads": 2, "num_key_value_heads": 2, "image_size": 28, "patch_size": 14,
+    "out_hidden_size": 64, "projection_dim": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48,
+    "d_model": 32, "mlp_dim": 48, "n_layers": 1, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0], "window_size": 28,
+    "head_dim": 16, "vocab_size": 260, "decoder_layers": 1, "decoder_ffn_dim": 32, "decoder_attention_heads": 2,
+    "text_hidden_size": 64,
+}  # fmt: skip
+"""What a tower's config gets where it has a key of that name."""
+
+
+def _sections(*parts: int) -> dict[str, Any]:
+    """Rotary angles that three positions share."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(parts)}}
+
+
+TEXT: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "qwen2_5_omni_thinker", "glm4v", "glm46v", "glm_ocr"),
+        _sections(2, 3, 3),
+    ),
+    "glm4v_moe": _sections(1, 1, 2),
+    "llama4": OWN["llama4_text"],
+    **dict.fromkeys(("gemma4", "gemma4_unified"), {"num_kv_shared_layers": 0}),
+    "ernie4_5_vl_moe": {"moe_intermediate_size": [32, 32], **_sections(3, 3, 2)},
+    "step3p7": {"sliding_window": WINDOW},
+}  # fmt: skip
+"""By architecture, what its text model needs beside."""
+
+
+def _tower(config: Any) -> Any:
+    given = {key: value for key, value in TOWER.items() if _takes(config, key)}
+    for name in getattr(config, "sub_configs", None) or {}:
+        if hasattr(part := getattr(config, name, None), "to_dict"):
+            given[name] = _tower(part)
+    return type(config)(**given)
+
+
+def wrapper_config(kind: str, vocab_size: int, **more: Any) -> Any:
+    """A small config of the architecture `kind`, its text model as in `tests.target_models`."""
+    made = transformers.AutoConfig.for_model(kind)
+    text = made.get_text_config(decoder=True)
+    given = {key: value for key, value in COMMON.items() if _takes(text, key)}
+    given |= {"vocab_size": vocab_size, **OWN.get(text.model_type, {}), **TEXT.get(kind, {}), **more}
+    if text is made:
+        return type(made)(**given)
+    parts = {
+        name: type(text)(**given) if part is text else _tower(part)
+        for name in made.sub_configs
+        if (part := getattr(made, name, None)) is not None
+    }
+    marks = ("image_token_id", "video_token_id", "image_token_index", "audio_token_id", "audio_token_index")
+    top = {mark: 5 for mark in marks if _takes(made, mark)}
+    top |= {"vocab_size": vocab_size} if _takes(made, "vocab_size") else {}
+    config = type(made)(**parts, **top)
+    if kind == "qwen2_5_omni_thinker":  # which its own generate reads and its config does not have
+        config.vision_start_token_id, config.audio_start_token_id = 6, 7
+    return config
+
+
+def tiny_wrapper(kind: str, vocab_size: int = 260, seed: int = 0, **more: Any) -> Any:
+    """A random model of it, with its own attention, in fp32. `more`: of its text config."""
+    config = wrapper_config(kind, vocab_size, **more)
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = getattr(transformers, CLASSES[kind])(config)
+        for parameter in model.parameters():  # what starts at one or zero says nothing about a slip
+            if parameter.dim() < 2:
+                parameter.add_(torch.randn(parameter.shape) * 0.1)
+    return model.eval()
+
+
+def text_of(model: Any) -> Any:
+    """What runs on text alone: the whole model, or its language model where transformers' own forward asks for an image."""
+    return model.language_model if type(model).__name__ == "Llama4ForConditionalGeneration" else model
+
+
+def save_wrapper(model: Any, folder: Path) -> None:
+    """The folder that a hub would hold, with the debug tokenizer."""
+    model.save_pretrained(folder)
+    debug_model("Llama")[1].save_pretrained(folder)
