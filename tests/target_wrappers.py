@@ -71,7 +71,10 @@ def wrapper_config(kind: str, vocab_size: int, **more: Any) -> Any:
     top = {mark: 5 for mark in marks if _takes(made, mark)}
     top |= {"vocab_size": vocab_size} if _takes(made, "vocab_size") else {}
     config = type(made)(**parts, **top)
-    if kind == "qwen2_5_omni_thinker":  # which its own generate reads and its config does not have
+    if kind in (
+        "qwen2_5_omni_thinker",
+        "qwen3_omni_moe_thinker",
+    ):  # which its own generate reads and its config does not have
         config.vision_start_token_id, config.audio_start_token_id = 6, 7
     return config
 
