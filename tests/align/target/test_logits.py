@@ -22,3 +22,9 @@ def test_every_value_of_a_config_as_factor_and_divisor_the_plain_form_first() ->
     assert {(form.scale, form.cap) for form in found} == {
         (scale, cap) for scale in (1.0, 4.0, 0.25) for cap in (None, 30.0)
     }
+
+
+def test_the_names_under_which_a_scale_stands() -> None:
+    for name in ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"):
+        found = candidates(SimpleNamespace(**{name: 0.25, "final_logit_softcapping": 20.0}))
+        assert LogitForm(0.25, 20.0) in found, name
