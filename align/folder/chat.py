@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from inspect import signature
@@ -164,16 +165,26 @@ def variables(tokenizer: Any, spec: str) -> list[str]:
 
 
 def rendered(tokenizer: Any, messages: Messages, kwargs: Mapping[str, Any] | None = None) -> str:
-    """The messages in the tokenizer's chat template, up to where the answer begins; a template is a program, and runs bounded.
+    """The messages in the tokenizer's chat template, up to where the answer begins; a template is a program, and runs bounded. One that
+    leaves the last message's text out gets it as a list of parts, as templates of models that see images want it.
 
     Raises:
         UserError: it takes too long, too much memory, or writes too much.
     """
-    given = dict(kwargs or {})
-    with bounded("it"):
-        text: str = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **given
-        )
+    given, last = dict(kwargs or {}), messages[-1]["content"].strip() if messages else ""
+
+    def write(talk: list[dict[str, Any]]) -> str:
+        with bounded("it"):
+            found: str = tokenizer.apply_chat_template(
+                talk, tokenize=False, add_generation_prompt=True, **given
+            )
+        return found
+
+    text = write(list(messages))
+    if last not in text:
+        with suppress(Exception):  # a template that knows no parts
+            parts = write([{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages])
+            text = parts if last in parts else text
     most = MOST_WRITTEN + 16 * (sum(len(m["content"]) for m in messages) + len(json.dumps(given)))
     if len(text) > most:
         raise UserError(f"it writes {len(text)} characters, more than {most}")

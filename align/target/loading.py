@@ -75,14 +75,17 @@ def load_target(
     check_name(spec)
     folder = resolve_folder(spec)
     _check_config(folder, spec, revision, place.type)
-    from transformers import AutoTokenizer
+    from transformers import AutoModelForMultimodalLM, AutoTokenizer
 
     quiet_loading()
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
+        opener = _opener(folder, spec, options)
+        if opener is AutoModelForMultimodalLM and not getattr(tokenizer, "chat_template", None):
+            tokenizer.chat_template = _processors_template(folder, revision)
         chat.check(tokenizer, spec)
-        pair: Any = _opener(folder, spec, options).from_pretrained(
+        pair: Any = opener.from_pretrained(
             str(folder),
             dtype=number,
             attn_implementation=OWN,
@@ -129,6 +132,16 @@ def _opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
     if type(config) not in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING:
         raise UserError(f"{what} is no language model that writes text from left to right")
     return AutoModelForMultimodalLM
+
+
+def _processors_template(folder: Path | str, revision: str | None) -> str | None:
+    """The chat template that lies with a model's processor of images, where its tokenizer has none."""
+    name = "chat_template.json"
+    path = folder / name if isinstance(folder, Path) else _of_hub(folder, name, revision)
+    if path is None or not path.is_file():
+        return None
+    found = read_object(path).get("chat_template")
+    return found if isinstance(found, str) else None
 
 
 def quiet_loading() -> None:
@@ -199,15 +212,19 @@ def _check_config(folder: Path | str, spec: str, revision: str | None, device: s
     if isinstance(folder, Path):
         check_config(folder, f"target {spec!r}", device)
         return
+    config = _of_hub(folder, "config.json", revision)
+    if config is not None:
+        check_config(config.parent, f"target {folder!r}", device)
+
+
+def _of_hub(name: str, file: str, revision: str | None) -> Path | None:
+    """A file of a hub id; None where it can't be had."""
     from huggingface_hub import hf_hub_download
 
     try:
-        config = hf_hub_download(
-            folder, "config.json", revision=revision, local_files_only=not hub_reachable()
-        )
+        return Path(hf_hub_download(name, file, revision=revision, local_files_only=not hub_reachable()))
     except Exception:  # of many kinds; transformers says what it is
-        return
-    check_config(Path(config).parent, f"target {folder!r}", device)
+        return None
 
 
 def _in_hub_cache(spec: str) -> bool:

@@ -100,6 +100,19 @@ def test_a_conversation_keeps_its_own_system_prompt(tokenizer: Any) -> None:
     assert rendered(tokenizer, talk, chat.kwargs) == rendered(tokenizer, talk) + "<none>"
 
 
+def test_a_template_of_parts_gets_parts(tokenizer: Any) -> None:
+    """As those of models that see images ask for them; it would leave a plain text out without a word."""
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
+        "{% endif %}{% endfor %};{% endfor %}"
+    )
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert rendered(tokenizer, talk) == "system:Be brief.;user:Hi;"
+    Chat(system="Be brief.").check(tokenizer, "mine")
+    tokenizer.chat_template = "{{ messages[-1].content.upper() }}"  # which a list does not have
+    assert rendered(tokenizer, talk) == "HI"
+
+
 @pytest.mark.parametrize("value", [False, 3, "low", "false", "a b", None, [1, {"b": "c"}]])
 def test_words_are_read_back(value: Any) -> None:
     chat = Chat({"x": value}, "Be\nbrief.")
