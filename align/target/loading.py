@@ -85,28 +85,30 @@ def load_target(
         if opener is AutoModelForMultimodalLM and not getattr(tokenizer, "chat_template", None):
             tokenizer.chat_template = _processors_template(folder, revision)
         chat.check(tokenizer, spec)
-        pair: Any = opener.from_pretrained(
-            str(folder),
-            dtype=number,
-            attn_implementation=OWN,
-            use_safetensors=None,
-            output_loading_info=True,
-            **options,
-        )
-        loaded, found = pair
-        lacking = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
-        if lacking:  # transformers would go on with random numbers in their place
-            raise UserError(
-                f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another shape"
-                + (f", and {len(lacking) - 1} more" if len(lacking) > 1 else "")
-            )
-        target = proven(loaded.to(place), tokenizer, spec, fast, round_to_bf16)
+        model = _loaded(opener, folder, spec, {"dtype": number, **options}, place)
+        target = proven(model, tokenizer, spec, fast, round_to_bf16)
         target.revision, target.trust_remote_code, target.chat = revision, trust_remote_code, chat
         return target
     except UserError:
         raise
     except Exception as error:  # transformers' errors for broken folders have no common class
         raise _cannot_load("target", spec, error) from None
+
+
+def _loaded(opener: Any, folder: Path | str, spec: str, options: dict[str, Any], place: torch.device) -> Any:
+    """The model with all its weights, there. Raises UserError where its checkpoint lacks some."""
+    pair: Any = opener.from_pretrained(
+        str(folder), attn_implementation=OWN, use_safetensors=None, output_loading_info=True, **options
+    )
+    model, found = pair
+    lacking = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
+    if lacking:  # transformers would go on with random numbers in their place
+        raise UserError(
+            f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another shape"
+            + (f", and {len(lacking) - 1} more" if len(lacking) > 1 else "")
+        )
+    there = model.device.type == place.type and place.index in (None, model.device.index)
+    return model if there else model.to(place)  # quantised ones may not be moved
 
 
 def _opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
