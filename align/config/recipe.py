@@ -178,6 +178,11 @@ class DrafterConfig(Group):
         None, "drafter folder, published checkpoint or hub id to start from; its architecture stays"
     )
     block_size: int = option(4, "K: tokens drafted in one pass", low=1, high=64)
+    block_layout: Literal["anchor_first", "fill_in"] | None = option(
+        None,
+        "block: the rows that draft. anchor_first = K rows, row k drafts token k+1 (DSpark); fill_in = K+1 rows, each mask drafts "
+        "the token in its own place (DFlash: what serving engines load); null = anchor_first, or what drafter.init has",
+    )
     layers: int = option(2, "drafter layers", low=1, high=1000)
     target_layers: list[int] | None = option(
         None,

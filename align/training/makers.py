@@ -95,6 +95,7 @@ def make_block(
         drafter = from_target(target, options, draft_vocab, seed)
     else:
         drafter = load_drafter(options.init, target)
+        _check_layout(drafter, options)
         if options.confidence_head:
             drafter = with_confidence(drafter)
         elif drafter.confidence is not None:
@@ -114,6 +115,15 @@ def make_block(
         for name, parameter in drafter.named_parameters():
             parameter.requires_grad_(name.startswith("confidence."))
     return drafter
+
+
+def _check_layout(drafter: BlockDrafter, options: DrafterConfig) -> None:
+    """Raises UserError where the recipe names another layout than `drafter.init` was trained in."""
+    asked, own = options.block_layout, drafter.config.block_layout
+    if asked not in (None, own):
+        raise UserError(
+            f"drafter.block_layout={asked}: drafter.init={options.init!r} was trained in {own}; leave it out"
+        )
 
 
 def _asked_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> BlockDrafter:
@@ -190,6 +200,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
     return BlockConfig(
         context=options.context,
         block_size=options.block_size,
+        block_layout=options.block_layout or "anchor_first",
         target_layer_ids=chosen,
         init_layer_ids=chosen if shared else start_layers(target, layers),
         hidden_size=target.hidden_size,
