@@ -108,6 +108,8 @@ TRAINED_BLOCKS = [
     {"context": "shared_kv", "markov_rank": 8, "markov": "table", "convolution": True},
     {"context": "taps", "markov_rank": 8, "markov": "gated", "convolution": True},
     {"context": "shared_kv", "markov_rank": 8, "markov": "mlp", "self_conditioning": True},
+    {"context": "taps", "markov_rank": 8, "block_layout": "fill_in"},
+    {"context": "shared_kv", "block_layout": "fill_in", "self_conditioning": True},
 ]
 
 
@@ -195,6 +197,12 @@ BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
         "context": "taps",
         "markov_rank": 8,
         "options": {"markov": "mlp", "self_conditioning": True},
+    },
+    "fill-in": {"context": "taps", "markov_rank": 8, "options": {"block_layout": "fill_in"}},
+    "fill-in convolution twice": {
+        "context": "shared_kv",
+        "confidence": True,
+        "options": {"block_layout": "fill_in", "convolution": True, "self_conditioning": True},
     },
 }
 

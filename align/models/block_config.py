@@ -8,8 +8,8 @@ A block's layout says which rows the network reads and which of them draft:
 | `fill_in` (DFlash) | [anchor, MASK × K] | row k drafts token k, k = 1..K; row 0 nothing | K + 1 | false |
 
 In a file `block_size` is the number of input rows, as published drafters of both kinds have it; in `BlockConfig` and in recipes it
-is K, the number of drafts. A file without `block_layout` is of the layout that `sample_from_anchor` says, and without either of
-`anchor_first`.
+is K, the number of drafts. `block_layout` is written where it is not `anchor_first`, `sample_from_anchor` always; a file without
+`block_layout` is of the layout that `sample_from_anchor` says, and without either of `anchor_first`.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class BlockConfig:
         return self.rotaries[min(layer, len(self.rotaries) - 1)] if self.rotaries else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As stored; what says how drafters of targets of all kinds differ from the first ones stands there where it says something."""
-        values = {k: v for k, v in asdict(self).items() if v or k not in _LATER}
+        """As stored; what says how drafters differ from the first ones stands there where it says something."""
+        values = {k: v for k, v in asdict(self).items() if v != _LATER.get(k)}
         return {**values, "block_size": self.rows, "sample_from_anchor": self.sample_from_anchor}
 
     @classmethod
@@ -144,7 +144,7 @@ class BlockConfig:
             raise UserError(f"{where}: {error}") from None
 
 
-_LATER = ("value_dim", "rotary", "places")
+_LATER: dict[str, Any] = {"value_dim": 0, "rotary": [], "places": False, "block_layout": "anchor_first"}
 
 
 def _in_drafts(values: dict[str, Any], where: str) -> dict[str, Any]:

@@ -71,7 +71,10 @@ def test_a_layout_is_stored_as_published_drafters_store_it(values: dict[str, Any
     [
         ({"block_layout": "fill-in"}, "block_layout='fill-in' is unknown.*did you mean 'fill_in'"),
         ({"block_layout": "fill_in"}, "mine: sample_from_anchor=true contradicts block_layout='fill_in'"),
-        ({"sample_from_anchor": False}, "sample_from_anchor=false contradicts block_layout='anchor_first'"),
+        (
+            {"sample_from_anchor": False, "block_layout": "anchor_first"},
+            "sample_from_anchor=false contradicts block_layout='anchor_first'",
+        ),
         ({"sample_from_anchor": "no"}, "mine: sample_from_anchor must be true or false, not 'no'"),
         (
             {"block_layout": "fill_in", "sample_from_anchor": False, "block_size": 1},

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from align.common.errors import UserError
 from align.data import shards as data
 from align.models.block import BlockDrafter
 from align.models.block_checkpoint import load_drafter, save_drafter
@@ -71,3 +72,16 @@ def test_what_is_asked_for_is_added_to_a_trained_drafter(
     save_drafter(made, tmp_path / "again", dtype=torch.float32)
     kept_own = make_block(target, options(init=str(tmp_path / "again")), None)  # the recipe names neither
     assert kept_own.config == made.config
+
+
+def test_a_layout_is_that_of_the_drafter_to_start_from(
+    target: Target, samples: data.Samples, tmp_path: Path
+) -> None:
+    save_drafter(trained_block(target, samples, block_layout="fill_in"), tmp_path)
+    for asked in (None, "fill_in"):
+        made = make_block(target, options(init=str(tmp_path), block_layout=asked), None)
+        assert (made.config.block_layout, made.config.block_size) == ("fill_in", 4)
+    with pytest.raises(
+        UserError, match=r"drafter.block_layout=anchor_first: .* was trained in fill_in; leave it out"
+    ):
+        make_block(target, options(init=str(tmp_path), block_layout="anchor_first"), None)
