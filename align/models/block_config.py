@@ -23,6 +23,7 @@ from transformers.activations import ACT2FN
 
 from align.common.errors import UserError, nearest
 from align.models.markov import KINDS as MARKOV_KINDS
+from align.models.markov import OLD_NAMES
 from align.target.keys import LAYOUTS, Rotary
 
 CONTEXTS = ("shared_kv", "taps")
@@ -56,7 +57,7 @@ class BlockConfig:
     attention_bias: bool = False
     draft_vocab_size: int = 0  # 0 = the target's whole vocabulary
     markov_rank: int = 0  # 0 = positions are independent given the context
-    markov: str = ""  # the Markov head's kind (align/models/markov.py); "" = mixed, the only one of old
+    markov: str = ""  # the Markov head's kind (align/models/markov.py); "" = silu, the only one of old
     markov_width: int = 0  # of the first layer of an mlp; 0 = twice the rank
     convolution: bool = False  # two-tap convolutions around attention and feed-forward
     self_conditioning: bool = False  # a second pass that sees the first one's estimates
@@ -93,6 +94,9 @@ class BlockConfig:
             raise UserError(
                 f"drafter config: target layer {bad[0]} is not within 0..{self.num_target_layers - 1}"
             )
+        self.markov = OLD_NAMES.get(self.markov, self.markov)
+        if self.markov == "silu":
+            self.markov = ""
         if self.markov not in ("", *MARKOV_KINDS):
             raise UserError(
                 f"drafter config: markov={self.markov!r} is unknown{nearest(self.markov, MARKOV_KINDS)}"
@@ -102,6 +106,11 @@ class BlockConfig:
         if len(self.rotary) not in (0, 1, len(self.init_layer_ids)):
             raise UserError("drafter config: rotary needs one entry, or one for each drafter layer")
         self.rotaries = [_rotary(entry, self.head_dim) for entry in self.rotary]
+
+    @property
+    def markov_kind(self) -> str:
+        """One of the Markov heads' `KINDS`; "" = no such head."""
+        return (self.markov or "silu") if self.markov_rank else ""
 
     @property
     def fill_in(self) -> bool:

@@ -76,6 +76,8 @@ def tree_head(drafter: BlockDrafter, head_VdD: Tensor, basis_Vr: Tensor | None) 
         hidden, previous = getattr(markov, "hidden", None), getattr(markov, "previous", None)
         if type(markov) is not MixedHead or type(embedding) is not nn.Embedding or basis_Vr is None:
             return None
+        if markov.activation != "silu":
+            return None
         if not isinstance(hidden, RowsLinear) or not isinstance(previous, RowsLinear):
             return None
         weights = MarkovWeights(

@@ -25,6 +25,7 @@ from align.models.block_config import BlockConfig, rotary_entry
 from align.models.causal import CausalConfig, CausalDrafter
 from align.models.ddit import DDiT, DDiTConfig
 from align.models.families import BASES
+from align.models.markov import OLD_NAMES
 from align.models.masked_checkpoint import adapt, own_layers
 from align.models.masked_lm import MaskedLM, with_lora
 from align.models.opened import check_served, first_tokens_logits, refused
@@ -138,7 +139,7 @@ def _asked_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> B
         return drafter
     if config.markov_rank:
         say(
-            f"drafter.init: its Markov head ({config.markov or 'mixed'}, rank {config.markov_rank}) gives way to a fresh one",
+            f"drafter.init: its Markov head ({config.markov_kind}, rank {config.markov_rank}) gives way to a fresh one",
             error=True,
         )
     return with_markov(drafter, kind, options.markov_rank, width, seed)
@@ -146,7 +147,8 @@ def _asked_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> B
 
 def markov_kind(options: DrafterConfig) -> tuple[str, int]:
     """`markov` and `markov_width` of the config."""
-    kind = "" if options.markov in (None, "mixed") or not options.markov_rank else str(options.markov)
+    kind = OLD_NAMES.get(options.markov or "silu", options.markov or "silu")
+    kind = "" if kind == "silu" or not options.markov_rank else kind
     return kind, options.markov_width if kind == "mlp" else 0
 
 

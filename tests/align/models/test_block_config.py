@@ -87,3 +87,11 @@ def test_a_layout_that_contradicts_itself_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=says):
         BlockConfig.from_dict({**values, **changes}, "mine")
+
+
+def test_kinds_of_markov_heads_keep_their_names_of_old(values: dict[str, Any]) -> None:
+    for stored, kind in (("", "silu"), ("table", "vanilla"), ("mixed", "silu"), ("tanh", "tanh")):
+        config = BlockConfig.from_dict({**values, "markov": stored, "markov_rank": 8})
+        assert config.markov_kind == kind
+        assert config.to_dict()["markov"] == ("" if kind == "silu" else kind)
+    assert BlockConfig.from_dict(values).markov_kind == ""

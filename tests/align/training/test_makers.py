@@ -61,14 +61,14 @@ def test_what_is_asked_for_is_added_to_a_trained_drafter(
         return made, {n for n, p in own.named_parameters() if n in mine and torch.equal(p, mine[n])}
 
     names = {name for name, _ in own.named_parameters()}
-    for changes in ({}, {"markov": "mixed"}, {"convolution": True}):
+    for changes in ({}, {"markov": "mixed"}, {"markov": "silu"}, {"convolution": True}):
         made, kept = start(**changes)
         assert kept == names and made.config.convolution == bool(changes.get("convolution"))
     assert "fresh" not in capsys.readouterr().err
     made, kept = start(markov="mlp", markov_width=12, convolution=True)
     assert kept == {n for n in names if not n.startswith("markov.")}
     assert (made.config.markov, made.config.markov_width, made.config.markov_rank) == ("mlp", 12, 8)
-    assert "its Markov head (mixed, rank 8) gives way to a fresh one" in capsys.readouterr().err
+    assert "its Markov head (silu, rank 8) gives way to a fresh one" in capsys.readouterr().err
     save_drafter(made, tmp_path / "again", dtype=torch.float32)
     kept_own = make_block(target, options(init=str(tmp_path / "again")), None)  # the recipe names neither
     assert kept_own.config == made.config
