@@ -139,7 +139,7 @@ def test_confidence_where_there_is_none_is_refused(target: Target) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["shared", "shared markov", "markov confidence"])
+@pytest.mark.parametrize("variant", ["shared", "shared markov", "markov confidence", "fill-in"])
 def test_sampled_output_has_the_targets_joint_law(target: Target, variant: str) -> None:
     sampling, runs = Sampling(1.0, top_k=2), 250
     law = exact_law(target, PROMPT, 4, sampling)
