@@ -3,7 +3,7 @@
     greedy     outputs in fp32, with drafts and without, are equal token by token
     coupled    so are outputs at temperature 1, where the noise of each position is fixed
     options    every option of a request, one at a time and together, does what a reference without the engine's code does
-    sampled    each token of sampled texts, at three settings, has the target's distribution after the tokens before it
+    sampled    each token of sampled texts, under several settings, has the target's distribution after the tokens before it
     half       outputs in bf16 differ from plain decoding's by rounding ties alone
 
 A difference is a rounding tie only where decode/losslessness/divergence.py can explain it by rounding. Exit code 1 when a bug is found.

@@ -120,9 +120,17 @@ TRAINED_BLOCKS = [
     {"context": "taps"},
     {"context": "shared_kv", "markov_rank": 8},
     {"context": "taps", "init_from_target": False},
-    {"context": "shared_kv", "markov_rank": 8, "markov": "table", "convolution": True},
+    {"context": "shared_kv", "markov_rank": 8, "markov": "vanilla", "convolution": True},
     {"context": "taps", "markov_rank": 8, "markov": "gated", "convolution": True},
     {"context": "shared_kv", "markov_rank": 8, "markov": "mlp", "self_conditioning": True},
+    {"context": "taps", "markov_rank": 8, "markov": "tanh", "block_layout": "fill_in"},
+    {
+        "context": "shared_kv",
+        "markov_rank": 8,
+        "markov": "linear",
+        "block_layout": "fill_in",
+        "self_conditioning": True,
+    },
 ]
 
 
@@ -200,16 +208,28 @@ BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
     "confidence": {"context": "shared_kv", "confidence": True},
     "markov confidence": {"context": "shared_kv", "markov_rank": 8, "confidence": True},
     "markov whole vocabulary": {"context": "shared_kv", "markov_rank": 8, "whole": True},
-    "table convolution": {
+    "vanilla convolution": {
         "context": "shared_kv",
         "markov_rank": 8,
-        "options": {"markov": "table", "convolution": True},
+        "options": {"markov": "vanilla", "convolution": True},
     },
     "gated": {"context": "taps", "markov_rank": 8, "options": {"markov": "gated"}},
     "mlp twice": {
         "context": "taps",
         "markov_rank": 8,
         "options": {"markov": "mlp", "self_conditioning": True},
+    },
+    "fill-in": {"context": "taps", "markov_rank": 8, "options": {"block_layout": "fill_in"}},
+    "fill-in tanh": {
+        "context": "shared_kv",
+        "markov_rank": 8,
+        "options": {"markov": "tanh", "block_layout": "fill_in"},
+    },
+    "linear": {"context": "taps", "markov_rank": 8, "options": {"markov": "linear"}},
+    "fill-in convolution twice": {
+        "context": "shared_kv",
+        "confidence": True,
+        "options": {"block_layout": "fill_in", "convolution": True, "self_conditioning": True},
     },
 }
 

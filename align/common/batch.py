@@ -63,7 +63,11 @@ class Anchors:
 
     def places_BAK(self, length: int) -> Tensor:
         """Row index of the position whose target distribution predicts each drafted token: anchor + k, kept in range."""
-        steps = torch.arange(self.block_size, device=self.index_BA.device)
+        return self.places(length, self.block_size)
+
+    def places(self, length: int, count: int) -> Tensor:
+        """Row index of each anchor and of the places after it, kept in range, (B, A, count)."""
+        steps = torch.arange(count, device=self.index_BA.device)
         return (self.index_BA[..., None] + steps).clamp_max(length - 1)
 
     def blocks_BAK(self, tokens_BL: Tensor) -> Tensor:

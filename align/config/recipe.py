@@ -189,6 +189,11 @@ class DrafterConfig(Group):
         None, "drafter folder, published checkpoint or hub id to start from; its architecture stays"
     )
     block_size: int = option(4, "K: tokens drafted in one pass", low=1, high=64)
+    block_layout: Literal["anchor_first", "fill_in"] | None = option(
+        None,
+        "block: the rows that draft. anchor_first = K rows, row k drafts token k+1 (DSpark); fill_in = K+1 rows, each mask drafts "
+        "the token in its own place (DFlash: what serving engines load); null = anchor_first, or what drafter.init has",
+    )
     layers: int = option(2, "drafter layers", low=1, high=1000)
     target_layers: list[int] | None = option(
         None,
@@ -201,11 +206,12 @@ class DrafterConfig(Group):
     markov_rank: int = option(
         192, "rank of the bias from the token before; 0 = independent positions", low=0, high=2**16
     )
-    markov: Literal["mixed", "mlp", "table", "gated"] | None = option(
+    markov: Literal["silu", "tanh", "linear", "mlp", "vanilla", "gated", "mixed", "table"] | None = option(
         None,
-        "block: how that bias is made. mixed = one layer over hidden state and embedding, mlp = two, table = a row for each token, "
-        "gated = the same times a gate; null = mixed, or what drafter.init has; another kind or rank than that replaces it, "
-        "fresh",
+        "block: how that bias is made. silu, tanh = one layer over hidden state and embedding, mlp = two, linear = the embedding "
+        "alone, vanilla = a row for each token, gated = the same times a gate (mixed, table: silu's and vanilla's names of old). "
+        "DSpark's engines serve linear and vanilla (vLLM), tanh and gated (SGLang). null = silu, or what drafter.init has; another "
+        "kind or rank than that replaces it, fresh",
     )
     markov_width: int = option(
         0, "width of the first layer of drafter.markov=mlp; 0 = twice the rank", low=0, high=2**16

@@ -82,6 +82,10 @@ def _drafter_rules(recipe: Recipe) -> list[tuple[bool, str]]:
             f"drafter.{'convolution' if d.convolution else 'markov'} needs drafter.kind=block",
         ),
         (
+            d.block_layout is not None and d.kind != "block",
+            f"drafter.block_layout={d.block_layout} needs drafter.kind=block",
+        ),
+        (
             d.self_conditioning and d.kind != "block",
             "drafter.self_conditioning=true needs drafter.kind=block",
         ),

@@ -1,6 +1,6 @@
 """The forward process over rows of text: which positions are noisy, and how.
 
-Block drafters: a clean anchor followed by K−1 masked positions, at random places of a row. A block attends to the clean text
+Block drafters: a clean anchor followed by masked positions, at random places of a row. A block attends to the clean text
 before its anchor and to itself (DFlash, arXiv 2602.06036: anchor clean, rest masked, context strictly before the anchor, blocks
 invisible to each other); a variable-prefix drafter's block also shows some tokens after the anchor (D²SD). Standalone
 drafters: the K positions after the anchor, or all of a document after its prefix, get the noise of a time drawn for them.

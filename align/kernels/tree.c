@@ -15,7 +15,13 @@ typedef struct {
     Matrix basis;                 /* (columns, rank) */
     const float *embedding;       /* (tokens, width) */
     const int64_t *ids;           /* the columns' tokens, 0 = their own numbers */
+    int64_t kind;                 /* of the Markov head: what is between it and the basis */
 } Head;
+
+enum { SILU, TANH, LINEAR, KINDS }; /* silu or tanh of hidden·h + previous·e(x); previous·e(x) alone */
+
+/* How many kinds this library knows. */
+int64_t tree_kinds(void) { return KINDS; }
 
 #ifdef ROWS_HERE
 #include <omp.h>
@@ -179,16 +185,16 @@ AVX2 int64_t draft_tree(
         share((V + 1) / 2, t, T, &from, &to);
         product(&h->head, hidden, room.logits, levels, D, V, from, to, 0);
         share((r + 1) / 2, t, T, &from, &to);
-        product(&h->hidden, hidden, room.inputs, levels, D, r, from, to, 0);
+        if (h->kind != LINEAR) product(&h->hidden, hidden, room.inputs, levels, D, r, from, to, 0);
 #pragma omp barrier
         for (int64_t k = 0; k < levels && level_parents; k++) {
             const int64_t P = level_parents, rows = r ? P : 1;
             share((r + 1) / 2, t, T, &from, &to);
             product(&h->previous, room.embedded, room.mixed, P, D, r, from, to, 0);
-            for (int64_t p = 0; p < rows; p++)
+            for (int64_t p = 0; p < rows && h->kind != LINEAR; p++)
                 for (int64_t i = 2 * from; i < 2 * to && i < r; i++) {
                     const float x = room.inputs[k * r + i] + room.mixed[p * r + i];
-                    room.mixed[p * r + i] = x / (1.0f + expf(-x));
+                    room.mixed[p * r + i] = h->kind == TANH ? tanhf(x) : x / (1.0f + expf(-x));
                 }
             Top *tops = room.tops + t * nodes * nodes;
             for (int64_t i = 0; i < rows * nodes; i++) tops[i] = (Top){0.0f, -1};

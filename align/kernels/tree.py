@@ -18,17 +18,23 @@ class _Head(Structure):
         *((name, MatrixFields) for name in ("head", "hidden", "previous", "basis")),
         ("embedding", c_void_p),
         ("ids", c_void_p),
+        ("kind", c_int64),
     ]
 
 
-class MarkovWeights(NamedTuple):
-    """The bias basis·silu(hidden·h + previous·e(x)) on the logits after a token x: matrices (r, D), (r, D) and (Vd, r) in fp32 or
-    bf16, and the embedding (V, D) in fp32."""
+KINDS = ("silu", "tanh", "linear")
+"""Of Markov heads that `tree.c` knows, by their number there."""
 
-    hidden: Matrix
+
+class MarkovWeights(NamedTuple):
+    """The bias basis·φ(hidden·h + previous·e(x)) on the logits after a token x, φ the `kind`, silu or tanh; `linear`: the bias
+    basis·previous·e(x), without `hidden`. Matrices (r, D), (r, D) and (Vd, r) in fp32 or bf16, the embedding (V, D) in fp32."""
+
+    hidden: Matrix | None
     previous: Matrix
     basis_Vr: Tensor
     embedding_VD: Tensor
+    kind: str = "silu"
 
 
 class TreeHead:
@@ -39,17 +45,24 @@ class TreeHead:
         markov: None = the logits do not depend on the token before.
 
     Raises:
-        ValueError: weights of other shapes or types.
+        ValueError: weights of other shapes or types, a kind that the library does not know.
     """
 
     def __init__(self, head_VdD: Tensor, ids_Vd: Tensor | None, markov: MarkovWeights | None) -> None:
         self._held: list[Any] = []
         self.columns, self.width = head_VdD.shape
-        rank = 0 if markov is None else len(markov.hidden[0])
+        self._library = rows_library()
+        rank = 0 if markov is None else len(markov.previous[0])
         self._head = _Head(self.width, self.columns, rank)
         self._head.head = matrix_fields((head_VdD, None), (self.columns, self.width), self._held)
         if markov is not None:
-            self._head.hidden = matrix_fields(markov.hidden, (rank, self.width), self._held)
+            self._head.kind = KINDS.index(markov.kind)
+            if self._head.kind and not hasattr(self._library, "tree_kinds"):
+                raise ValueError(f"{markov.kind}: the library was compiled from older files")
+            if markov.kind != "linear":
+                if markov.hidden is None:
+                    raise ValueError(f"{markov.kind} without a matrix for hidden states")
+                self._head.hidden = matrix_fields(markov.hidden, (rank, self.width), self._held)
             self._head.previous = matrix_fields(markov.previous, (rank, self.width), self._held)
             self._head.basis = matrix_fields((markov.basis_Vr, None), (self.columns, rank), self._held)
             tokens = len(markov.embedding_VD)
@@ -61,7 +74,6 @@ class TreeHead:
         if ids_Vd is not None:
             self._head.ids = pointer_of(ids_Vd, (self.columns,), torch.int64, self._held)
         self.tokens = None if markov is None else len(markov.embedding_VD)
-        self._library = rows_library()
 
     def __call__(
         self, hidden_KD: Tensor, last: int, nodes: int, scale: float

@@ -1,4 +1,4 @@
-"""The block drafter: one network that drafts K tokens in one pass over [last token, MASK × (K−1)].
+"""The block drafter: one network that drafts K tokens in one pass over a block [last token, MASK × …].
 
 It is conditioned on the target, in one of two ways:
 
@@ -7,14 +7,16 @@ It is conditioned on the target, in one of two ways:
 - `taps` (DFlash, arXiv 2602.06036): hidden states after chosen target layers are fused, `H_ctx = RMSNorm(fc[h_1; …;
   h_F])`, and every layer makes context keys and values from them. Parameter names are the published ones.
 
-The block attends to itself in both directions. Embedding and head are the target's, frozen and not stored. Row k predicts the
-token k+1 places after the last token (`sample_from_anchor`).
+The block attends to itself in both directions. Embedding and head are the target's, frozen and not stored. A block has R rows,
+row r at the place r after the last token. Which of them draft is the config's `block_layout`: in `anchor_first` R = K and row r
+predicts the token of place r+1; in `fill_in` R = K+1 and row r ≥ 1 predicts the token of its own place, while row 0 predicts
+nothing. Hidden states that leave this file are those of the K rows that draft, the first draft's first.
 
 With self-conditioning the block is read twice: the second pass adds to each position's input what the first one's hidden
 state said about the token there. Both depend on the context alone, so q is exact as it is with one pass.
 
 A variable-prefix drafter (D²SD, arXiv 2606.04446) is the same network trained over [last token, x_1..x_j, MASK …] as
-well: given the first j drafts it predicts those after them, from row j on.
+well: given the first j drafts it predicts those after them.
 """
 
 from __future__ import annotations
@@ -140,9 +142,7 @@ class BlockDrafter(nn.Module):
         self.register_buffer("draft_vocab", draft_vocab, persistent=draft_vocab is not None)
         self.markov = self.new_markov() if config.markov_rank else None
         self.confidence = ConfidenceHead(config.hidden_size) if config.confidence_head else None
-        self.places = (
-            nn.Parameter(torch.zeros(config.block_size, config.hidden_size)) if config.places else None
-        )
+        self.places = nn.Parameter(torch.zeros(config.rows, config.hidden_size)) if config.places else None
         self.estimate: nn.Linear | None = None
         if config.self_conditioning:
             self.add_estimate()
@@ -160,10 +160,15 @@ class BlockDrafter(nn.Module):
         nn.init.zeros_(self.estimate.weight)
 
     def estimated(self, hidden: Tensor) -> Tensor:
-        """What a pass adds to the next one's input rows, from its hidden states, both (…, K, D): the estimate of a token was made
-        by the row before it; the anchor's token is known."""
+        """What a pass adds to the next one's input rows, from its hidden states, both (…, R, D): to each token's row what the row
+        that predicts it says; the anchor's token is known."""
         assert self.estimate is not None
-        return F.pad(self.estimate(hidden[..., :-1, :]), (0, 0, 1, 0))
+        predicted = hidden[..., 1:, :] if self.config.fill_in else hidden[..., :-1, :]
+        return F.pad(self.estimate(predicted), (0, 0, 1, 0))
+
+    def drafting(self, hidden: Tensor) -> Tensor:
+        """Of a block's rows those that draft, (…, R, D) → (…, K, D)."""
+        return hidden[..., 1:, :] if self.config.fill_in else hidden
 
     def new_markov(self) -> MarkovHead:
         """A Markov head after the config, its weights not yet initialised."""
@@ -206,11 +211,11 @@ class BlockDrafter(nn.Module):
         return cos[None], sin[None]
 
     def inputs(self, tokens: Tensor, hidden_before: Tensor) -> Tensor:
-        """Blocks' tokens (…, K) and the target's state before each block (…, D) as input rows, (…, K, D)."""
+        """Blocks' tokens (…, R) and the target's state before each block (…, D) as input rows, (…, R, D)."""
         return self.conditioned(self.target.embed(tokens).detach(), hidden_before)
 
     def conditioned(self, embedded: Tensor, hidden_before: Tensor) -> Tensor:
-        """Blocks' embedded tokens (…, K, D) with the target's state before each block (…, D) → input rows."""
+        """Blocks' embedded tokens (…, R, D) with the target's state before each block (…, D) → input rows."""
         if self.places is not None:
             embedded = embedded + self.places[: embedded.shape[-2]]
         if self.config.context == "taps":
@@ -218,7 +223,7 @@ class BlockDrafter(nn.Module):
         return embedded + self.fc(self.hidden_norm(hidden_before))[..., None, :]
 
     def masked(self, tokens: Tensor, clean: Tensor | int = 0) -> Tensor:
-        """Blocks (…, K), the anchor first, with MASK in place of all but the anchor and the `clean` (…) tokens after it."""
+        """Blocks (…, R), the anchor first, with MASK in place of all but the anchor and the `clean` (…) tokens after it."""
         steps = torch.arange(tokens.shape[-1], device=tokens.device)
         kept = steps <= (clean[..., None] if isinstance(clean, Tensor) else clean)
         return torch.where(kept, tokens, self.config.mask_token_id)
@@ -231,15 +236,15 @@ class BlockDrafter(nn.Module):
         clean_BA: Tensor | None = None,
         conditioned_BA: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of all blocks, (B, A, K, D), ready for the head.
+        """Hidden states of all blocks' drafts, (B, A, K, D), ready for the head.
 
         `clean_BA`: how many tokens after its anchor each block shows; None = none of them. `conditioned_BA`: with
         self-conditioning, the blocks whose second pass sees the first one's estimates; None = all, as in decoding.
         """
-        index, size = anchors.index_BA, self.config.block_size
+        index, size = anchors.index_BA, self.config.rows
         rows = torch.arange(index.shape[0], device=index.device)[:, None]
         before = features.hidden_BLD[rows, (index - 1).clamp_min(0)]
-        tokens = batch.tokens_BL[rows[..., None], anchors.places_BAK(batch.tokens_BL.shape[1])]
+        tokens = batch.tokens_BL[rows[..., None], anchors.places(batch.tokens_BL.shape[1], size)]
         x = self.inputs(self.masked(tokens, 0 if clean_BA is None else clean_BA), before)
         positions = batch.positions_BL[rows, index][..., None] + torch.arange(size, device=index.device)
         cos, sin = (t.unflatten(0, index.shape) for t in self._tables(x, positions.flatten(0, 1)))
@@ -249,19 +254,19 @@ class BlockDrafter(nn.Module):
         )
         contexts = self._training_context(batch, features)
 
-        def through(x: Tensor) -> Tensor:
+        def through(x: Tensor) -> Tensor:  # all R rows
             for layer, context in zip(self.blocks, contexts, strict=True):
                 x = layer(x, cos, sin, context, see)
             return self.norm(x)
 
         if self.estimate is None:
-            return through(x)
+            return self.drafting(through(x))
         with torch.no_grad():  # an estimate is an input like any other
             first = through(x)
         added = self.estimated(first)
         if conditioned_BA is not None:
             added = added * conditioned_BA[..., None, None]
-        return through(x + added)
+        return self.drafting(through(x + added))
 
     def _training_context(self, batch: Batch, features: TargetFeatures) -> list[tuple[Tensor, Tensor]]:
         if self.config.context == "shared_kv":
@@ -339,7 +344,7 @@ class BlockSession:
         if drafter.markov is not None:
             rounded = drafter._rounded
             self.basis_Vr = drafter.markov.basis_Vr() if rounded is None else rounded.basis_Vr
-        self._masks: Tensor | None = None  # the embedded block after its first token, (1, K − 1, D)
+        self._masks: Tensor | None = None  # the embedded block after its first token, (1, R − 1, D)
         self.own: KVCache | None = None
         if config.context == "taps":
             shape = LayerShape(
@@ -369,27 +374,27 @@ class BlockSession:
 
     @torch.no_grad()
     def hidden(self, last_token: int) -> Tensor:
-        """Hidden states of the block that starts at `last_token`, which follows the cached context: (K, D)."""
+        """Hidden states of the drafts of the block that starts at `last_token`, which follows the cached context: (K, D)."""
         drafter = self.drafter
         assert self.before is not None
         if self._masks is None:
-            tokens = torch.zeros(1, drafter.config.block_size, dtype=torch.int64, device=self.before.device)
+            tokens = torch.zeros(1, drafter.config.rows, dtype=torch.int64, device=self.before.device)
             self._masks = drafter.target.embed(drafter.masked(tokens)[:, 1:])
         last = drafter.target.embed(torch.tensor([[last_token]], device=self.before.device))
         x = drafter.conditioned(torch.cat((last, self._masks), dim=1), self.before)
         return self._hidden_of_rows(x[0], 1)[0]
 
     @torch.no_grad()
-    def hidden_of_blocks(self, tokens_NK: Tensor) -> Tensor:
-        """Hidden states of N blocks that all follow the cached context, in one pass: (N, K, D).
+    def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
+        """Hidden states of the drafts of N blocks that all follow the cached context, in one pass: (N, K, D).
 
-        The blocks do not attend to each other and share the context's keys. `tokens_NK`: from `BlockDrafter.masked`.
+        The blocks do not attend to each other and share the context's keys. `tokens_NR`: from `BlockDrafter.masked`.
         """
         assert self.before is not None
-        return self._hidden_of_rows(self.drafter.inputs(tokens_NK, self.before).flatten(0, 1), len(tokens_NK))
+        return self._hidden_of_rows(self.drafter.inputs(tokens_NR, self.before).flatten(0, 1), len(tokens_NR))
 
     def _hidden_of_rows(self, x_RD: Tensor, count: int) -> Tensor:
-        """Input rows of `count` blocks → hidden states, (N, K, D)."""
+        """Input rows of `count` blocks → hidden states of their drafts, (N, K, D)."""
         drafter, x, size = self.drafter, x_RD[None], len(x_RD) // count
         start = self.cache.length if self.own is None else self.own.length
         steps, see_RR = _apart(count, size, x.device)
@@ -398,7 +403,7 @@ class BlockSession:
         for _ in range(1, self.passes):
             again = x + drafter.estimated(hidden).view_as(x)
             hidden = self._through(again, cos, sin, see_RR, count).view(count, size, -1)
-        return hidden
+        return drafter.drafting(hidden)
 
     def _through(self, x: Tensor, cos: Tensor, sin: Tensor, see_RR: Tensor, count: int) -> Tensor:
         """One pass over the input rows of `count` blocks, (1, R, D) → hidden states; `see_RR`: who attends to whom."""

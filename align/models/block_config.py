@@ -1,4 +1,16 @@
-"""What a block drafter's config.json says: read, checked and written under its published names."""
+"""What a block drafter's config.json says: read, checked and written under its published names.
+
+A block's layout says which rows the network reads and which of them draft:
+
+| `block_layout` | input | drafts | stored `block_size` | stored `sample_from_anchor` |
+|---|---|---|---|---|
+| `anchor_first` (DSpark) | [anchor, MASK × (K−1)] | row k drafts token k+1, k = 0..K−1 | K | true |
+| `fill_in` (DFlash) | [anchor, MASK × K] | row k drafts token k, k = 1..K; row 0 nothing | K + 1 | false |
+
+In a file `block_size` is the number of input rows, as published drafters of both kinds have it; in `BlockConfig` and in recipes it
+is K, the number of drafts. `block_layout` is written where it is not `anchor_first`, `sample_from_anchor` always; a file without
+`block_layout` is of the layout that `sample_from_anchor` says, and without either of `anchor_first`.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +23,11 @@ from transformers.activations import ACT2FN
 
 from align.common.errors import UserError, nearest
 from align.models.markov import KINDS as MARKOV_KINDS
+from align.models.markov import OLD_NAMES
 from align.target.keys import LAYOUTS, Rotary
 
 CONTEXTS = ("shared_kv", "taps")
+LAYOUTS_OF_BLOCKS = ("anchor_first", "fill_in")
 
 
 @dataclass
@@ -21,7 +35,7 @@ class BlockConfig:
     """The architecture, as stored in config.json. Sizes are the target's unless said otherwise."""
 
     context: str
-    block_size: int  # K, drafted tokens
+    block_size: int  # K, drafted tokens, in either layout
     target_layer_ids: list[
         int
     ]  # shared_kv: whose keys and values; taps: whose outputs (id i = hidden_states[i + 1])
@@ -43,12 +57,12 @@ class BlockConfig:
     attention_bias: bool = False
     draft_vocab_size: int = 0  # 0 = the target's whole vocabulary
     markov_rank: int = 0  # 0 = positions are independent given the context
-    markov: str = ""  # the Markov head's kind (align/models/markov.py); "" = mixed, the only one of old
+    markov: str = ""  # the Markov head's kind (align/models/markov.py); "" = silu, the only one of old
     markov_width: int = 0  # of the first layer of an mlp; 0 = twice the rank
     convolution: bool = False  # two-tap convolutions around attention and feed-forward
     self_conditioning: bool = False  # a second pass that sees the first one's estimates
     confidence_head: bool = False  # predicts each position's acceptance
-    sample_from_anchor: bool = True
+    block_layout: str = "anchor_first"  # which rows draft: one of `LAYOUTS_OF_BLOCKS`
     value_dim: int = 0  # width of a value where it is not a key's; 0 = head_dim
     rotary: list[dict[str, Any]] = field(default_factory=list)
     """How positions are written into queries and keys (`align.target.keys.Rotary`), of all layers or of each one; empty = by the
@@ -60,6 +74,10 @@ class BlockConfig:
         if self.context not in CONTEXTS:
             raise UserError(
                 f"drafter config: context={self.context!r} is unknown{nearest(self.context, CONTEXTS)}"
+            )
+        if self.block_layout not in LAYOUTS_OF_BLOCKS:
+            raise UserError(
+                f"drafter config: block_layout={self.block_layout!r} is unknown{nearest(self.block_layout, LAYOUTS_OF_BLOCKS)}"
             )
         if not 1 <= self.block_size <= _MOST_BLOCK:
             raise UserError(f"drafter config: block_size={self.block_size} must be 1 to {_MOST_BLOCK}")
@@ -76,6 +94,9 @@ class BlockConfig:
             raise UserError(
                 f"drafter config: target layer {bad[0]} is not within 0..{self.num_target_layers - 1}"
             )
+        self.markov = OLD_NAMES.get(self.markov, self.markov)
+        if self.markov == "silu":
+            self.markov = ""
         if self.markov not in ("", *MARKOV_KINDS):
             raise UserError(
                 f"drafter config: markov={self.markov!r} is unknown{nearest(self.markov, MARKOV_KINDS)}"
@@ -86,13 +107,34 @@ class BlockConfig:
             raise UserError("drafter config: rotary needs one entry, or one for each drafter layer")
         self.rotaries = [_rotary(entry, self.head_dim) for entry in self.rotary]
 
+    @property
+    def markov_kind(self) -> str:
+        """One of the Markov heads' `KINDS`; "" = no such head."""
+        return (self.markov or "silu") if self.markov_rank else ""
+
+    @property
+    def fill_in(self) -> bool:
+        """Whether row k drafts the token in its own place, so that the anchor's row drafts nothing."""
+        return self.block_layout == "fill_in"
+
+    @property
+    def sample_from_anchor(self) -> bool:
+        """The layout under its published name."""
+        return not self.fill_in
+
+    @property
+    def rows(self) -> int:
+        """R: rows of a block's input, K or K + 1."""
+        return self.block_size + self.fill_in
+
     def rotary_of(self, layer: int) -> Rotary | None:
         """How positions are written in a layer; None = by the target's module."""
         return self.rotaries[min(layer, len(self.rotaries) - 1)] if self.rotaries else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As stored; what says how drafters of targets of all kinds differ from the first ones stands there where it says something."""
-        return {k: v for k, v in asdict(self).items() if v or k not in _LATER}
+        """As stored; what says how drafters differ from the first ones stands there where it says something."""
+        values = {k: v for k, v in asdict(self).items() if v != _LATER.get(k)}
+        return {**values, "block_size": self.rows, "sample_from_anchor": self.sample_from_anchor}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> BlockConfig:
@@ -104,13 +146,33 @@ class BlockConfig:
         required = [f.name for f in fields(cls) if f.name not in values and f.name not in _DEFAULTED]
         if required:
             raise UserError(f"{where}: missing key {required[0]!r}, so this is not a block drafter")
+        values = _in_drafts(values, where)
         try:
             return cls(**{k: v for k, v in values.items() if k in names})
         except TypeError as error:
             raise UserError(f"{where}: {error}") from None
 
 
-_LATER = ("value_dim", "rotary", "places")
+_LATER: dict[str, Any] = {"value_dim": 0, "rotary": [], "places": False, "block_layout": "anchor_first"}
+
+
+def _in_drafts(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """A file's values with the layout under our name and `block_size` as K. Raises UserError where they contradict each other."""
+    sampled = values.get("sample_from_anchor", True)
+    _check_type("sample_from_anchor", "bool", sampled, where)
+    layout = values.get("block_layout", "anchor_first" if sampled else "fill_in")
+    if layout not in LAYOUTS_OF_BLOCKS:  # the config says so
+        return {**values, "block_layout": layout}
+    if "sample_from_anchor" in values and sampled != (layout == "anchor_first"):
+        raise UserError(
+            f"{where}: sample_from_anchor={str(sampled).lower()} contradicts block_layout={layout!r}"
+        )
+    drafts = values["block_size"] - (layout == "fill_in")
+    if drafts < 1:
+        raise UserError(
+            f"{where}: block_size=1 must be at least 2 in the layout fill_in: row 0 drafts nothing"
+        )
+    return {**values, "block_layout": layout, "block_size": drafts}
 
 
 def rotary_entry(rotary: Rotary) -> dict[str, Any]:

@@ -172,8 +172,8 @@ class BlockLayer(nn.Module):
     def add_convolution(self, config: BlockConfig) -> None:
         """Convolutions that are the identity still."""
         device = self.input_layernorm.weight.device
-        self.attn_conv = TwoTapConvolution(config.hidden_size, config.block_size).to(device)
-        self.mlp_conv = TwoTapConvolution(config.hidden_size, config.block_size).to(device)
+        self.attn_conv = TwoTapConvolution(config.hidden_size, config.rows).to(device)
+        self.mlp_conv = TwoTapConvolution(config.hidden_size, config.rows).to(device)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, context: tuple[Tensor, Tensor], see: Tensor

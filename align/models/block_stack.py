@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from align.kernels.layers import LayerStack, Rows
 from align.kernels.linear import MOST_ROWS, RowsLinear, rows_library
 from align.kernels.tree import MarkovWeights, TreeHead
-from align.models.markov import MixedHead
+from align.models.markov import LinearHead, MixedHead
 from align.target.cache import KVCache
 from align.target.fused import is_silu, layer_weights, memory_of
 
@@ -73,13 +73,19 @@ def tree_head(drafter: BlockDrafter, head_VdD: Tensor, basis_Vr: Tensor | None) 
         return None
     weights = None
     if markov is not None:
-        hidden, previous = getattr(markov, "hidden", None), getattr(markov, "previous", None)
-        if type(markov) is not MixedHead or type(embedding) is not nn.Embedding or basis_Vr is None:
+        kind, hidden, previous = drafter.config.markov_kind, getattr(markov, "hidden", None), None
+        if type(markov) in (MixedHead, LinearHead):
+            previous = getattr(markov, "previous", None)
+        if type(embedding) is not nn.Embedding or basis_Vr is None or not isinstance(previous, RowsLinear):
             return None
-        if not isinstance(hidden, RowsLinear) or not isinstance(previous, RowsLinear):
+        if kind != "linear" and not isinstance(hidden, RowsLinear):
             return None
         weights = MarkovWeights(
-            (hidden.weight, hidden.bias), (previous.weight, previous.bias), basis_Vr, embedding.weight
+            None if hidden is None else (hidden.weight, hidden.bias),
+            (previous.weight, previous.bias),
+            basis_Vr,
+            embedding.weight,
+            kind,
         )
     try:
         return TreeHead(head_VdD, drafter.draft_vocab, weights)

@@ -228,9 +228,12 @@ def check_same_run(path: Path, drafter: dict[str, Any], settings: dict[str, str]
     train (the parts of the drafter that are trained), strategy (the kind that can read it), follow (the order of the data), rates
     (which parts have learning rates of their own)."""
     record = read_seal(path)
+    saved = dict(record["drafter"])
+    if saved.get("markov") == "table":  # its name of old
+        saved["markov"] = "vanilla"
     # what an older version did not write down was not there then: off, none of it
-    added = {name: type(value)() for name, value in drafter.items() if name not in record["drafter"]}
-    for name, value in {**record["drafter"], **added}.items():
+    added = {name: type(value)() for name, value in drafter.items() if name not in saved}
+    for name, value in {**saved, **added}.items():
         if (
             drafter.get(name) != value and name != "target"
         ):  # where the target was found does not matter, its hash does

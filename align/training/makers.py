@@ -25,6 +25,7 @@ from align.models.block_config import BlockConfig, rotary_entry
 from align.models.causal import CausalConfig, CausalDrafter
 from align.models.ddit import DDiT, DDiTConfig
 from align.models.families import BASES
+from align.models.markov import OLD_NAMES
 from align.models.masked_checkpoint import adapt, own_layers
 from align.models.masked_lm import MaskedLM, with_lora
 from align.models.opened import check_served, first_tokens_logits, refused
@@ -95,6 +96,7 @@ def make_block(
         drafter = from_target(target, options, draft_vocab, seed)
     else:
         drafter = load_drafter(options.init, target)
+        _check_layout(drafter, options)
         if options.confidence_head:
             drafter = with_confidence(drafter)
         elif drafter.confidence is not None:
@@ -116,6 +118,15 @@ def make_block(
     return drafter
 
 
+def _check_layout(drafter: BlockDrafter, options: DrafterConfig) -> None:
+    """Raises UserError where the recipe names another layout than `drafter.init` was trained in."""
+    asked, own = options.block_layout, drafter.config.block_layout
+    if asked not in (None, own):
+        raise UserError(
+            f"drafter.block_layout={asked}: drafter.init={options.init!r} was trained in {own}; leave it out"
+        )
+
+
 def _asked_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> BlockDrafter:
     """The drafter of `drafter.init` with the Markov head that `drafter.markov` names, fresh where its own is another; its own
     where it names none."""
@@ -128,7 +139,7 @@ def _asked_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> B
         return drafter
     if config.markov_rank:
         say(
-            f"drafter.init: its Markov head ({config.markov or 'mixed'}, rank {config.markov_rank}) gives way to a fresh one",
+            f"drafter.init: its Markov head ({config.markov_kind}, rank {config.markov_rank}) gives way to a fresh one",
             error=True,
         )
     return with_markov(drafter, kind, options.markov_rank, width, seed)
@@ -136,7 +147,8 @@ def _asked_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> B
 
 def markov_kind(options: DrafterConfig) -> tuple[str, int]:
     """`markov` and `markov_width` of the config."""
-    kind = "" if options.markov in (None, "mixed") or not options.markov_rank else str(options.markov)
+    kind = OLD_NAMES.get(options.markov or "silu", options.markov or "silu")
+    kind = "" if kind == "silu" or not options.markov_rank else kind
     return kind, options.markov_width if kind == "mlp" else 0
 
 
@@ -190,6 +202,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
     return BlockConfig(
         context=options.context,
         block_size=options.block_size,
+        block_layout=options.block_layout or "anchor_first",
         target_layer_ids=chosen,
         init_layer_ids=chosen if shared else start_layers(target, layers),
         hidden_size=target.hidden_size,

@@ -36,13 +36,19 @@ def about_block(recipe: Recipe, config: BlockConfig, coverage: float) -> About:
     return About(
         "block-drafter",
         f"a block-diffusion drafter for {config.target}",
-        f"Drafts {config.block_size} tokens in one pass, conditioned on the target (`{config.context}`, target layers {layers}). "
+        f"Drafts {config.block_size} tokens in one pass{_layout(config)}, conditioned on the target (`{config.context}`, target "
+        f"layers {layers}). "
         f"Useful with that target alone: embedding and head are the target's and not stored here.{_start(recipe, config)}",
         rows=[
             f"| draft vocabulary | {config.draft_vocab_size or config.vocab_size:,} of {config.vocab_size:,} tokens, "
             f"{coverage:.1%} of the training answers' tokens |"
         ],
     )
+
+
+def _layout(config: BlockConfig) -> str:
+    """How a block is laid out where each mask drafts the token in its own place."""
+    return f" over [last token, MASK × {config.block_size}] (`fill_in`)" if config.fill_in else ""
 
 
 def _start(recipe: Recipe, config: BlockConfig) -> str:

@@ -143,10 +143,10 @@ class D2SDSession(DraftSession):
         drafts."""
         network, sampling, ids = session.drafter, self.request.sampling, session.drafter.draft_vocab
         shown_N = torch.tensor(kept, device=blocks_NJ.device)
-        size, count = network.config.block_size, blocks_NJ.shape[1] - 1
-        # the last draft is not an input
-        blocks_NK = F.pad(blocks_NJ, (0, size))[:, :size]
-        hidden_NKD = session.hidden_of_blocks(network.masked(blocks_NK, shown_N))
+        size, count = network.config.rows, blocks_NJ.shape[1] - 1
+        # places that are not drafted yet are masked, and the last draft is no input of the layout anchor_first
+        blocks_NR = F.pad(blocks_NJ, (0, size))[:, :size]
+        hidden_NKD = session.hidden_of_blocks(network.masked(blocks_NR, shown_N))
         open_ = {k: [n for n, i in enumerate(kept) if i <= k] for k in range(min(kept), count)}
         hidden_RD = torch.cat([hidden_NKD[own, k] for k, own in open_.items()])
         widths = [len(own) for own in open_.values()]

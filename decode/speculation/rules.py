@@ -56,10 +56,10 @@ def or_p(weights_BV: Tensor, p_BV: Tensor) -> Tensor:
 
 
 def _put(block_BMV: Tensor, at_B: Tensor, rows_BV: Tensor) -> None:
-    """Write row `at_B` of every request in place; `block_BMV` is contiguous."""
+    """Write row `at_B` of every request in place; `block_BMV` is contiguous. Rows made of an fp64 q are rounded to what p is."""
     B, M, V = block_BMV.shape
     flat_B = at_B + torch.arange(B, device=at_B.device) * M
-    block_BMV.view(B * M, V).index_copy_(0, flat_B, rows_BV)
+    block_BMV.view(B * M, V).index_copy_(0, flat_B, rows_BV.to(block_BMV.dtype))
 
 
 def _at(rows_BV: Tensor, tokens_B: Tensor) -> Tensor:

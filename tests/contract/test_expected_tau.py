@@ -108,7 +108,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["debug_block", "debug_sedd", "debug_mdlm"])
+@pytest.mark.parametrize("recipe", ["debug_block", "debug_taps", "debug_sedd", "debug_mdlm"])
 def test_training_expects_what_decoding_measures(recipe: str, texts: Path, tmp_path: Path) -> None:
     words = [f"recipe={recipe}", f"output={tmp_path}", f"data.path={texts}", *WRITTEN]
     train(load_recipe([*words, "trainer.max_steps=40", "trainer.learning_rate=3e-3"]), quiet=True)

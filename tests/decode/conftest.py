@@ -57,7 +57,7 @@ def parts_for(target: Target) -> Parts:
         target,
         {
             "block": network(target, 0, "shared_kv"),
-            "variable_prefix": network(target, 1, "shared_kv"),
+            "variable_prefix": network(target, 1, "shared_kv", block_layout="fill_in"),
             "diffusion": drafter(target, "ddit"),
             "autoregressive": load_target("debug", dtype="float32", device="cpu"),
         },

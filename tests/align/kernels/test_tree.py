@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or
 
 
 def weights(
-    columns: int, width: int, rank: int, tokens: int, half: bool
+    columns: int, width: int, rank: int, tokens: int, half: bool, kind: str = "silu"
 ) -> tuple[Tensor, Tensor, MarkovWeights | None]:
     torch.manual_seed(columns + rank)
     dtype = torch.bfloat16 if half else torch.float32
@@ -26,7 +26,9 @@ def weights(
         return head, ids, None
     hidden, previous = (torch.randn(rank, width).to(dtype) / width**0.5 for _ in range(2))
     basis = (2 * torch.randn(columns, rank) / rank**0.5).to(dtype)
-    return head, ids, MarkovWeights((hidden, None), (previous, None), basis, 3 * torch.randn(tokens, width))
+    embedding = 3 * torch.randn(tokens, width)
+    by_hidden = None if kind == "linear" else (hidden, None)
+    return head, ids, MarkovWeights(by_hidden, (previous, None), basis, embedding, kind)
 
 
 def plainly(
@@ -43,8 +45,11 @@ def plainly(
         h = hidden_KD[k].double()
         logits = head.double() @ h
         if m is not None:
-            mixed = m.hidden[0].double() @ h + m.previous[0].double() @ m.embedding_VD[tokens[place]].double()
-            logits = logits + m.basis_Vr.double() @ F.silu(mixed)
+            mixed = m.previous[0].double() @ m.embedding_VD[tokens[place]].double()
+            if m.hidden is not None:
+                mixed = mixed + m.hidden[0].double() @ h
+                mixed = mixed.tanh() if m.kind == "tanh" else F.silu(mixed)
+            logits = logits + m.basis_Vr.double() @ mixed
         for column, value in enumerate((logits / scale).log_softmax(-1).tolist()):
             open_.append((-paths[place] - value, place, int(ids[column])))
 
@@ -63,20 +68,21 @@ def plainly(
 
 
 @pytest.mark.parametrize(
-    ("columns", "width", "rank", "half", "levels", "nodes", "scale"),
+    ("columns", "width", "rank", "half", "levels", "nodes", "scale", "kind"),
     [
-        (1100, 24, 10, True, 4, 5, 1.0),
-        (1100, 24, 10, False, 3, 17, 0.6),
-        (515, 20, 7, True, 2, 40, 1.7),
-        (513, 9, 0, False, 4, 12, 1.0),
-        (3, 16, 5, False, 4, 33, 0.3),
-        (1, 8, 1, False, 5, 6, 1.0),
+        (1100, 24, 10, True, 4, 5, 1.0, "silu"),
+        (1100, 24, 10, False, 3, 17, 0.6, "silu"),
+        (515, 20, 7, True, 2, 40, 1.7, "tanh"),
+        (515, 20, 7, False, 3, 9, 1.0, "linear"),
+        (513, 9, 0, False, 4, 12, 1.0, "silu"),
+        (3, 16, 5, False, 4, 33, 0.3, "tanh"),
+        (1, 8, 1, False, 5, 6, 1.0, "silu"),
     ],
 )
 def test_the_tree_is_that_of_float64(
-    columns: int, width: int, rank: int, half: bool, levels: int, nodes: int, scale: float
+    columns: int, width: int, rank: int, half: bool, levels: int, nodes: int, scale: float, kind: str
 ) -> None:
-    head, ids, markov = weights(columns, width, rank, 2 * columns, half)
+    head, ids, markov = weights(columns, width, rank, 2 * columns, half, kind)
     hidden = torch.randn(levels, width)
     wanted = plainly(hidden, 1, nodes, scale, head, ids, markov)
     got = TreeHead(head, ids, markov)(hidden, 1, nodes, scale)

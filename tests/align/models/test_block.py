@@ -189,17 +189,48 @@ def test_blocks_in_one_pass_are_those_drafted_alone(
     session = BlockSession(drafter, cache, 12)
     output = target.forward(torch.arange(5, 12)[None], cache=cache, taps=session.taps)
     session.observe(output.hidden_BLD, output.taps_BLFD, 7)
-    blocks_NK = torch.tensor([[7, 9, 3, 3], [7, 3, 3, 3], [7, 9, 11, 12]])
-    together = session.hidden_of_blocks(blocks_NK)
-    for block_K, hidden_KD in zip(blocks_NK, together, strict=True):
+    blocks_NR = torch.tensor([[7, 9, 3, 3, 3], [7, 3, 3, 3, 3], [7, 9, 11, 12, 3]])[:, : drafter.config.rows]
+    together = session.hidden_of_blocks(blocks_NR)
+    for block_R, hidden_KD in zip(blocks_NR, together, strict=True):
         torch.testing.assert_close(
-            session.hidden_of_blocks(block_K[None])[0], hidden_KD, atol=1e-4, rtol=1e-4
+            session.hidden_of_blocks(block_R[None])[0], hidden_KD, atol=1e-4, rtol=1e-4
         )
 
 
-def test_a_rows_estimate_is_of_the_token_after_it(target: Target, samples: data.Samples) -> None:
-    drafter = build(target, samples, self_conditioning=True)
-    hidden = torch.randn(2, 4, drafter.config.hidden_size, generator=torch.Generator().manual_seed(0))
-    added = drafter.estimated(hidden)
-    assert drafter.estimate is not None and not bool(added[:, 0].any())
-    torch.testing.assert_close(added[:, 1:], hidden[:, :3] @ drafter.estimate.weight.T)
+def test_a_rows_estimate_is_of_the_token_that_it_predicts(target: Target, samples: data.Samples) -> None:
+    """That after it, or that in its own place; nothing is said of the anchor."""
+    for layout, rows in (("anchor_first", slice(0, -1)), ("fill_in", slice(1, None))):
+        drafter = build(target, samples, self_conditioning=True, block_layout=layout)
+        shape = 2, drafter.config.rows, drafter.config.hidden_size
+        hidden = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        added = drafter.estimated(hidden)
+        assert drafter.estimate is not None and not bool(added[:, 0].any())
+        torch.testing.assert_close(added[:, 1:], hidden[:, rows] @ drafter.estimate.weight.T)
+
+
+@pytest.mark.parametrize("context", ["shared_kv", "taps"])
+def test_both_layouts_read_one_block_and_number_its_rows_apart(
+    target: Target, samples: data.Samples, context: str
+) -> None:
+    """A fill-in block of K drafts has the input of an anchor-first block of K + 1, whose first row is not a draft then: the same
+    hidden states one row further on, in training and in decoding, and the bias of the token before each draft."""
+    common = {"context": context, "markov_rank": 8, "convolution": True}
+    wide = build(target, samples, **common, block_size=5)
+    drafter = build(target, samples, **common, block_size=4, block_layout="fill_in")
+    drafter.load_state_dict(wide.state_dict())
+    batch = packing.collate(packing.pack(samples, 64, seed=0))
+    features = target_features(target, batch, drafter.config)
+    few, many = (sample_anchors(batch, 9, size, torch.Generator().manual_seed(2)) for size in (4, 5))
+    assert torch.equal(few.index_BA, many.index_BA)
+    hidden, rows = drafter(batch, features, few), wide(batch, features, many)
+    assert hidden.shape[2] == 4 and torch.equal(hidden, rows[:, :, 1:])
+    z, _ = drafter.markov_factors(batch, few, hidden)  # type: ignore[misc]
+    before = batch.tokens_BL[torch.arange(len(batch.tokens_BL))[:, None, None], few.places_BAK(64)]
+    assert drafter.markov is not None
+    torch.testing.assert_close(z, drafter.markov(rows[:, :, 1:], before, target.embed))
+    sessions = [BlockSession(net, target.new_cache(1, 20), 20) for net in (drafter, wide)]
+    for session in sessions:
+        output = target.forward(torch.arange(5, 15)[None], cache=session.cache, taps=session.taps)
+        session.observe(output.hidden_BLD, output.taps_BLFD, 10)
+    alone, whole = (session.hidden(7) for session in sessions)
+    assert len(alone) == 4 and torch.equal(alone, whole[1:])

@@ -77,8 +77,8 @@ def test_what_an_older_version_saved_loads_as_it_was(
         del config[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert load_drafter(tmp_path, target).config == drafter.config
-    (tmp_path / "config.json").write_text(json.dumps({**config, "markov": "tabel"}))
-    with pytest.raises(UserError, match="did you mean 'table'"):
+    (tmp_path / "config.json").write_text(json.dumps({**config, "markov": "vanila"}))
+    with pytest.raises(UserError, match="did you mean 'vanilla'"):
         load_drafter(tmp_path, target)
 
 

@@ -51,3 +51,52 @@ def test_a_missing_key_is_named_and_a_default_is_not_missed(values: dict[str, An
     with pytest.raises(UserError, match="missing key 'head_dim', so this is not a block drafter"):
         BlockConfig.from_dict({k: v for k, v in values.items() if k != "head_dim"})
     assert not BlockConfig.from_dict({k: v for k, v in values.items() if k != "qk_norm"}).qk_norm
+
+
+def test_a_layout_is_stored_as_published_drafters_store_it(values: dict[str, Any]) -> None:
+    """`block_size` of a file counts input rows, ours counts drafts; a file of old says its layout by `sample_from_anchor` alone."""
+    anchor_first, fill_in = (
+        BlockConfig.from_dict({**values, "block_layout": layout, "sample_from_anchor": first})
+        for layout, first in (("anchor_first", True), ("fill_in", False))
+    )
+    rows = values["block_size"]
+    assert (anchor_first.block_size, anchor_first.rows) == (rows, rows)
+    assert (fill_in.block_size, fill_in.rows) == (rows - 1, rows)
+    for config in (anchor_first, fill_in):
+        stored = config.to_dict()
+        assert stored["block_size"] == rows and stored["sample_from_anchor"] is not config.fill_in
+        assert BlockConfig.from_dict(stored) == config
+        assert BlockConfig.from_dict({k: v for k, v in stored.items() if k != "block_layout"}) == config
+    of_old = {k: v for k, v in values.items() if k not in ("block_layout", "sample_from_anchor")}
+    assert BlockConfig.from_dict(of_old) == anchor_first
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"block_layout": "fill-in"}, "block_layout='fill-in' is unknown.*did you mean 'fill_in'"),
+        ({"block_layout": "fill_in"}, "mine: sample_from_anchor=true contradicts block_layout='fill_in'"),
+        (
+            {"sample_from_anchor": False, "block_layout": "anchor_first"},
+            "sample_from_anchor=false contradicts block_layout='anchor_first'",
+        ),
+        ({"sample_from_anchor": "no"}, "mine: sample_from_anchor must be true or false, not 'no'"),
+        (
+            {"block_layout": "fill_in", "sample_from_anchor": False, "block_size": 1},
+            "block_size=1 must be at least 2",
+        ),
+    ],
+)
+def test_a_layout_that_contradicts_itself_is_refused(
+    values: dict[str, Any], changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        BlockConfig.from_dict({**values, **changes}, "mine")
+
+
+def test_kinds_of_markov_heads_keep_their_names_of_old(values: dict[str, Any]) -> None:
+    for stored, kind in (("", "silu"), ("table", "vanilla"), ("mixed", "silu"), ("tanh", "tanh")):
+        config = BlockConfig.from_dict({**values, "markov": stored, "markov_rank": 8})
+        assert config.markov_kind == kind
+        assert config.to_dict()["markov"] == ("" if kind == "silu" else kind)
+    assert BlockConfig.from_dict(values).markov_kind == ""

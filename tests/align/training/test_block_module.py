@@ -102,7 +102,9 @@ def test_training_graph_equals_drafting(
         output = target.forward(context[None], cache=cache, taps=session.taps)
         session.observe(output.hidden_BLD, output.taps_BLFD, len(context))
         shown = batch.tokens_BL[b, place : place + clean + 1]
-        block_K = torch.cat((shown, torch.full((K - len(shown),), drafter.config.mask_token_id)))
+        block_K = torch.cat(
+            (shown, torch.full((drafter.config.rows - len(shown),), drafter.config.mask_token_id))
+        )
         drafted = session.hidden_of_blocks(block_K[None])[0]
         torch.testing.assert_close(drafted, hidden[b, a], atol=2e-4, rtol=1e-4)
         inputs = session.bias_inputs(drafted)

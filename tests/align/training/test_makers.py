@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from align.common.errors import UserError
 from align.data import shards as data
 from align.models.block import BlockDrafter
 from align.models.block_checkpoint import load_drafter, save_drafter
@@ -65,14 +66,14 @@ def test_what_is_asked_for_is_added_to_a_trained_drafter(
         return made, {n for n, p in own.named_parameters() if n in mine and torch.equal(p, mine[n])}
 
     names = {name for name, _ in own.named_parameters()}
-    for changes in ({}, {"markov": "mixed"}, {"convolution": True}):
+    for changes in ({}, {"markov": "mixed"}, {"markov": "silu"}, {"convolution": True}):
         made, kept = start(**changes)
         assert kept == names and made.config.convolution == bool(changes.get("convolution"))
     assert "fresh" not in capsys.readouterr().err
     made, kept = start(markov="mlp", markov_width=12, convolution=True)
     assert kept == {n for n in names if not n.startswith("markov.")}
     assert (made.config.markov, made.config.markov_width, made.config.markov_rank) == ("mlp", 12, 8)
-    assert "its Markov head (mixed, rank 8) gives way to a fresh one" in capsys.readouterr().err
+    assert "its Markov head (silu, rank 8) gives way to a fresh one" in capsys.readouterr().err
     save_drafter(made, tmp_path / "again", dtype=torch.float32)
     kept_own = make_block(target, options(init=str(tmp_path / "again")), None)  # the recipe names neither
     assert kept_own.config == made.config
@@ -86,3 +87,16 @@ def test_drafters_out_of_the_layers_of_a_wrapped_text_model(kind: str) -> None:
     assert model.config.text_config.tie_word_embeddings and not model.config.tie_word_embeddings
     target = proven(model, debug_model("Llama")[1], "wrapped")
     assert of_own_layers(target, kind, [some_text(target, 9)[0].tolist()], 8) == "yes"
+
+
+def test_a_layout_is_that_of_the_drafter_to_start_from(
+    target: Target, samples: data.Samples, tmp_path: Path
+) -> None:
+    save_drafter(trained_block(target, samples, block_layout="fill_in"), tmp_path)
+    for asked in (None, "fill_in"):
+        made = make_block(target, options(init=str(tmp_path), block_layout=asked), None)
+        assert (made.config.block_layout, made.config.block_size) == ("fill_in", 4)
+    with pytest.raises(
+        UserError, match=r"drafter.block_layout=anchor_first: .* was trained in fill_in; leave it out"
+    ):
+        make_block(target, options(init=str(tmp_path), block_layout="anchor_first"), None)

@@ -10,8 +10,8 @@ import torch
 
 from align.common.errors import UserError
 from align.kernels.linear import rows_library
+from align.kernels.tree import KINDS as TREE_KINDS
 from align.models.block import BlockDrafter, BlockSession
-from align.models.markov import MixedHead
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
@@ -140,7 +140,7 @@ def test_confidence_where_there_is_none_is_refused(target: Target) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["shared", "shared markov", "markov confidence"])
+@pytest.mark.parametrize("variant", ["shared", "shared markov", "markov confidence", "fill-in"])
 def test_sampled_output_has_the_targets_joint_law(target: Target, variant: str) -> None:
     sampling, runs = Sampling(1.0, top_k=2), 250
     law = exact_law(target, PROMPT, 4, sampling)
@@ -231,7 +231,7 @@ def test_trees_in_one_call_are_those_built_level_by_level(
     net = network(target, **VARIANTS[variant])
     net.prepare_for_drafting()
     propose, calls, kept = BlockDrafts.propose, [], net.tree
-    assert (kept is None) == (net.markov is not None and type(net.markov) is not MixedHead)
+    assert (kept is None) == (net.config.markov_kind not in ("", *TREE_KINDS))
 
     def recorded(self: BlockDrafts, k: int) -> Any:
         found = propose(self, k)

@@ -40,8 +40,8 @@ def target() -> Target:
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "one network": ({"context": "shared_kv", "markov_rank": 8}, None),
     "shared, shared markov": ({"context": "shared_kv"}, {"context": "shared_kv", "markov_rank": 8}),
-    "taps, other taps": ({"context": "taps"}, {"context": "taps", "target_layers": [2, 0], "whole": True}),
-    "taps, shared longer": ({"context": "taps"}, {"context": "shared_kv", "size": 6, "whole": True}),
+    "taps, other taps": ({"context": "taps"}, {"context": "taps", "target_layers": [2, 0], "whole": True, "block_layout": "fill_in"}),
+    "taps, shared longer": ({"context": "taps", "block_layout": "fill_in"}, {"context": "shared_kv", "size": 6, "whole": True}),
 }  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def by_definition(drafts: D2SDSession, k: int) -> tuple[set[tuple[int, ...]], li
         output = target.forward(torch.tensor([text[:-1]]), cache=cache, taps=session.taps)
         session.observe(output.hidden_BLD, output.taps_BLFD, len(text) - 1)
         ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
-        size = net.config.block_size
+        size = net.config.rows
         block = ([text[-1], *draft] + [net.config.mask_token_id] * size)[:size]
         hidden_KD = session.hidden_of_blocks(torch.tensor([block]))[0]
         confidences = []
@@ -192,7 +192,7 @@ def test_the_tree_is_the_first_draft_and_the_seconds_branches(target: Target, na
 def rows_by_definition(drafts: D2SDSession, net: BlockDrafter, shown: list[int], draft: list[int]) -> Tensor:
     """What each token of a draft is drawn from, (K, V), the network seeing the `shown` ones in its block."""
     request, target = drafts.request, drafts.request.target
-    cache, text, size = target.new_cache(1, 40), request.tokens, net.config.block_size
+    cache, text, size = target.new_cache(1, 40), request.tokens, net.config.rows
     session = BlockSession(net, cache, 40)
     output = target.forward(torch.tensor([text[:-1]]), cache=cache, taps=session.taps)
     session.observe(output.hidden_BLD, output.taps_BLFD, len(text) - 1)

@@ -30,6 +30,26 @@ def test_trees_and_chains_of_one_law_share_a_batch() -> None:
         run_verifier("recursive", [tree, other], p_BMV, [torch.Generator(), torch.Generator()])
 
 
+def test_q_of_fp64_beside_p_of_fp32() -> None:
+    """Every verifier takes it, along chains and trees, and ends where it ends with the same q in fp32."""
+    p_BMV = torch.tensor([0.4, 0.3, 0.2, 0.1]).expand(1, 4, 4)
+    rows = torch.tensor([[0.25, 0.25, 0.5, 0.0]] * 3)
+    for name, siblings in {
+        "token": None,
+        "block": None,
+        "recursive": "without_replacement",
+        "k_seq": "iid",
+    }.items():
+        parents = None if siblings is None else (-1, -1, 0)
+        for seed in range(20):
+            ends = []
+            for q in (DraftProbs(rows), DraftProbs(rows.double())):
+                draft = Proposal(torch.tensor([2, 1, 0]), "causal", q, parents=parents, siblings=siblings)  # type: ignore[arg-type]
+                found = run_verifier(name, [draft], p_BMV, [torch.Generator().manual_seed(seed)])
+                ends.append((int(found.end_B), int(found.next_B)))
+            assert ends[0] == ends[1]
+
+
 def test_pairs_that_would_change_the_output_are_refused_with_the_reason() -> None:
     with pytest.raises(
         UserError,
