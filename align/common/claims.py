@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +51,8 @@ class Claim:
                 f"{key}={folder}: process {taken} writes there; wait for its end, or take another folder"
             ) from None
         except (OSError, RuntimeError, ValueError) as error:
+            if getattr(error, "errno", None) == errno.ELOOP:
+                raise UserError(f"{key}={folder}: {LOCK} in it is a link; remove it") from None
             why = getattr(error, "strerror", None) or error
             raise UserError(f"{key}={folder}: can't be written ({why})") from None
         if not count:
@@ -86,8 +89,12 @@ class _Taken(Exception):
 def _lock(name: str) -> int:
     """A handle on the file of that name, locked. POSIX locks belong to a process: its forked workers do not keep them alive."""
     while True:
-        handle = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
+        # a link would lead to a file of somebody else's choice
+        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode) or os.fstat(handle).st_nlink > 1:
+                os.close(handle)
+                raise UserError(f"{name}: not a lock of ours; remove it")
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             number = os.read(handle, 20).decode("ascii", "replace").strip()

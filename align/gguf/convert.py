@@ -10,7 +10,9 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from align.common.errors import UserError
-from align.common.files import sha256_file
+from align.common.files import UNFINISHED, sha256_file, to_disk
 from align.common.hub import cache_folder
 from align.common.text import say
 from align.gguf.header import OWN, Header
@@ -42,6 +44,8 @@ _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output
 _PERMUTED = {"llama"}
 _CLASSES = dict(zip(OWN, ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), strict=True))
 _DIGITS_ALONE = {"smollm"}
+_DEAD_AFTER = 24 * 3600.0
+"""Seconds."""
 
 
 def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
@@ -56,17 +60,29 @@ def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
         return destination
     header = check(path)
     destination.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(dir=destination.parent))
+    _remove_leftovers(destination.parent)
+    part = Path(tempfile.mkdtemp(dir=destination.parent, suffix=UNFINISHED))
     try:
         (_convert if header.architecture in OWN else _convert_by_transformers)(path, header, part)
+        for file in (*(p for p in part.rglob("*") if p.is_file()), part):
+            to_disk(file)
         try:
             os.replace(part, destination)
+            to_disk(destination.parent)
         except OSError:  # another process was faster
             if not (destination / "config.json").is_file():
                 raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return destination
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what killed conversions left. Others may be at work, so a part counts as one after a day without a change."""
+    for part in folder.glob(f"*{UNFINISHED}"):
+        with suppress(FileNotFoundError):
+            if time.time() - max(p.stat().st_mtime for p in (part, *part.rglob("*"))) > _DEAD_AFTER:
+                shutil.rmtree(part, ignore_errors=True)
 
 
 def _convert(path: Path, header: Header, part: Path) -> None:

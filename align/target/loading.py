@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from align.common.errors import UserError, nearest
+from align.common.errors import UserError, nearest, what_happened
 from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id, model_folder, package_file
 from align.common.schema import SHORT_DTYPES, read_object
@@ -193,6 +193,8 @@ def resolve_folder(spec: str) -> Path | str:
         except (UserError, OSError, MemoryError):
             raise
         except Exception as error:  # what a malformed file makes of its reader has no common class
+            if (happened := what_happened(error)) is not None and happened[1] == 1:
+                raise  # a full or broken disk is not the file's fault
             raise _cannot_load("target", spec, error) from None
     if spec.startswith("wheel:"):
         return _converted(package_file(*packages()[spec[6:]]))
@@ -213,6 +215,8 @@ def _check_config(folder: Path | str, spec: str, revision: str | None, device: s
     """`check_config` of a folder or a hub id, with the device."""
     if isinstance(folder, Path):
         check_config(folder, f"target {spec!r}", device)
+        if (generation := folder / "generation_config.json").exists():
+            read_object(generation)  # transformers would go on without a word, with other ends of text
         return
     config = _of_hub(folder, "config.json", revision)
     if config is not None:

@@ -70,3 +70,14 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--out=.*(is a file|can't be written)"):
         Claim(tmp_path / name, "--out")
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_a_link_in_a_locks_place_leads_nowhere(hard: bool, tmp_path: Path) -> None:
+    precious, folder = tmp_path / "precious", tmp_path / "run"
+    precious.write_text("mine")
+    folder.mkdir()
+    (folder / LOCK).hardlink_to(precious) if hard else (folder / LOCK).symlink_to(precious)
+    with pytest.raises(UserError, match="remove it"):
+        Claim(folder, "--out")
+    assert precious.read_text() == "mine"

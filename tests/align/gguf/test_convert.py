@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from align.common.errors import UserError
+from align.common.files import UNFINISHED
 from align.target.loading import load_target, resolve_folder
 from align.target.model import Target
 from tests.target_models import write_gguf
@@ -99,3 +101,15 @@ def test_transformers_reader_gives_the_same_model_and_is_asked_once(
     assert theirs.chat_tokens("Hello") == ours.chat_tokens("Hello") and theirs.eos_ids == ours.eos_ids
     load_target(str(path), dtype="float32", fast=False)
     assert "converting" not in capsys.readouterr().err
+
+
+def test_what_killed_conversions_left_is_removed(plain: Target, tmp_path: Path) -> None:
+    old, new = (tmp_path / "cache/targets" / f"{name}{UNFINISHED}" for name in ("old", "new"))
+    for part in (old, new):
+        part.mkdir(parents=True)
+        (part / "model.safetensors").write_bytes(b"")
+    for path in (old, old / "model.safetensors"):
+        os.utime(path, (0, 0))
+    write_gguf(tmp_path / "tiny.gguf", plain)
+    resolve_folder(str(tmp_path / "tiny.gguf"))
+    assert not old.exists() and new.exists()

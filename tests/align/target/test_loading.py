@@ -34,6 +34,19 @@ def test_folder_in_hub_layout_gives_the_same_model(target: Target, tmp_path: Pat
     assert loaded.eos_ids == target.eos_ids
 
 
+@pytest.mark.parametrize("text", ['{"eos_token_id": [2, 70', "", "[]", None])
+def test_a_broken_generation_config_is_not_passed_over(text: str | None, tmp_path: Path) -> None:
+    """It says which tokens end a text."""
+    target = load_target("debug")
+    target.model.save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    path = tmp_path / "generation_config.json"
+    path.unlink(missing_ok=True)
+    path.mkdir() if text is None else path.write_text(text)
+    with pytest.raises(UserError, match=r"generation_config\.json"):
+        load_target(str(tmp_path))
+
+
 def test_broken_folders_and_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no config\.json"):
         load_target(str(tmp_path))

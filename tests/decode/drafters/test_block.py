@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from align.kernels.linear import rows_library
+from align.kernels.linear import MOST_ROWS, rows_library
 from align.kernels.tree import KINDS as TREE_KINDS
 from align.models.block import BlockDrafter, BlockSession
 from align.target.loading import load_target
@@ -260,3 +260,12 @@ def test_targets_of_all_kinds_write_the_same(kind: str, context: str) -> None:
     texts = [p + some_text(target, 12, 5)[0].tolist() for p in prompts]
     drafter = trained_drafter(target, texts, context, steps=2)
     assert compared(target, drafter, prompts, 8) == "yes"
+
+
+def test_trees_of_more_levels_than_one_call_takes(target: Target) -> None:
+    """Built level by level: a drafter may have 64 positions."""
+    net = network(target, "shared_kv", options={"block_size": MOST_ROWS + 2})
+    net.prepare_for_drafting()
+    plain = Decoder(target).generate(PROMPT, max_new_tokens=40)
+    out = Decoder(target, BlockProposer(net, tree_nodes=7)).generate(PROMPT, max_new_tokens=40)
+    assert out.tokens == plain.tokens and out.drafted
