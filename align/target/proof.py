@@ -117,6 +117,11 @@ def proven(model: Any, tokenizer: Any, spec: str, fast: bool = True, round_to_bf
         raise UserError(
             f"target {spec!r}: architecture {name!r} does not run{alone}: {first_line(error)}"
         ) from None
+    if bool((own.logits_LV.isnan() | (own.logits_LV == torch.inf)).any()):
+        raise UserError(
+            f"target {spec!r}: its logits are NaN or infinite: its weights are damaged, or {str(model.dtype).removeprefix('torch.')} is too "
+            "narrow for them (then: dtype float32)"
+        )
     said, quick, was_fused = "", fast and not round_to_bf16, True
     for attempt in ("fused", "modules", "own attention"):
         if attempt == "modules" and not was_fused:  # they were tried just now

@@ -93,3 +93,12 @@ def test_an_attention_that_is_not_the_models_is_not_taken(monkeypatch: pytest.Mo
         interface, "biased_attention", lambda q, k, v, m, s, cap, sinks: right(q, k, v, m, s, cap, None)
     )
     assert tiny_target("gpt_oss").attention == "its own, eager"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
+    model, tokenizer = debug_model("Llama")
+    with torch.no_grad():
+        model.model.norm.weight[3] = value
+    with pytest.raises(UserError, match="target 'x': its logits are NaN or infinite"):
+        proven(model, tokenizer, "x")
