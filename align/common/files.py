@@ -31,6 +31,10 @@ def expanded(name: str | Path, key: str = "") -> Path:
         raise UserError(f"{said}: no file can have this name ({error})") from None
     if "\0" in str(name):
         raise UserError(f"{said}: no file can have this name (it holds a NUL)")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # records and reports, which name it, are UTF-8
+        raise UserError(f"{said}: the name is not UTF-8; rename it") from None
     return path
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from align.common.files import write_atomically
+from align.common.errors import UserError
+from align.common.files import expanded, write_atomically
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
@@ -22,3 +23,8 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
         write_atomically(path, fail)
     assert path.read_text() == "one" and list(path.parent.iterdir()) == [path]
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_name_that_is_not_utf_8_is_refused() -> None:
+    with pytest.raises(UserError, match=r"--out='/tmp/x\\udcff': the name is not UTF-8; rename it"):
+        expanded("/tmp/x\udcff", "--out")
