@@ -40,15 +40,7 @@ def main(argv: list[str] | None = None) -> None:
         from align.training.datamodule import validation_rows
 
         t, d = recipe.target, recipe.data
-        target = load_target(
-            t.name,
-            t.dtype,
-            target_device(recipe),
-            revision=t.revision,
-            trust_remote_code=t.trust_remote_code,
-            template_kwargs=recipe.data.template_kwargs,
-            system=recipe.data.system,
-        )
+        target = load_target(t.name, device=target_device(recipe), **recipe.target_options)
         supply = open_supply(recipe, target)
         stream = supply.stream(recipe)
         cache = TargetOutputCache(

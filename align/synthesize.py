@@ -35,16 +35,7 @@ def main(argv: list[str] | None = None) -> None:
         from align.data.texts import read_texts
         from align.target.loading import load_target
 
-        t = recipe.target
-        target = load_target(
-            t.name,
-            t.dtype,
-            t.device,
-            revision=t.revision,
-            trust_remote_code=t.trust_remote_code,
-            template_kwargs=recipe.data.template_kwargs,
-            system=recipe.data.system,
-        )
+        target = load_target(recipe.target.name, device=recipe.target.device, **recipe.target_options)
         if recipe.data.text:
             read_texts(recipe, target)
         synthesize(recipe, target, recipe.data_folder)

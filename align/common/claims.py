@@ -52,7 +52,7 @@ class Claim:
             ) from None
         except (OSError, RuntimeError, ValueError) as error:
             if getattr(error, "errno", None) == errno.ELOOP:
-                raise UserError(f"{key}={folder}: {LOCK} in it is a link; remove it") from None
+                raise UserError(f"{key}={folder}: {LOCK} in it is no lock of ours; remove it") from None
             why = getattr(error, "strerror", None) or error
             raise UserError(f"{key}={folder}: can't be written ({why})") from None
         if not count:
@@ -91,10 +91,11 @@ def _lock(name: str) -> int:
     while True:
         # a link would lead to a file of somebody else's choice
         handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            os.close(handle)
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
         try:
-            if not stat.S_ISREG(os.fstat(handle).st_mode) or os.fstat(handle).st_nlink > 1:
-                os.close(handle)
-                raise UserError(f"{name}: not a lock of ours; remove it")
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             number = os.read(handle, 20).decode("ascii", "replace").strip()

@@ -421,6 +421,18 @@ class Recipe(Group):
         return Path(self.data.path) if self.data.path else Path(self.output) / "data"
 
     @property
+    def target_options(self) -> dict[str, Any]:
+        """What `load_target` is told beside the target's name and the device."""
+        t, d = self.target, self.data
+        return {
+            "dtype": t.dtype,
+            "revision": t.revision,
+            "trust_remote_code": t.trust_remote_code,
+            "template_kwargs": d.template_kwargs,
+            "system": d.system,
+        }
+
+    @property
     def features_folder(self) -> Path:
         """Where the target's outputs lie: `trainer.features_path`, or `features` in the output folder."""
         return Path(self.trainer.features_path or Path(self.output) / "features")

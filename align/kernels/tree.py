@@ -75,6 +75,11 @@ class TreeHead:
             self._head.ids = pointer_of(ids_Vd, (self.columns,), torch.int64, self._held)
         self.tokens = None if markov is None else len(markov.embedding_VD)
 
+    @staticmethod
+    def takes(levels: int) -> bool:
+        """Whether it builds trees of so many levels."""
+        return 0 < levels <= MOST_ROWS
+
     def __call__(
         self, hidden_KD: Tensor, last: int, nodes: int, scale: float
     ) -> tuple[list[int], list[int], list[float]]:
@@ -87,7 +92,7 @@ class TreeHead:
         levels = len(hidden_KD)
         if hidden_KD.dtype != torch.float32 or tuple(hidden_KD.shape) != (levels, self.width):
             raise ValueError(f"hidden states {tuple(hidden_KD.shape)} in {hidden_KD.dtype}")
-        if not 0 < levels <= MOST_ROWS or nodes < 1 or (self.tokens and not 0 <= last < self.tokens):
+        if not self.takes(levels) or nodes < 1 or (self.tokens and not 0 <= last < self.tokens):
             raise ValueError(f"{levels} levels of {nodes} nodes after the token {last}")
         hidden_KD = hidden_KD.contiguous()
         head, library = byref(self._head), self._library

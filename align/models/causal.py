@@ -20,9 +20,9 @@ from torch.nn import functional as F
 from align.common.batch import Batch
 from align.common.files import write_atomically
 from align.models.masked_checkpoint import write_weights
-from align.models.masked_lm import embedding_names
 from align.target.masks import Layout, laid
 from align.target.model import Target
+from align.target.text_model import embedding_names
 
 RECORD = "drafter.json"
 

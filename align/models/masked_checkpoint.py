@@ -30,13 +30,13 @@ from align.common.files import load_tensors, write_atomically
 from align.common.hub import model_folder
 from align.common.schema import convert, read_json, read_object
 from align.models.families import BASES, Family, family_of
-from align.models.masked_lm import MaskedLM, embedding_names, is_lora
+from align.models.masked_lm import MaskedLM, is_lora
 from align.models.opened import check_opened, refusing
 from align.target.interface import register
 from align.target.loading import quiet_loading, read_config
 from align.target.model import Target
 from align.target.names import check_sizes
-from align.target.text_model import TextModel, text_model, tied
+from align.target.text_model import TextModel, embedding_names, text_model, tied
 
 ADAPTED = Family(
     # what `adapt` makes; base, attention, cache and mask are filled in from its config.json

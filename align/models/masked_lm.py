@@ -247,13 +247,6 @@ def annealed_see(
 # ---- making ----
 
 
-def embedding_names(model: Any) -> tuple[str, str]:
-    """Names of the embedding and of the head among the parameters."""
-    places = (model.get_input_embeddings(), model.get_output_embeddings())
-    embedding, head = (next(n for n, m in model.named_modules() if m is place) for place in places)
-    return f"{embedding}.weight", f"{head}.weight"
-
-
 def with_lora(network: MaskedLM, rank: int, alpha: float, targets: Sequence[str], seed: int = 0) -> None:
     """Freeze the network and train low-rank updates of the linear layers whose names end in `targets` (arXiv
     2106.09685); they start at zero.

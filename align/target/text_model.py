@@ -37,7 +37,7 @@ def text_model(target: Target) -> TextModel:
     if getattr(model.config, "quantization_config", None) is not None:
         raise NotImplementedError("its layers are quantised")
     if model.config is config:
-        embedding, head = (_name(model, part) for part in _ends(model))
+        embedding, head = embedding_names(model)
         return TextModel(type(model).__name__, config, dict(model.state_dict()), embedding, head)
     base = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     if base is None:
@@ -51,7 +51,7 @@ def text_model(target: Target) -> TextModel:
         raise NotImplementedError(
             f"{base}, the causal language model of its text alone, is built in another way"
         )
-    embedding, head = (_name(empty, part) for part in _ends(empty))
+    embedding, head = embedding_names(empty)
     inside = _name(empty, body).removesuffix("weight")
     tensors = {f"{inside}{name}": tensor for name, tensor in target.body.state_dict().items()}
     tensors |= {embedding: target.embedding_VD, head: target.head_weight_VD}
@@ -65,8 +65,9 @@ def tied(target: Target) -> bool:
     return target.embedding_VD.data_ptr() == target.head_weight_VD.data_ptr()
 
 
-def _ends(model: Any) -> tuple[Any, Any]:
-    return model.get_input_embeddings(), model.get_output_embeddings()
+def embedding_names(model: Any) -> tuple[str, str]:
+    """Names of the embedding and of the head among a model's parameters."""
+    return _name(model, model.get_input_embeddings()), _name(model, model.get_output_embeddings())
 
 
 def _name(model: Any, part: Any) -> str:

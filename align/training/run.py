@@ -40,15 +40,7 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     check_training(recipe)
     output, t, kind = Path(recipe.output), recipe.target, KINDS[recipe.drafter.kind]
     quiet = quiet or not main_process()
-    target = load_target(
-        t.name,
-        t.dtype,
-        target_device(recipe),
-        revision=t.revision,
-        trust_remote_code=t.trust_remote_code,
-        template_kwargs=recipe.data.template_kwargs,
-        system=recipe.data.system,
-    )
+    target = load_target(t.name, device=target_device(recipe), **recipe.target_options)
     check_memory(recipe, target.hidden_size)
     # what can't be opened is said before the target writes for hours
     drafter = None if kind.chosen_vocabulary else kind.make(target, recipe, None)

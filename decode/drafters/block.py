@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.kernels.linear import MOST_ROWS
 from align.models.block import BlockDrafter, BlockSession
 from align.target.model import TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range
@@ -222,9 +221,9 @@ class BlockDrafts(DraftSession):
         # at temperature 0 rank by q at temperature 1
         scale = self.request.sampling.temperature or 1.0
         # where nothing is penalised or barred now, nothing will be further on
-        free = all(t is None for t in self._before(0))
-        if self.network.tree is not None and len(hidden_KD) <= MOST_ROWS and free:
-            return self.network.tree(hidden_KD, last, nodes, scale)
+        tree = self.network.tree
+        if tree is not None and tree.takes(len(hidden_KD)) and all(t is None for t in self._before(0)):
+            return tree(hidden_KD, last, nodes, scale)
         logits_KV, inputs_Kr = self.network.logits(hidden_KD), self.session.bias_inputs(hidden_KD)
         most = min(nodes, logits_KV.shape[1])
 
