@@ -18,7 +18,7 @@ from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.packing import PackedRows, pack
-from align.data.shards import Samples, ShardSamples, Texts
+from align.data.shards import Index, Samples, ShardSamples, Texts
 from align.data.synthesis import Synthesis
 from align.target.model import Target
 
@@ -47,7 +47,7 @@ class ShardsAsWritten:
         shards: list[Samples] = []
         while len(shards) < count and (shard := self.take()) is not None:
             shards.append(shard)
-        found = ShardSamples(shards)
+        found = ShardSamples(shards, Index.of(shards))
         if not len(found):
             raise UserError(f"{self.folder}: its first {count} shards hold no sample")
         return found

@@ -23,21 +23,23 @@ def split_validation(samples: Texts, fraction: float) -> tuple[Texts, Texts]:
         raise UserError("data: at least 2 samples are needed to hold one out for validation")
     order = np.random.default_rng([0, 0x5EED]).permutation(len(samples))
     held = min(max(1, round(fraction * len(samples))), len(samples) - 1)
-    return samples.select(sorted(order[held:].tolist())), samples.select(sorted(order[:held].tolist()))
+    training, validation = (torch.from_numpy(np.sort(part)) for part in (order[held:], order[:held]))
+    return samples.select(training), samples.select(validation)
 
 
 class PackedRows(Sequence[PackedRow]):
     """Rows of `length` positions, each put together where it is asked for.
 
     Args:
-        samples: the texts. rows: which of them each row holds, in order.
+        samples: the texts. members_M: their indices, those of a row together, in order. starts_R: where each row's begin in it,
+            and the end, (R+1,).
     """
 
-    def __init__(self, samples: Texts, rows: list[list[int]], length: int) -> None:
-        self.samples, self.rows, self.length = samples, rows, length
+    def __init__(self, samples: Texts, members_M: np.ndarray, starts_R: np.ndarray, length: int) -> None:
+        self.samples, self.members_M, self.starts_R, self.length = samples, members_M, starts_R, length
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.starts_R) - 1
 
     @overload
     def __getitem__(self, index: int) -> PackedRow: ...
@@ -45,27 +47,36 @@ class PackedRows(Sequence[PackedRow]):
     def __getitem__(self, index: slice) -> list[PackedRow]: ...
     def __getitem__(self, index: int | slice) -> PackedRow | list[PackedRow]:
         if isinstance(index, slice):
-            return [_packed_row(self.samples, row, self.length) for row in self.rows[index]]
-        return _packed_row(self.samples, self.rows[index], self.length)
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        index %= len(self)
+        members = self.members_M[self.starts_R[index] : self.starts_R[index + 1]]
+        return _packed_row(self.samples, members.tolist(), self.length)
+
+
+OPEN_ROWS = 64
+"""Rows that a sample may still be put into: the last ones."""
 
 
 def pack(samples: Texts, length: int, seed: int) -> PackedRows:
     """Pack samples, in a seeded order, into rows of `length`: first fit over the last open rows; longer ones are cut."""
     order = np.random.default_rng([seed, 0xACC]).permutation(len(samples))
-    sizes = samples.lengths.clamp_max(length).tolist()
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for index in order.tolist():
-        size = sizes[index]
-        for r in range(max(0, len(rows) - 64), len(rows)):
-            if room[r] >= size:
-                rows[r].append(index)
-                room[r] -= size
-                break
-        else:
-            rows.append([index])
-            room.append(length - size)
-    return PackedRows(samples, rows, length)
+    sizes = samples.lengths.clamp_max(length).numpy()[order]
+    rows = np.empty(len(order), dtype=np.int64)
+    room = np.zeros(len(order), dtype=np.int64)
+    count = 0
+    for place, size in enumerate(sizes):
+        first = max(0, count - OPEN_ROWS)
+        fits = room[first:count] >= size
+        row = first + int(fits.argmax()) if fits.any() else count
+        if row == count:
+            room[count] = length
+            count += 1
+        room[row] -= size
+        rows[place] = row
+    by_row = np.argsort(rows, kind="stable")
+    return PackedRows(samples, order[by_row], np.searchsorted(rows[by_row], np.arange(count + 1)), length)
 
 
 def _packed_row(samples: Texts, indices: list[int], length: int) -> PackedRow:

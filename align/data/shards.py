@@ -1,14 +1,14 @@
 """Target-written text on disk, and packed rows made from it.
 
-A data folder holds `shard-00000.safetensors …` and `manifest.json`. A shard's tensors: tokens int32 (N,), offsets
-int64 (M+1,), answer_start int32 (M,) counted within the sample, temperature float32 (M,). Sample i is
+A data folder holds `shard-00000.safetensors …` and `manifest.json`. A shard's tensors: tokens (N,), uint16 where all of them
+fit, else int32, offsets int64 (M+1,), answer_start int32 (M,) counted within the sample, temperature float32 (M,). Sample i is
 `tokens[offsets[i]:offsets[i+1]]`; its answer begins at `answer_start[i]`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,12 +51,49 @@ class Samples:
     def token_count(self) -> int:
         return len(self.tokens)
 
-    def select(self, indices: Sequence[int]) -> Samples:
+    def select(self, indices: Sequence[int] | Tensor) -> Samples:
         """The samples at `indices`, in that order."""
+        chosen = [int(i) for i in indices]
         return from_lists(
-            [self[i] for i in indices],
-            [int(self.answer_start[i]) for i in indices],
-            [float(self.temperature[i]) for i in indices],
+            [self[i] for i in chosen],
+            [int(self.answer_start[i]) for i in chosen],
+            [float(self.temperature[i]) for i in chosen],
+        )
+
+
+@dataclass
+class Index:
+    """What is known of the M samples of S shards without their tokens: the sample that each shard begins with, and the end,
+    (S+1,) int64; lengths (M,) int32, answer_start (M,) int32, temperature (M,) fp32."""
+
+    first_S: Tensor
+    lengths_M: Tensor
+    answer_start_M: Tensor
+    temperature_M: Tensor
+
+    def __len__(self) -> int:
+        return len(self.lengths_M)
+
+    @staticmethod
+    def of(shards: Iterable[Samples], before: Index | None = None) -> Index:
+        """Of shards, after those of another index."""
+        parts = [] if before is None else [before]
+        parts += [
+            Index(
+                torch.tensor([0, len(s)]),
+                s.lengths.int(),
+                s.answer_start.int(),
+                s.temperature.float().clone(),
+            )
+            for s in shards
+        ]
+        sizes = [part.first_S.diff() for part in parts]
+        nothing = torch.zeros(0, dtype=torch.int32)
+        return Index(
+            torch.cat([torch.zeros(1, dtype=torch.int64), *sizes]).cumsum(0),
+            torch.cat([nothing, *(part.lengths_M for part in parts)]),
+            torch.cat([nothing, *(part.answer_start_M for part in parts)]),
+            torch.cat([nothing.float(), *(part.temperature_M for part in parts)]),
         )
 
 
@@ -67,14 +104,17 @@ NOT_WRITTEN = -1.0
 class ShardSamples:
     """Samples of several shards, whose tokens stay on disk: memory-mapped, read where they are asked for.
 
-    In memory: 32 bytes a sample, whatever its length.
+    In memory: 20 bytes a sample, whatever its length.
+
+    Args:
+        shards: by number.
+        about: lengths, starts and temperatures of all their samples.
+        chosen_M: which of them these are, and in what order; None = all.
     """
 
-    def __init__(self, shards: Sequence[Samples], chosen_M: Tensor | None = None) -> None:
-        self.shards = list(shards)
-        sizes = torch.tensor([len(s) for s in shards], dtype=torch.int64)
-        self._first = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        self.chosen_M = torch.arange(int(self._first[-1])) if chosen_M is None else chosen_M
+    def __init__(self, shards: Sequence[Samples], about: Index, chosen_M: Tensor | None = None) -> None:
+        self.shards, self.about = shards, about
+        self.chosen_M = torch.arange(len(about)) if chosen_M is None else chosen_M
 
     def __len__(self) -> int:
         return len(self.chosen_M)
@@ -82,27 +122,23 @@ class ShardSamples:
     def __getitem__(self, index: int) -> Tensor:
         """The tokens of one sample, int64."""
         number = int(self.chosen_M[index])
-        shard = int(torch.searchsorted(self._first, number, right=True)) - 1
-        return self.shards[shard][number - int(self._first[shard])]
-
-    def _field(self, name: str) -> Tensor:
-        parts = [getattr(s, name) for s in self.shards]
-        return torch.cat(parts)[self.chosen_M] if parts else torch.zeros(0, dtype=torch.int64)
+        shard = int(torch.searchsorted(self.about.first_S, number, right=True)) - 1
+        return self.shards[shard][number - int(self.about.first_S[shard])]
 
     @cached_property
     def lengths(self) -> Tensor:
         """Tokens of each sample, (M,)."""
-        return self._field("lengths")
+        return self.about.lengths_M[self.chosen_M]
 
     @cached_property
     def answer_start(self) -> Tensor:
         """Where the answer of each sample begins, (M,)."""
-        return self._field("answer_start")
+        return self.about.answer_start_M[self.chosen_M]
 
     @cached_property
     def temperature(self) -> Tensor:
         """Of each sample, (M,)."""
-        return self._field("temperature")
+        return self.about.temperature_M[self.chosen_M]
 
     @property
     def token_count(self) -> int:
@@ -113,9 +149,11 @@ class ShardSamples:
         """All tokens, copied into memory, (N,) int64."""
         return torch.cat([self[i] for i in range(len(self))])
 
-    def select(self, indices: Sequence[int]) -> ShardSamples:
+    def select(self, indices: Sequence[int] | Tensor) -> ShardSamples:
         """The samples at `indices`, in that order; nothing is read."""
-        return ShardSamples(self.shards, self.chosen_M[torch.tensor(list(indices), dtype=torch.int64)])
+        return ShardSamples(
+            self.shards, self.about, self.chosen_M[torch.as_tensor(indices, dtype=torch.int64)]
+        )
 
 
 Texts = Samples | ShardSamples
@@ -172,8 +210,9 @@ def shard_path(folder: Path, index: int) -> Path:
 
 def write_shard(folder: Path, index: int, samples: Samples) -> str:
     """Write one shard, atomically; its sha256."""
+    narrow = len(samples.tokens) and int(samples.tokens.long().max()) < 1 << 16
     tensors = {
-        "tokens": samples.tokens.to(torch.int32),
+        "tokens": samples.tokens.to(torch.uint16 if narrow else torch.int32),
         "offsets": samples.offsets,
         "answer_start": samples.answer_start.to(torch.int32),
         "temperature": samples.temperature.to(torch.float32),
@@ -183,18 +222,21 @@ def write_shard(folder: Path, index: int, samples: Samples) -> str:
     return sha256_file(path)
 
 
-def read_shard(path: Path, sha256: str | None = None, vocabulary: int | None = None) -> Samples:
+def read_shard(
+    path: Path, sha256: str | None = None, vocabulary: int | None = None, checked: bool = False
+) -> Samples:
     """One shard.
 
     Args:
         sha256: what the manifest says of it; None = nothing, a manifest of old.
         vocabulary: every token is less.
+        checked: this process has read it before; its content is not looked at again.
 
     Raises:
         UserError: it is missing, torn, no shard, or not as it was written; align.synthesize mends each.
     """
     try:
-        if sha256 is not None and path.exists() and sha256_file(path) != sha256:
+        if not checked and sha256 is not None and path.exists() and sha256_file(path) != sha256:
             raise ValueError("it has changed since it was written")
         tensors = load_file(str(path))  # memory-mapped
         found = Samples(
@@ -203,7 +245,7 @@ def read_shard(path: Path, sha256: str | None = None, vocabulary: int | None = N
             tensors["answer_start"].long(),
             tensors["temperature"].float(),
         )
-        if why := _nonsense(found, vocabulary):
+        if not checked and (why := _nonsense(found, vocabulary)):
             raise ValueError(why)
         return found
     except (SafetensorError, OSError, KeyError, ValueError) as error:
@@ -223,8 +265,9 @@ def _nonsense(s: Samples, vocabulary: int | None) -> str | None:
         return "its tensors disagree on the number of samples"
     if bool(((s.answer_start < 0) | (s.answer_start > lengths)).any()):
         return "an answer begins outside its sample"
-    if len(s.tokens) and (int(s.tokens.min()) < 0 or int(s.tokens.max()) >= (vocabulary or 2**31)):
-        return f"token {int(s.tokens.max())} is none of the target's {vocabulary}"
+    tokens = s.tokens.int() if s.tokens.dtype == torch.uint16 else s.tokens
+    if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= (vocabulary or 2**31)):
+        return f"token {int(tokens.max())} is none of the target's {vocabulary}"
     return None
 
 
@@ -240,23 +283,3 @@ def read_manifest(folder: Path, schema: type = Manifest, missing: str = "") -> d
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
     write_atomically(folder / "manifest.json", lambda part: part.write_text(text))
-
-
-def read_samples(
-    folder: Path, vocabulary: int | None = None, manifest: dict[str, Any] | None = None
-) -> ShardSamples:
-    """All samples of a data folder, in writing order; `vocabulary`: every token is less. `manifest`: the folder's, where it is of
-    another kind.
-
-    Raises:
-        UserError: no folder, no manifest, a missing or torn shard, or no sample at all.
-    """
-    manifest = manifest or read_manifest(folder)
-    shards = [
-        read_shard(shard_path(folder, i), sha256_of(manifest, i), vocabulary)
-        for i in range(manifest["shards"])
-    ]
-    found = ShardSamples(shards)
-    if len(found) == 0:
-        raise UserError(f"{folder}: holds no sample; write some with {command('align.synthesize')}")
-    return found

@@ -15,6 +15,7 @@ from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.following import Followed, ShardsAsWritten
+from align.data.index import read_samples
 from align.data.packing import pack, split_validation
 from align.data.shards import Texts
 from align.data.stream import Shuffled, Stream, TextFirst
@@ -103,7 +104,7 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
     else:
         later = None
         _write_missing(recipe, target, quiet)
-        samples = data.read_samples(folder, target.vocab_size)
+        samples = read_samples(folder, target.vocab_size)
     manifest = data.read_manifest(folder)
     if manifest.get("target_sha256") != target.hash:
         raise UserError(

@@ -18,6 +18,7 @@ from align.common.errors import UserError
 from align.common.text import say
 from align.config.recipe import Recipe
 from align.data import shards as data
+from align.data.index import read_samples
 from align.data.overlap import Passages, excluded
 from align.data.text_sources import HubOptions, documents
 from align.target.model import Target
@@ -73,7 +74,7 @@ def open_text(recipe: Recipe, target: Target) -> data.ShardSamples:
     folder = text_folder(recipe)
     manifest = read_text_manifest(folder)
     _check_same(folder, manifest, _identity(recipe, target))
-    return data.read_samples(folder, target.vocab_size, manifest)
+    return read_samples(folder, target.vocab_size, manifest)
 
 
 def is_read(recipe: Recipe) -> bool:

@@ -20,6 +20,7 @@ from align.common.batch import Step
 from align.config.parser import load_recipe
 from align.data import packing
 from align.data import shards as data
+from align.data.index import read_samples
 from align.data.synthesis import synthesize
 from align.losses.acceptance import Estimate, expected_accepted_token
 from align.models.block import BlockDrafter
@@ -113,7 +114,7 @@ def test_training_expects_what_decoding_measures(recipe: str, texts: Path, tmp_p
     words = [f"recipe={recipe}", f"output={tmp_path}", f"data.path={texts}", *WRITTEN]
     train(load_recipe([*words, "trainer.max_steps=40", "trainer.learning_rate=3e-3"]), quiet=True)
     drafter = open_drafter(tmp_path / "drafter", load_target("debug"))
-    taus = compare(drafter, data.read_samples(texts), 24, 400, repeats=2)
+    taus = compare(drafter, read_samples(texts), 24, 400, repeats=2)
     assert taus.prefixes >= 300 and taus.expected > 1.1, taus
     assert abs(taus.expected - taus.measured) < 3 * taus.error and taus.error < 0.04 * taus.measured, taus
 
@@ -121,5 +122,5 @@ def test_training_expects_what_decoding_measures(recipe: str, texts: Path, tmp_p
 if __name__ == "__main__":
     folder, name, count = Path(sys.argv[1]), sys.argv[2], int((sys.argv[3:] or ["400"])[0])
     recipe = load_recipe(["recipe=smollm2_block"])
-    held_out = packing.split_validation(data.read_samples(folder), recipe.data.validation_fraction)[1]
+    held_out = packing.split_validation(read_samples(folder), recipe.data.validation_fraction)[1]
     print(compare(open_drafter(name, load_target()), held_out, recipe.data.max_answer_tokens, count))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from align.data import packing
 from align.data import shards as data
+from align.data.index import read_samples
 from tests.builders import manifest
 
 
@@ -13,7 +14,7 @@ def test_shards_round_trip_and_pack(tmp_path: Path) -> None:
     samples = data.from_lists([[1, 2, 3, 4], [5, 6], list(range(10, 22))], [2, 1, 4], [0.0, 1.0, 0.5])
     data.write_shard(tmp_path, 0, samples)
     data.write_manifest(tmp_path, manifest())
-    again = data.read_samples(tmp_path)
+    again = read_samples(tmp_path)
     assert again.tokens.tolist() == samples.tokens.tolist() and len(again) == 3
     rows = packing.pack(again, 8, seed=0)
     seen = sorted(t for r in rows for t in r.tokens_L[r.document_L >= 0].tolist())

@@ -9,6 +9,7 @@ import pytest
 from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.data import shards as data
+from align.data.index import read_samples
 from align.data.synthesis import chat_template, synthesize
 from align.folder.chat import Chat
 from align.target.model import Target
@@ -21,7 +22,7 @@ def test_written_prompts_begin_as_asked(tmp_path: Path, target: Target) -> None:
     words = ["recipe=debug_block", "data.samples=24", "data.answer_temperatures=[0.0, 1.0]"]
     recipe = load_recipe([*words, "data.prompt_openings=['', 'ab', 'xyz']"])
     synthesize(recipe, target, tmp_path / "data", quiet=True)
-    samples = data.read_samples(tmp_path / "data")
+    samples = read_samples(tmp_path / "data")
     prefix = len(chat_template(target).prefix)
     met = set()
     for i in range(len(samples)):
@@ -60,7 +61,7 @@ def test_switches_and_system_prompt_are_in_the_text_and_in_the_manifest(tmp_path
     target.chat = Chat(d.template_kwargs, d.system)
     manifest = synthesize(load_recipe(own), target, tmp_path, quiet=True)
     assert (manifest["template_kwargs"], manifest["system"]) == ({"enable_thinking": False}, "Be brief.")
-    samples = data.read_samples(tmp_path)
+    samples = read_samples(tmp_path)
     written = target.tokenizer.decode(samples[0].tolist())
     assert "<|im_start|>system\nBe brief.<|im_end|>" in written and "assistant\n<none>" in written
     for other, says in (
@@ -90,7 +91,7 @@ def test_damaged_and_missing_shards_are_written_again(
     torn = data.shard_path(folder, 1)
     torn.write_bytes(torn.read_bytes()[:-1] + b"\x07")
     with pytest.raises(UserError, match="shard-00000"):
-        data.read_samples(folder)
+        read_samples(folder)
     assert synthesize(recipe, target, folder) == manifest
     assert {path: path.read_bytes() for path in sorted(folder.iterdir())} == before
     assert capsys.readouterr().out.count("written again: ") == 2
