@@ -22,7 +22,9 @@ from align.common.text import say
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.generation import Row, Writer, WriterSettings
-from align.data.prompts import NearDuplicates, read_prompts
+from align.data.index import ShardFolder
+from align.data.near_duplicates import NearDuplicates
+from align.data.prompts import read_prompts
 from align.folder.chat import rendered
 from align.target.model import Target
 
@@ -137,7 +139,7 @@ class Synthesis:
                 d.prompts, d.prompts_split, d.prompts_column, d.prompts_config, d.prompts_revision
             )
         self.manifest = _resume(folder, identity(recipe, target, template, self.prompts))
-        self.batches = _Batches(recipe, target, template, self.prompts)
+        self.batches = _Batches(recipe, target, template, self.prompts, folder)
         _mend(folder, self.manifest, self.batches, quiet)
 
     @property
@@ -164,6 +166,7 @@ class Synthesis:
         _count(manifest, samples)
         manifest["finished"] = self.done
         data.write_manifest(folder, manifest)
+        self.batches.keep(manifest)
         self.fruitless = 0 if len(samples) or self.prompts else self.fruitless + 1
         if self.fruitless == FRUITLESS:
             raise UserError(
@@ -212,31 +215,35 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
 
 def _mend(folder: Path, manifest: dict[str, Any], batches: _Batches, quiet: bool) -> None:
     """Write shards again that are missing or not as they were, and have `batches` know what all of them hold."""
-    found: dict[int, data.Samples] = {}
-    for number in range(manifest["shards"]):
-        path, sha256 = data.shard_path(folder, number), data.sha256_of(manifest, number)
+    shards, broken = ShardFolder(folder, manifest, batches.target.vocab_size), set[int]()
+    for number in range(len(shards)):
         try:
-            found[number] = data.read_shard(path, sha256, batches.target.vocab_size)
+            _ = shards[number]
         except UserError as error:
+            broken.add(number)
             if not quiet:
                 say(f"written again: {error}")
-    whole = len(found) == manifest["shards"]
-    if whole and manifest["samples"] >= batches.recipe.data.samples:
+    complete = not broken and len(manifest["sha256"]) == len(shards)
+    if not broken and (
+        manifest["samples"] >= batches.recipe.data.samples or complete and batches.know(manifest)
+    ):
         return
+    batches.seen.clear()
     manifest |= {"samples": 0, "tokens": 0, "answer_tokens": 0, "sha256": []}
-    for number in range(manifest["shards"]):
-        if number in found:
-            batches.remember(found[number])
-        else:
+    for number in range(len(shards)):
+        if number in broken:
             room = batches.recipe.data.samples - manifest["samples"]
             samples = batches.write(number, room, Counter())
             assert samples is not None  # there was such a batch
-            found[number] = samples
             data.write_shard(folder, number, samples)
+        else:
+            samples = shards[number]
+            batches.remember(samples)
         manifest["sha256"].append(sha256_file(data.shard_path(folder, number)))
-        _count(manifest, found[number])
-    if not whole:
+        _count(manifest, samples)
+    if broken:
         data.write_manifest(folder, manifest)
+    batches.keep(manifest)
 
 
 def _count(manifest: dict[str, Any], samples: data.Samples) -> None:
@@ -248,9 +255,26 @@ def _count(manifest: dict[str, Any], samples: data.Samples) -> None:
 class _Batches:
     """The target's batches by number, without what is broken or was said before."""
 
-    def __init__(self, recipe: Recipe, target: Target, template: Template, prompts: list[str] | None) -> None:
+    def __init__(
+        self, recipe: Recipe, target: Target, template: Template, prompts: list[str] | None, folder: Path
+    ) -> None:
         self.recipe, self.target, self.template, self.prompts = recipe, target, template, prompts
-        self.seen = NearDuplicates(recipe.data.near_duplicate_threshold)
+        self.folder = folder
+
+    @cached_property
+    def seen(self) -> NearDuplicates:
+        """What was said before, in all shards."""
+        return NearDuplicates(
+            self.recipe.data.near_duplicate_threshold, self.folder / "near-duplicates.sqlite"
+        )
+
+    def know(self, manifest: dict[str, Any]) -> bool:
+        """Whether the texts of these shards, and no others, are remembered from the last time."""
+        return self.seen.holds(_shards_key(manifest))
+
+    def keep(self, manifest: dict[str, Any]) -> None:
+        """Remember, for the next time too, what the batches of these shards hold."""
+        self.seen.keep(_shards_key(manifest))
 
     @cached_property
     def writer(self) -> Writer:
@@ -286,6 +310,7 @@ class _Batches:
             rows, torch.Generator().manual_seed(_batch_seed(self.recipe.seed, number)), progress
         )
         chosen: list[Row] = []
+        left_over = False
         for row in rows:
             if row.broken:
                 dropped[row.broken] += 1
@@ -293,11 +318,21 @@ class _Batches:
                 dropped["near-duplicate"] += 1
             elif len(chosen) < room:
                 chosen.append(row)
+            else:
+                left_over = True
+        if left_over:  # a later run, which wants more, knows of what is in the shards alone
+            self.seen.forget()
+            for row in chosen:
+                self.seen.add(_text_key(row.tokens, row.answer_start, len(self.template.prefix)))
         return data.from_lists(
             [r.tokens for r in chosen],
             [r.answer_start for r in chosen],
             [r.answer_temperature for r in chosen],
         )
+
+
+def _shards_key(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest["sha256"]).encode()).hexdigest()
 
 
 def _counts(dropped: dict[str, int]) -> str:

@@ -9,17 +9,8 @@ from pathlib import Path
 import pytest
 
 from align.common.errors import UserError
-from align.data.prompts import NearDuplicates, read_prompts
+from align.data.prompts import read_prompts
 from decode.suites.sources import load_prompts_file
-
-
-def test_near_duplicates() -> None:
-    seen = NearDuplicates(0.8)
-    assert seen.add(list(range(30)))
-    assert not seen.add(list(range(30)))
-    assert not seen.add([*range(29), 99])
-    assert seen.add(list(range(15)) + list(range(50, 65)))
-    assert seen.add([1]) and not seen.add([1]) and seen.add([2])
 
 
 def test_prompts_from_files(tmp_path: Path) -> None:
