@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from align.common.files import sha256_file
-from align.config.recipe import Recipe
 from align.config.parser import load_recipe
+from align.config.recipe import Recipe
 from align.data import shards
 from align.data.index import ShardFolder
 from align.data.supply import open_supply

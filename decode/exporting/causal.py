@@ -1,0 +1,75 @@
+"""Autoregressive drafters are ordinary language models: their export is the folder itself, with a card that says how it is served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from align.common.checksums import check_checksums
+from align.common.errors import UserError
+from align.common.hub import model_folder
+from decode.exporting.folder import RECORD, check_free, licence_of, measured_lines, write_folder
+
+if TYPE_CHECKING:
+    from decode.exporting.parity import Verdict
+
+_SKIPPED = ("README.md", RECORD, "checksums.json")
+DRAFTS = 5
+
+
+def export(drafter: str, target: str, format_name: str, out: Path) -> Verdict:
+    """Copy the folder and compare tokens' probabilities with the drafter's own.
+
+    Raises:
+        UserError: another format than `draft_model`, which alone holds such a drafter.
+    """
+    from decode.exporting.parity import Verdict
+
+    if format_name != "draft_model":
+        raise UserError(
+            f"--format {format_name}: holds block drafters, this one is an ordinary language model; use --format draft_model"
+        )
+    check_free(out)
+    source = model_folder(drafter, "drafter", ["config.json"])
+    check_checksums(source)
+    files = [p for p in sorted(source.iterdir()) if p.is_file() and p.name not in _SKIPPED]
+    texts = {
+        "README.md": _card(source, target, out.name),
+        RECORD: json.dumps({"format": format_name, "target": target}, indent=2) + "\n",
+    }
+    write_folder(out, texts, {}, files)
+    return Verdict(format_name, out, serve=serve(target, str(out)))
+
+
+def serve(target: str, folder: str) -> list[str]:
+    """Lines that serve the folder."""
+    said = f'{{"method":"draft_model","model":"{folder}","num_speculative_tokens":{DRAFTS}}}'
+    return [
+        f"vllm serve {target} --speculative-config '{said}'",
+        f"python -m sglang.launch_server --model-path {target} --speculative-algorithm STANDALONE "
+        f"--speculative-draft-model-path {folder} --speculative-num-draft-tokens {DRAFTS + 1}",
+        f'model.generate(**words, assistant_model=AutoModelForCausalLM.from_pretrained("{folder}"))',
+    ]
+
+
+def _card(source: Path, target: str, name: str) -> str:
+    measured = measured_lines(source)
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            f"base_model: {target}",
+            f"license: {licence_of(source)}",
+            "tags: [speculative-decoding, drafter]",
+            "---",
+            "",
+            f"# {name}: a small language model that drafts for {target}",
+            "",
+            "FOLDER is where this page lies:",
+            "",
+            *(f"    {line}" for line in serve(target, "FOLDER")),
+            "",
+            *(["| measured in training | |", "|---|---|", *measured, ""] if measured else []),
+        ]
+    )

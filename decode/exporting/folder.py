@@ -1,0 +1,137 @@
+"""Writing an export: a folder in hub layout with its card, complete or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from align.common.errors import UserError
+from align.common.schema import read_object
+from align.models.block import BlockDrafter
+from decode.exporting.formats import FORMATS, Exported
+
+RECORD = "export.json"
+
+
+def check_free(out: Path) -> None:
+    """Raises UserError where something else than an export stands in the folder's place."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise UserError(f"--out={out}: is no folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / RECORD).is_file():
+        raise UserError(f"--out={out}: holds files that no export wrote; name another folder")
+
+
+def write_block(
+    drafter: BlockDrafter, format_name: str, out: Path, dtype: torch.dtype, card: str
+) -> Exported:
+    """Write a block drafter's folder in a format of `FORMATS`; an export that stands there gives way when all is written.
+
+    Raises:
+        UserError: what the format can't hold; a folder of something else.
+    """
+    check_free(out)
+    made = FORMATS[format_name].make(drafter)
+    made.config["dtype"] = str(dtype).removeprefix("torch.")
+    tensors = {name: _stored(tensor, dtype) for name, tensor in made.tensors.items()}
+    notes = "".join(f"- {note[0].upper()}{note[1:]}.\n" for note in made.notes)
+    texts = {
+        "config.json": json.dumps(made.config, indent=2) + "\n",
+        RECORD: json.dumps({"format": format_name, "target": drafter.config.target}, indent=2) + "\n",
+        "README.md": card + notes,
+    }
+    write_folder(out, texts, tensors)
+    return made
+
+
+def write_folder(
+    out: Path, texts: dict[str, str], tensors: dict[str, Tensor], others: Sequence[Path] = ()
+) -> None:
+    """All files at once, in the place of what stood there."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        for path in others:
+            shutil.copyfile(path, part / path.name)
+        if tensors:
+            save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
+        for name, text in texts.items():
+            (part / name).write_text(text, encoding="utf-8")
+        part.chmod(0o777 & ~_umask())
+        if out.is_dir():
+            shutil.rmtree(out)
+        os.replace(part, out)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _umask() -> int:
+    found = os.umask(0)
+    os.umask(found)
+    return found
+
+
+def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    wide = tensor.is_floating_point()
+    return tensor.detach().to("cpu", dtype if wide else tensor.dtype).contiguous().clone()
+
+
+def card_of(
+    drafter_folder: Path, format_name: str, target: str, name: str, drafts: int, measured: list[str]
+) -> str:
+    """README.md: what it is, what serves it, what was measured. `measured`: lines of the drafter's own card."""
+    python = format_name == "transformers"
+    serve = "\n".join(f"    {line}" for line in FORMATS[format_name].serve(target, "FOLDER", drafts))
+    return "\n".join(
+        [
+            "---",
+            f"library_name: {'transformers' if python else 'vllm' if format_name != 'speculators' else 'speculators'}",
+            f"base_model: {target}",
+            f"license: {licence_of(drafter_folder)}",
+            "tags: [speculative-decoding, discrete-diffusion, drafter]",
+            "---",
+            "",
+            f"# {name}: drafts {drafts} tokens a pass for {target}",
+            "",
+            f"Format `{format_name}`. FOLDER is where this page lies:",
+            "",
+            serve,
+            "",
+            *(["| measured in training | |", "|---|---|", *measured, ""] if measured else []),
+            "",
+        ]
+    )
+
+
+def licence_of(folder: Path) -> str:
+    """As the drafter's own card says it."""
+    for line in _lines(folder):
+        if line.startswith("license:"):
+            return line.partition(":")[2].strip()
+    return "other"
+
+
+def measured_lines(folder: Path) -> list[str]:
+    """What the drafter's own card says was measured."""
+    return [line for line in _lines(folder) if line.startswith(("| expected τ", "| acceptance "))]
+
+
+def _lines(folder: Path) -> list[str]:
+    path = folder / "README.md"
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What an export says of itself. Raises UserError where the folder is none."""
+    if not (folder / RECORD).is_file():
+        raise UserError(f"{folder}: no {RECORD}, so no export of this project")
+    return dict(read_object(folder / RECORD))

@@ -1,0 +1,252 @@
+"""Does an exported folder draft what was trained? Quantity by quantity, the first that differs named with its likely cause.
+
+The training graph is on one side, a reader of the files (`decode.exporting.reader`) on the other, the same text in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from align.common.batch import Anchors, Batch
+from align.models.block import BlockDrafter, target_features
+from align.target.loading import reload
+from align.target.model import Target
+from decode.exporting.formats import FORMATS
+from decode.exporting.reader import RUNGS, Reader
+
+TOLERANCE = 2e-3
+"""Of a quantity's root mean square, in fp32: other sums of the same numbers stay a hundred times below it."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One comparison. apart: the largest difference over the root mean square; cause: what it comes of, where they differ."""
+
+    name: str
+    reader: str
+    apart: float
+    same: bool
+    cause: str = ""
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        if self.same:
+            return f"{self.name}: the same ({self.apart:.1e})"
+        return f"{self.name}: DIFFERENT by {self.apart:.2g} of its size: {self.cause}"
+
+
+def climb(drafter: BlockDrafter, format_name: str, reader: Reader, tokens: Sequence[int]) -> list[Rung]:
+    """Compare one draft after `tokens`, the last of them the anchor; ends at the first rung that differs."""
+    states = reader.states(list(tokens[:-1]))
+    found, wanted = reader.trace(states, tokens[-1]), trained(drafter, tokens)
+    rungs = list[Rung]()
+    for name in RUNGS:
+        if name not in found:
+            continue
+        apart = distance(found[name], wanted[name])
+        exact = name in ("block", "mask")
+        same = apart == 0 if exact else apart < TOLERANCE
+        if name == "draft tokens":
+            same = not _worse(found, wanted)
+        cause = "" if same else _cause(name, drafter, format_name, reader, found, wanted, states)
+        rungs.append(Rung(name, reader.name, apart, same, cause))
+        if not same:
+            break
+    return rungs
+
+
+@torch.no_grad()
+def trained(drafter: BlockDrafter, tokens: Sequence[int]) -> dict[str, Tensor]:
+    """The quantities of `RUNGS` by the graph that is trained, for a block after `tokens`."""
+    config, device, count = drafter.config, drafter.norm.weight.device, len(tokens) - 1
+    ids = torch.tensor([list(tokens)], device=device)
+    places = torch.arange(len(tokens), device=device)[None]
+    batch = Batch(ids, places, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
+    features = target_features(drafter.target, batch, config)
+    taps_FD = features.taps_BLFD
+    assert taps_FD is not None
+    flat = taps_FD[0, :count].flatten(1).float()
+    positions = torch.arange(count + config.rows, device=device)[None]
+    cos, sin = drafter._tables(flat.new_zeros(1, 1, config.hidden_size), positions)
+    block = drafter.masked(ids.new_zeros(config.rows).index_fill(0, ids.new_zeros(1), tokens[-1]))
+    anchors = Anchors(
+        torch.tensor([[count]], device=device),
+        torch.ones(1, 1, config.block_size, dtype=torch.bool, device=device),
+    )
+    hidden = drafter(batch, features, anchors)[0, 0]
+    width = config.head_dim
+    return {
+        "tapped features": flat,
+        "fused context": drafter.hidden_norm(drafter.fc(flat)),
+        "rotary tables": torch.cat((cos[0, :, :width], sin[0, :, :width]), dim=-1),
+        "block": torch.cat((block, block.new_tensor([int(config.fill_in)]))).cpu(),
+        "mask": torch.ones(config.rows, count + config.rows, dtype=torch.bool),
+        "hidden states": hidden,
+        **_drafted(drafter, hidden, tokens[-1]),
+    }
+
+
+def _drafted(drafter: BlockDrafter, hidden: Tensor, anchor: int) -> dict[str, Tensor]:
+    """Logits of the rows, each after the draft before it, and the greedy draft tokens."""
+    previous, rows, tokens = torch.tensor(anchor, device=hidden.device), list[Tensor](), list[int]()
+    for k in range(len(hidden)):
+        logits = drafter.head_weight_VdD.float() @ hidden[k].float()
+        if drafter.markov is not None:
+            logits = (
+                logits
+                + drafter.markov(hidden[k], previous, drafter.target.embed).float()
+                @ drafter.markov.basis.float()
+            )
+        best = logits.argmax()
+        previous = best if drafter.draft_vocab is None else drafter.draft_vocab[best]
+        rows.append(logits)
+        tokens.append(int(previous))
+    return {"draft logits": torch.stack(rows), "draft tokens": torch.tensor(tokens)}
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference over the root mean square of what is wanted; infinite where shapes differ."""
+    if found.shape != wanted.shape:
+        return float("inf")
+    found, wanted = found.double().cpu(), wanted.double().cpu()
+    size = float(wanted.pow(2).mean().sqrt()) or 1.0
+    return float((found - wanted).abs().max()) / size
+
+
+def _worse(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
+    """Whether draft tokens differ otherwise than where two logits are as good as equal."""
+    for k, (a, b) in enumerate(
+        zip(found["draft tokens"].tolist(), wanted["draft tokens"].tolist(), strict=True)
+    ):
+        if a != b:
+            best = wanted["draft logits"][k].topk(2).values
+            return float(best[0] - best[1]) > 1e-3 * float(wanted["draft logits"][k].std())
+    return False
+
+
+# ---- causes ----
+
+
+def _cause(
+    name: str,
+    drafter: BlockDrafter,
+    format_name: str,
+    reader: Reader,
+    found: dict[str, Tensor],
+    wanted: dict[str, Tensor],
+    states: tuple[Tensor, ...],
+) -> str:
+    """The likely one, in words that name the key."""
+    causes: dict[str, Callable[[], str]] = {
+        "tapped features": lambda: _layers_cause(drafter, reader, states),
+        "fused context": lambda: _tensor_cause(drafter, format_name, reader, ("fc", "hidden_norm")),
+        "rotary tables": lambda: _rotary_cause(found["rotary tables"], wanted["rotary tables"], drafter),
+        "block": lambda: _block_cause(found["block"].tolist(), wanted["block"].tolist()),
+        "mask": lambda: (
+            "rows of a block do not see the rows after them; the causal flag (is_causal, dflash_config.causal, "
+            "sliding_window_non_causal) must say that they do"
+        ),
+        "hidden states": lambda: _tensor_cause(drafter, format_name, reader, ("layers", "norm")),
+        "draft logits": lambda: _tensor_cause(drafter, format_name, reader, ("lm_head", "markov_head")),
+        "draft tokens": lambda: (
+            "the logits are the same and the tokens are not: d2t must hold token − row for each row of lm_head.weight"
+        ),
+    }
+    return causes[name]()
+
+
+def _layers_cause(drafter: BlockDrafter, reader: Reader, states: tuple[Tensor, ...]) -> str:
+    ours, theirs = list(drafter.config.target_layer_ids), reader.layers
+    if ours == theirs:
+        return "the same layers are read, and the target gives other states: another target, dtype or prompt"
+    shift = {b - a for a, b in zip(ours, theirs, strict=False)}
+    why = (
+        f"target_layer_ids are off by {shift.pop()}"
+        if len(shift) == 1 and len(ours) == len(theirs)
+        else "target_layer_ids"
+    )
+    return f"{why}: layers {theirs} are read, {ours} were trained (layer i writes transformers' hidden_states[i + 1])"
+
+
+def _rotary_cause(found: Tensor, wanted: Tensor, drafter: BlockDrafter) -> str:
+    if found.shape != wanted.shape:
+        return f"head_dim: tables of width {found.shape[-1] // 2}, {wanted.shape[-1] // 2} were trained"
+    half = wanted.shape[-1] // 4  # of a table's columns, which repeat once
+    still = int((found[:, :half] - 1).abs().amax(0).lt(1e-6).sum())
+    trained_still = int((wanted[:, :half] - 1).abs().amax(0).lt(1e-6).sum())
+    if still > trained_still:
+        return f"partial_rotary_factor: {still} of {half} pairs are not turned, all were trained"
+    return f"rope_theta or rope_parameters: other angles; {drafter.config.rope_theta:g} and the target's own scaling were trained"
+
+
+def _block_cause(found: list[int], wanted: list[int]) -> str:
+    if len(found) != len(wanted) or found[-1] != wanted[-1]:
+        return (
+            f"block layout: {len(found) - 1} rows are read and row {found[-1]} drafts first, {len(wanted) - 1} and {wanted[-1]} were "
+            "trained; block_size and sample_from_anchor say it (fill_in: K + 1 rows, false)"
+        )
+    return f"mask_token_id: token {found[1]} stands for a draft, {wanted[1]} was trained"
+
+
+def _tensor_cause(drafter: BlockDrafter, format_name: str, reader: Reader, parts: Sequence[str]) -> str:
+    """The first tensor of these parts that is not what the drafter's own would be in this format."""
+    wanted = FORMATS[format_name].make(drafter).tensors
+    held = load_file(reader.folder / "model.safetensors")
+    for name in sorted(wanted.keys() | held.keys()):
+        if name.removeprefix("encoder.").split(".")[0].removesuffix("_enc") not in (*parts, "output_norm"):
+            continue
+        if name not in held or name not in wanted:
+            return f"tensor {name} is {'missing' if name not in held else 'not of this drafter'}"
+        apart = distance(held[name], wanted[name].to(held[name].dtype))
+        if apart > 1e-2:
+            return f"tensor {name} differs by {apart:.2g} of its size"
+    biased = reader.config.get("transformer_layer_config", reader.config).get("attention_bias")
+    if biased is not None and bool(biased) != drafter.config.attention_bias:
+        return f"attention_bias: {str(biased).lower()} in config.json, {str(drafter.config.attention_bias).lower()} was trained"
+    return "all tensors are the same: head counts, rms_norm_eps or hidden_act in config.json, or how the engine runs them"
+
+
+# ---- whole outputs ----
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """Greedy speculative decoding of one output: accepted drafts of each call."""
+
+    accepted: list[int]
+
+    @property
+    def tau(self) -> float:
+        """Tokens per call of the target, the first token aside."""
+        return 1 + sum(self.accepted) / max(len(self.accepted), 1)
+
+
+def replay(reader: Reader, prompt: Sequence[int], output: Sequence[int]) -> Drafted:
+    """What chains of a reader's drafts are accepted on the way to the target's greedy `output`.
+
+    The target's states over prompt and output come from one forward, so each call costs one draft.
+    """
+    text = [*prompt, *output]
+    states, accepted, at = reader.states(text), list[int](), len(prompt)
+    while at < len(text) - 1:
+        drafts = reader.drafts(tuple(h[:at] for h in states), text[at])[: len(text) - at - 2]
+        right = 0
+        while right < len(drafts) and drafts[right] == text[at + 1 + right]:
+            right += 1
+        accepted.append(right)
+        at += right + 1
+    return Drafted(accepted)
+
+
+def stock_model(target: Target) -> Any:
+    """The target as transformers runs it, with its own attention and linear layers."""
+    model = reload(target, fast=False).model
+    model.set_attn_implementation("sdpa")
+    return model

@@ -1,0 +1,344 @@
+"""What an exported folder computes, read as engines read it: from its files alone, without this project's networks.
+
+A reader traces one draft after a prefix and says each quantity on the way, in `RUNGS`' order. `FilesReader` is written after
+the published definitions of DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147) and the speculators format;
+`TransformersReader` and `PackageReader` are transformers' and the dflash package's own classes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+
+from align.common.errors import UserError
+from align.target.loading import read_config
+
+RUNGS = (
+    "tapped features",
+    "fused context",
+    "rotary tables",
+    "block",
+    "mask",
+    "hidden states",
+    "draft logits",
+    "draft tokens",
+)
+"""What is compared, the first first; after them come whole outputs."""
+
+
+class Reader(ABC):
+    """An exported folder in somebody's hands.
+
+    Args:
+        folder: what was written. model: the target, an unchanged transformers model.
+    """
+
+    name: str
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        self.folder, self.model, self.config = folder, model, read_config(folder)
+
+    @torch.no_grad()
+    def states(self, tokens: list[int]) -> tuple[Tensor, ...]:
+        """transformers' hidden_states over tokens, (n, D) each."""
+        ids = torch.tensor([tokens], device=self.model.device)
+        found = self.model(ids, output_hidden_states=True, use_cache=False).hidden_states
+        return tuple(h[0] for h in found)
+
+    def trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]:
+        """Quantities of one draft by their names in `RUNGS`, those that this reader shows. `states`: of the tokens before the anchor."""
+        with torch.no_grad():
+            return self._trace(states, anchor)
+
+    @abstractmethod
+    def _trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]: ...
+
+    def drafts(self, states: tuple[Tensor, ...], anchor: int) -> list[int]:
+        """Greedy draft tokens after the anchor."""
+        return self.trace(states, anchor)["draft tokens"].tolist()
+
+    @property
+    @abstractmethod
+    def layers(self) -> list[int]:
+        """The tapped layers, of the target's from 0."""
+
+    def features(self, states: tuple[Tensor, ...]) -> Tensor:
+        """(n, F·D)."""
+        for i in self.layers:
+            if not 0 <= i + 1 < len(states):
+                raise UserError(
+                    f"{self.folder}/config.json: layer {i} is none of the target's {len(states) - 1}"
+                )
+        return torch.cat([states[i + 1] for i in self.layers], dim=-1).float()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """As the target reads them, (n, D)."""
+        return self.model.get_input_embeddings()(tokens.to(self.model.device)).float()
+
+    def head(self) -> Tensor:
+        """(V, D)."""
+        return self.model.get_output_embeddings().weight.float()
+
+
+class FilesReader(Reader):
+    """dflash, speculators and dspark folders, after their definitions."""
+
+    name = "the files by their definition"
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        super().__init__(folder, model)
+        try:
+            self.tensors = {k: t.to(model.device) for k, t in load_file(folder / "model.safetensors").items()}
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{folder}/model.safetensors: not readable ({error})") from None
+        self.tensors = {k: t.float() if t.is_floating_point() else t for k, t in self.tensors.items()}
+        self.inner: dict[str, Any] = self.config.get("transformer_layer_config", self.config)
+
+    def get(self, name: str) -> Any:
+        """A value of config.json, of `dflash_config` where it is there."""
+        nested = self.config.get("dflash_config") or {}
+        return nested.get(name, self.config.get(name, self.inner.get(name)))
+
+    @property
+    def layers(self) -> list[int]:
+        if (ids := self.config.get("aux_hidden_state_layer_ids")) is not None:
+            return [i - 1 for i in ids]
+        return list(self.get("target_layer_ids") or [])
+
+    @property
+    def from_anchor(self) -> bool:
+        """Whether the anchor's row drafts too."""
+        dspark = "DSpark" in str(self.config.get("architectures"))
+        return bool(self.config.get("sample_from_anchor", dspark))
+
+    def _weight(self, name: str) -> Tensor:
+        if name not in self.tensors:
+            raise UserError(f"{self.folder}/model.safetensors misses {name!r}")
+        return self.tensors[name]
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.inner["rms_norm_eps"])
+        return scaled * self._weight(f"{name}.weight")
+
+    def _linear(self, x: Tensor, name: str, bias: bool = False) -> Tensor:
+        return F.linear(x, self._weight(f"{name}.weight"), self._weight(f"{name}.bias") if bias else None)
+
+    def _tables(self, count: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of the positions 0..count−1, (count, d), by transformers' own Qwen3 rotary module."""
+        from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+        from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+        config = Qwen3Config(**{k: v for k, v in self.inner.items() if k != "architectures"})
+        module = Qwen3RotaryEmbedding(config).to(self.model.device)
+        positions = torch.arange(count, device=self.model.device)[None]
+        cos, sin = module(torch.zeros(1, device=self.model.device), positions)
+        return cos[0], sin[0]
+
+    def _trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]:
+        features = self.features(states)
+        context = self._norm(self._linear(features, "fc"), "hidden_norm")
+        rows, count = int(self.get("block_size")), len(features)
+        tokens = torch.tensor([anchor] + [int(self.get("mask_token_id"))] * (rows - 1))
+        first = 0 if self.from_anchor else 1
+        cos, sin = self._tables(count + rows)
+        mask = self._mask(count, rows)
+        scale = float((self.config.get("dflash_config") or {}).get("input_embedding_scale", 1.0))
+        raw = scale != 1 and "dflash_config" in self.config
+        x = (
+            F.embedding(tokens, self.model.get_input_embeddings().weight).float() * scale
+            if raw
+            else self.embed(tokens)
+        )
+        found: dict[str, Tensor] = {
+            "tapped features": features,
+            "fused context": context,
+            "rotary tables": torch.cat((cos, sin), dim=-1),
+            "block": torch.cat((tokens, torch.tensor([first]))),
+            "mask": mask,
+        }
+        for i in range(int(self.inner["num_hidden_layers"])):
+            x = self._layer(x, context, cos, sin, mask, f"layers.{i}")
+        hidden = self._norm(x, "norm")[first:]
+        return found | {"hidden states": hidden} | self._drafted(hidden, anchor)
+
+    def _mask(self, count: int, rows: int) -> Tensor:
+        """What each row of a block sees, (R, n + R)."""
+        causal = self.config.get("is_causal")
+        if causal is None:
+            causal = (self.config.get("dflash_config") or {}).get("causal")
+        if causal is None:
+            kinds = self.inner.get("layer_types") or []
+            sliding = "sliding_attention" in kinds
+            causal = sliding and not self.config.get("sliding_window_non_causal", False)
+        own = torch.ones(rows, rows, dtype=torch.bool, device=self.model.device)
+        return torch.cat((own.new_ones(rows, count), own.tril() if causal else own), dim=1)
+
+    def _layer(self, x: Tensor, context: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, name: str) -> Tensor:
+        normed, bias = self._norm(x, f"{name}.input_layernorm"), bool(self.inner.get("attention_bias"))
+        every = torch.cat((context, normed))
+
+        def heads(rows: Tensor, part: str) -> Tensor:  # (heads, rows, d)
+            return (
+                self._linear(rows, f"{name}.self_attn.{part}_proj", bias)
+                .unflatten(-1, (-1, self._width))
+                .transpose(0, 1)
+            )
+
+        q = self._norm(heads(normed, "q"), f"{name}.self_attn.q_norm")
+        k = self._norm(heads(every, "k"), f"{name}.self_attn.k_norm")
+        v = heads(every, "v")
+        q, k = _turned(q, cos[-len(x) :], sin[-len(x) :]), _turned(k, cos, sin)
+        groups = q.shape[0] // k.shape[0]
+        k, v = (t.repeat_interleave(groups, dim=0) for t in (k, v))
+        scores = (q @ k.transpose(-1, -2)) * self._width**-0.5
+        weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+        x = x + self._linear((weights @ v).transpose(0, 1).flatten(1), f"{name}.self_attn.o_proj", bias)
+        normed, act = self._norm(x, f"{name}.post_attention_layernorm"), ACT2FN[self.inner["hidden_act"]]
+        gated = act(self._linear(normed, f"{name}.mlp.gate_proj")) * self._linear(
+            normed, f"{name}.mlp.up_proj"
+        )
+        return x + self._linear(gated, f"{name}.mlp.down_proj")
+
+    @property
+    def _width(self) -> int:
+        return int(self.inner["head_dim"])
+
+    def _drafted(self, hidden: Tensor, anchor: int) -> dict[str, Tensor]:
+        """Logits of the rows, each after the draft before it, and the draft tokens."""
+        offsets = self.tensors.get("d2t")
+        head = self.head() if offsets is None else self._weight("lm_head.weight")
+        rows, tokens, previous, base = list[Tensor](), list[int](), anchor, hidden @ head.T
+        for k in range(len(hidden)):
+            logits = base[k] + self._markov(hidden[k], previous) if self.get("markov_rank") else base[k]
+            best = int(logits.argmax())
+            previous = best if offsets is None else best + int(offsets[best])
+            rows.append(logits)
+            tokens.append(previous)
+        return {"draft logits": torch.stack(rows), "draft tokens": torch.tensor(tokens)}
+
+    def _markov(self, hidden: Tensor, previous: int) -> Tensor:
+        """DSpark's bias of the token before."""
+        kind, word = (
+            self.config.get("markov_head_type"),
+            self._weight("markov_head.markov_w1.weight")[previous],
+        )
+        if kind == "gated":
+            word = word * torch.sigmoid(
+                self._linear(torch.cat((hidden, word)), "markov_head.gate_proj", bias=True)
+            )
+        elif kind == "rnn":
+            joint = self._linear(
+                torch.cat((torch.zeros_like(word), word, hidden)), "markov_head.joint_proj", bias=True
+            )
+            word = joint[2 * len(word) :].tanh()
+        return self._weight("markov_head.markov_w2.weight") @ word
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class TransformersReader(Reader):
+    """transformers' own assistant class."""
+
+    name = "transformers"
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        from transformers import AutoModel
+
+        super().__init__(folder, model)
+        self.assistant: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).eval().to(model.device)
+
+    @property
+    def layers(self) -> list[int]:
+        return list(self.assistant.config.target_layer_ids)
+
+    def _trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]:
+        features, config = self.features(states), self.assistant.config
+        tokens = torch.tensor([anchor] + [config.mask_token_id] * (config.block_size - 1))
+        count = len(features) + len(tokens)
+        positions = torch.arange(count, device=features.device)[None]
+        embedded = self.embed(tokens)[None]
+        tables = self.assistant.rotary_emb(embedded, positions)
+        hidden = self.assistant(
+            noise_embeds=embedded,
+            context_hidden_states=features[None],
+            position_ids=positions,
+            attention_mask=None,
+        ).last_hidden_state[0, 1:]
+        logits = hidden @ self.head().T
+        return {
+            "tapped features": features,
+            "fused context": self.assistant.encoder(features),
+            "rotary tables": torch.cat(tables, dim=-1)[0],
+            "block": torch.cat((tokens, torch.tensor([1]))),
+            "hidden states": hidden,
+            "draft logits": logits,
+            "draft tokens": logits.argmax(-1).cpu(),
+        }
+
+
+class PackageReader(Reader):
+    """The dflash package's own class."""
+
+    name = "the dflash package"
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        super().__init__(folder, model)
+        self.drafter: Any = package().DFlashDraftModel.from_pretrained(folder, dtype=torch.float32).eval()
+        self.drafter.to(model.device)
+
+    @property
+    def layers(self) -> list[int]:
+        return list(self.drafter.target_layer_ids)
+
+    def _trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]:
+        features, drafter = self.features(states), self.drafter
+        tokens = torch.tensor([anchor] + [drafter.mask_token_id] * (drafter.block_size - 1))
+        positions = torch.arange(len(features) + len(tokens), device=features.device)[None]
+        scale = float(getattr(drafter.config, "dflash_config", {}).get("input_embedding_scale", 1.0))
+        embedded = F.embedding(tokens, self.model.get_input_embeddings().weight).float()[None] * scale
+        hidden = drafter(target_hidden=features[None], noise_embedding=embedded, position_ids=positions)[
+            0, 1:
+        ]
+        logits = hidden @ self.head().T
+        return {
+            "tapped features": features,
+            "fused context": drafter.hidden_norm(drafter.fc(features)),
+            "rotary tables": torch.cat(drafter.rotary_emb(embedded, positions), dim=-1)[0],
+            "block": torch.cat((tokens, torch.tensor([1]))),
+            "hidden states": hidden,
+            "draft logits": logits,
+            "draft tokens": logits.argmax(-1).cpu(),
+        }
+
+
+def package() -> Any:
+    """The dflash package's module. Raises UserError where it is not installed."""
+    try:
+        return importlib.import_module("dflash.model")
+    except ImportError as error:
+        raise UserError(
+            f"the package dflash is not installed ({error}); type: pip install dflash==0.1.0"
+        ) from None
+
+
+def readers(format_name: str, folder: Path, model: Any) -> list[Reader]:
+    """Everyone here who can read that format: the independent reader, and the engine's own class where it is installed."""
+    if format_name == "transformers":
+        return [TransformersReader(folder, model)]
+    found: list[Reader] = [FilesReader(folder, model)]
+    if format_name == "dflash" and importlib.util.find_spec("dflash") is not None:
+        found.append(PackageReader(folder, model))
+    return found
