@@ -18,7 +18,7 @@ from decode.method_names import EXPORTS
 from decode.methods.drafter_spec import check_there, role_of
 
 if TYPE_CHECKING:
-    from decode.exporting.parity import Verdict
+    from decode.exporting.verdict import Verdict
 
 TYPES = ("bfloat16", "float16", "float32")
 

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from align.common.checksums import check_checksums
 from align.common.errors import UserError
 from align.common.hub import model_folder
 from decode.exporting.folder import RECORD, check_free, licence_of, measured_lines, write_folder
-
-if TYPE_CHECKING:
-    from decode.exporting.parity import Verdict
+from decode.exporting.verdict import Verdict
 
 _SKIPPED = ("README.md", RECORD, "checksums.json")
 DRAFTS = 5
 
 
 def export(drafter: str, target: str, format_name: str, out: Path) -> Verdict:
-    """Copy the folder and compare tokens' probabilities with the drafter's own.
+    """Copy the folder; there is nothing to translate, so nothing to compare.
 
     Raises:
         UserError: another format than `draft_model`, which alone holds such a drafter.
     """
-    from decode.exporting.parity import Verdict
-
     if format_name != "draft_model":
         raise UserError(
             f"--format {format_name}: holds block drafters, this one is an ordinary language model; use --format draft_model"

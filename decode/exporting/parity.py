@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +21,11 @@ from decode.exporting.folder import card_of, measured_lines, write_block
 from decode.exporting.formats import FORMATS
 from decode.exporting.ladder import climb, replay, stock_model
 from decode.exporting.reader import Reader, TransformersReader, readers
+from decode.exporting.verdict import Verdict
 from decode.suites.registry import prompts_of
 from decode.suites.tokenized import tokenize_prompts
 
 BLOCKS = ("block", "variable_prefix")
-
-
-@dataclass
-class Verdict:
-    """Of one export. lines: what was compared; same: nothing differs; serve: lines that serve the folder."""
-
-    format: str
-    folder: Path
-    same: bool = True
-    lines: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    serve: list[str] = field(default_factory=list)
-
-    def add(self, reader: str, same: bool, line: str) -> None:
-        """A comparison with one reader."""
-        self.same &= same
-        self.lines.append(f"{reader}: {line}")
 
 
 def exported(

@@ -26,8 +26,8 @@ from align.target.loading import read_config
 RUNGS = (
     "tapped features",
     "fused context",
-    "rotary tables",
     "block",
+    "rotary tables",
     "mask",
     "hidden states",
     "draft logits",

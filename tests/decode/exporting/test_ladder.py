@@ -1,0 +1,230 @@
+"""Exports draft what was trained, and every planted fault is named at its rung with its cause."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from align.common.errors import UserError
+from align.models.block import BlockDrafter
+from align.target.model import Target
+from decode.drafters.block import BlockProposer
+from decode.engine.decoder import Decoder
+from decode.exporting.folder import write_block
+from decode.exporting.formats import FORMATS
+from decode.exporting.ladder import climb, replay, stock_model
+from decode.exporting.reader import RUNGS, FilesReader, TransformersReader, readers
+from tests.builders import PROMPT, block_network, sharp_block_network
+
+FILL_IN = {"block_layout": "fill_in"}
+
+
+@pytest.fixture(scope="module")
+def model(target: Target) -> Any:
+    return stock_model(target)
+
+
+def drafter_for(target: Target, format_name: str, whole: bool = True, **options: Any) -> BlockDrafter:
+    layout = {} if format_name == "dspark" else FILL_IN
+    return block_network(target, "taps", whole=whole, options={**layout, **options})
+
+
+@pytest.mark.parametrize(
+    ("format_name", "whole", "options"),
+    [
+        ("dflash", True, {}),
+        ("dflash", False, {}),
+        ("speculators", True, {}),
+        ("speculators", False, {}),
+        ("transformers", True, {}),
+        ("dspark", True, {}),
+        ("dspark", False, {"markov_rank": 8, "markov": "vanilla", "confidence_head": True}),
+        ("dspark", True, {"markov_rank": 8, "markov": "linear"}),
+        ("dspark", True, {"markov_rank": 8, "markov": "tanh", "confidence_head": True}),
+        ("dspark", False, {"markov_rank": 8, "markov": "gated"}),
+    ],
+)
+def test_an_export_drafts_what_was_trained(
+    tmp_path: Path, target: Target, model: Any, format_name: str, whole: bool, options: dict[str, Any]
+) -> None:
+    drafter = drafter_for(target, format_name, whole, **options)
+    write_block(drafter, format_name, tmp_path / "out", torch.float32, "card\n")
+    (reader,) = readers(format_name, tmp_path / "out", model)[:1]
+    rungs = climb(drafter, format_name, reader, PROMPT)
+    assert all(rung.same for rung in rungs), [r.line for r in rungs]
+    wanted = [r for r in RUNGS if r != "mask" or isinstance(reader, FilesReader)]
+    assert [rung.name for rung in rungs] == wanted
+
+
+def test_biases_of_a_target_are_written_with_zeros_where_it_has_none(
+    tmp_path: Path, target: Target, model: Any
+) -> None:
+    drafter = _biased(target)
+    write_block(drafter, "dflash", tmp_path / "out", torch.float32, "")
+    held = load_file(tmp_path / "out" / "model.safetensors")
+    assert bool((held["layers.0.self_attn.o_proj.bias"] == 0).all())
+    reader = FilesReader(tmp_path / "out", model)
+    assert all(r.same for r in climb(drafter, "dflash", reader, PROMPT))
+    with pytest.raises(UserError, match="--format transformers: its layers have no biases"):
+        FORMATS["transformers"].make(drafter)
+
+
+def _biased(target: Target) -> BlockDrafter:
+    drafter = drafter_for(target, "dflash")
+    drafter.config.attention_bias = True
+    again = BlockDrafter(drafter.config, target)
+    again.load_state_dict(drafter.state_dict(), strict=False)
+    with torch.no_grad():
+        for name, parameter in again.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+    return again
+
+
+@pytest.mark.parametrize("format_name", ["dflash", "transformers"])
+def test_whole_outputs_accept_what_the_decoder_accepts(
+    tmp_path: Path, target: Target, model: Any, format_name: str
+) -> None:
+    drafter = sharp_block_network(target, 3, "taps", whole=True, **FILL_IN)
+    write_block(drafter, format_name, tmp_path / "out", torch.float32, "")
+    reader = readers(format_name, tmp_path / "out", model)[0]
+    ours = Decoder(target, BlockProposer(drafter, tree_nodes=0)).generate(PROMPT, max_new_tokens=24)
+    assert replay(reader, PROMPT, ours.tokens).accepted == ours.accepted
+    if isinstance(reader, TransformersReader):
+        from decode.exporting.parity import _generated
+
+        assert _generated(reader, PROMPT, 24) == ours.tokens
+
+
+# ---- planted faults ----
+
+Fault = Callable[[dict[str, Any], dict[str, Tensor]], None]
+
+
+def _set(**values: Any) -> Fault:
+    def plant(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        config.update(values)
+        nested = config.get("dflash_config", {})
+        nested.update({k: v for k, v in values.items() if k in nested})
+
+    return plant
+
+
+def _layers_later(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    key = "aux_hidden_state_layer_ids" if "aux_hidden_state_layer_ids" in config else "target_layer_ids"
+    config[key] = [i + 1 for i in config[key]]
+    if "dflash_config" in config:
+        config["dflash_config"][key] = config[key]
+
+
+def _theta(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    inner = config.get("transformer_layer_config", config)
+    inner["rope_theta"] = inner["rope_parameters"]["rope_theta"] = 17.0
+
+
+def _partial(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    pass  # planted in the reader's tables: no config of Qwen3 says it
+
+
+def _mask_token(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    _set(mask_token_id=config["mask_token_id"] + 1)(config, tensors)
+
+
+def _rows(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    config["block_size"] -= 1
+
+
+def _shifted(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    tensors["d2t"] = tensors["d2t"] + torch.arange(len(tensors["d2t"]))  # tokens, where offsets belong
+
+
+def _bias(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    tensors["layers.0.self_attn.k_proj.bias"] = torch.randn(
+        tensors["layers.0.self_attn.k_proj.weight"].shape[0], generator=torch.Generator().manual_seed(0)
+    )
+    for part in "qvo":
+        size = tensors[f"layers.0.self_attn.{part}_proj.weight"].shape[0]
+        tensors[f"layers.0.self_attn.{part}_proj.bias"] = torch.zeros(size)
+    config["attention_bias"] = True
+    for i in range(1, config["num_hidden_layers"]):
+        for part in "qkvo":
+            size = tensors[f"layers.{i}.self_attn.{part}_proj.weight"].shape[0]
+            tensors[f"layers.{i}.self_attn.{part}_proj.bias"] = torch.zeros(size)
+
+
+def _norm(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    tensors["hidden_norm.weight"] = tensors["hidden_norm.weight"] * 1.5
+
+
+def _markov(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    tensors["markov_head.markov_w1.weight"] = tensors["markov_head.markov_w1.weight"].roll(1, 0)
+
+
+FAULTS: list[tuple[str, str, Fault, str, str]] = [
+    ("dflash", "layer ids", _layers_later, "tapped features", "target_layer_ids are off by 1"),
+    ("speculators", "layer ids", _layers_later, "tapped features", "target_layer_ids are off by 1"),
+    ("transformers", "layer ids", _layers_later, "tapped features", "target_layer_ids are off by 1"),
+    ("dflash", "rope_theta", _theta, "rotary tables", "rope_theta"),
+    ("transformers", "rope_theta", _theta, "rotary tables", "rope_theta"),
+    ("dflash", "partial rotary", _partial, "rotary tables", "partial_rotary_factor"),
+    ("dflash", "mask id", _mask_token, "block", "mask_token_id"),
+    ("transformers", "mask id", _mask_token, "block", "mask_token_id"),
+    ("dflash", "layout: rows", _rows, "block", "block layout"),
+    ("speculators", "layout", _set(sample_from_anchor=True), "block", "sample_from_anchor"),
+    ("dspark", "layout", _set(sample_from_anchor=False), "block", "sample_from_anchor"),
+    ("dflash", "causal", _set(is_causal=True), "mask", "causal flag"),
+    ("speculators", "d2t", _shifted, "draft tokens", "d2t"),
+    ("dflash", "bias", _bias, "hidden states", "layers.0.self_attn.k_proj.bias"),
+    ("dflash", "a norm", _norm, "fused context", "hidden_norm.weight"),
+    ("dspark", "a Markov table", _markov, "draft logits", "markov_head.markov_w1.weight"),
+]
+
+
+@pytest.mark.parametrize(
+    ("format_name", "fault", "plant", "rung", "cause"), FAULTS, ids=[f"{f[0]}, {f[1]}" for f in FAULTS]
+)
+def test_a_planted_fault_is_named(
+    tmp_path: Path,
+    target: Target,
+    model: Any,
+    format_name: str,
+    fault: str,
+    plant: Fault,
+    rung: str,
+    cause: str,
+) -> None:
+    markov = {"markov_rank": 8, "markov": "vanilla"} if format_name == "dspark" else {}
+    drafter = drafter_for(target, format_name, whole=fault != "d2t", **markov)
+    out = tmp_path / "out"
+    write_block(drafter, format_name, out, torch.float32, "")
+    config, tensors = json.loads((out / "config.json").read_text()), load_file(out / "model.safetensors")
+    plant(config, tensors)
+    (out / "config.json").write_text(json.dumps(config))
+    save_file(tensors, out / "model.safetensors")
+    reader = readers(format_name, out, model)[0]
+    if plant is _partial:
+        _turn_half(reader)
+    rungs = climb(drafter, format_name, reader, PROMPT)
+    assert [r.same for r in rungs] == [True] * (len(rungs) - 1) + [False]
+    assert rungs[-1].name == rung and cause in rungs[-1].cause, rungs[-1].line
+
+
+def _turn_half(reader: Any) -> None:
+    tables = reader._tables
+
+    def half(count: int) -> tuple[Tensor, Tensor]:
+        cos, sin = tables(count)
+        quarter = cos.shape[-1] // 4
+        for table, still in ((cos, 1.0), (sin, 0.0)):
+            table[:, quarter : 2 * quarter] = still
+            table[:, 3 * quarter :] = still
+        return cos, sin
+
+    reader._tables = half
