@@ -24,7 +24,7 @@ from align.common.errors import UserError
 from align.common.files import write_atomically
 from align.data.shards import Index, Samples, ShardSamples, read_manifest, read_shard, sha256_of, shard_path
 
-OPEN = 1024
+OPEN = 8192
 """Shards that are kept open; a process may map some 65,000 files."""
 
 

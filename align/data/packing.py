@@ -63,18 +63,25 @@ def pack(samples: Texts, length: int, seed: int) -> PackedRows:
     """Pack samples, in a seeded order, into rows of `length`: first fit over the last open rows; longer ones are cut."""
     order = np.random.default_rng([seed, 0xACC]).permutation(len(samples))
     sizes = samples.lengths.clamp_max(length).numpy()[order]
+    smallest = int(sizes.min()) if len(sizes) else 0
     rows = np.empty(len(order), dtype=np.int64)
-    room = np.zeros(len(order), dtype=np.int64)
+    open_rows, room = list[int](), list[int]()  # those among the last ones that have room for anything
     count = 0
-    for place, size in enumerate(sizes):
-        first = max(0, count - OPEN_ROWS)
-        fits = room[first:count] >= size
-        row = first + int(fits.argmax()) if fits.any() else count
-        if row == count:
-            room[count] = length
+    for place, size in enumerate(sizes.tolist()):
+        for at, left in enumerate(room):
+            if left >= size:
+                break
+        else:
+            if open_rows and open_rows[0] < count + 1 - OPEN_ROWS:
+                del open_rows[0], room[0]
+            at, left = len(room), length
+            open_rows.append(count)
+            room.append(length)
             count += 1
-        room[row] -= size
-        rows[place] = row
+        rows[place] = open_rows[at]
+        room[at] = left - size
+        if room[at] < smallest:
+            del open_rows[at], room[at]
     by_row = np.argsort(rows, kind="stable")
     return PackedRows(samples, order[by_row], np.searchsorted(rows[by_row], np.arange(count + 1)), length)
 

@@ -122,7 +122,8 @@ def validation_rows(samples: Texts, length: int, count: int, exact: bool) -> lis
 
     def rows(kind: str, chosen: Tensor) -> list[tuple[str, PackedRow]]:
         indices = chosen.nonzero()[:, 0].tolist()
-        return [(kind, row) for row in pack(samples.select(indices), length, 0)] if indices else []
+        packed = pack(samples.select(indices), length, 0) if indices else []
+        return [(kind, row) for row in packed[:count]]
 
     for_tau = [rows(kind, chosen) for kind, chosen in kinds.items() if kind != "other"]
     mixed = [pair for pair in chain.from_iterable(zip_longest(*for_tau)) if pair is not None]
