@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from align.common.errors import UserError, cli, nearest
-from align.common.hub import is_hub_id, local_path
-from align.common.schema import read_object
+from align.common.hub import is_hub_id
 from align.common.text import plural, say
 from align.target.names import DEFAULT_TARGET
 from decode.cli import Parser, path, whole
 from decode.method_names import EXPORTS
-from decode.methods.drafter_spec import check_there, role_of
+from decode.methods.drafter_spec import check_there, role_of, target_of
 
 if TYPE_CHECKING:
     from decode.exporting.verdict import Verdict
@@ -73,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     from decode.exporting.parity import exported
 
-    target = options.target or _made_for(options.drafter)
+    target = options.target or target_of(options.drafter) or DEFAULT_TARGET
     verdicts = exported(
         options.drafter,
         role_of(options.drafter),
@@ -102,15 +101,6 @@ def read_names(text: str) -> list[str]:
     if not names:
         raise UserError(f"--format: name one of {', '.join(EXPORTS)}")
     return list(dict.fromkeys(names))
-
-
-def _made_for(drafter: str) -> str:
-    """The target that the drafter's folder names."""
-    for name in ("config.json", "drafter.json"):
-        file = local_path(drafter) / name
-        if file.is_file() and isinstance(made := read_object(file).get("target"), str) and made:
-            return made
-    return DEFAULT_TARGET
 
 
 def _tell(verdict: Verdict, checked: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from align.common.batch import Anchors, Batch
 from align.common.terminal import PlainConsole
@@ -17,7 +18,7 @@ from align.config.parser import load_recipe
 from align.config.recipe import DrafterConfig
 from align.data import shards as data
 from align.data.draft_vocab import frequent_tokens
-from align.models.block import BlockDrafter
+from align.models.block import BlockDrafter, target_features
 from align.models.causal import CausalDrafter
 from align.models.ddit import DDiT, DDiTConfig
 from align.models.masked_lm import MaskedLM
@@ -30,6 +31,7 @@ from align.training.run import train
 from decode import eval
 from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveSession
 from decode.drafters.diffusion import DiffusionProposer
+from decode.engine.decoder import Decoder
 from decode.engine.engine import Engine
 from decode.reporting.records import Divergence, Record, Run, append, write_run
 from decode.speculation.proposal import Proposal
@@ -251,6 +253,26 @@ def block_network(
         if drafter.confidence is not None:  # embeddings are small; so that it is sometimes sure
             drafter.confidence.out.weight[:, drafter.config.hidden_size :].mul_(40)
     return drafter
+
+
+def overfit_block_network(target: Target, prompt: list[int], steps: int = 14) -> BlockDrafter:
+    """A fill-in taps drafter over the whole vocabulary that has learnt the target's greedy answer to one prompt by heart."""
+    drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in", "block_size": 4})
+    text = torch.tensor([[*prompt, *Decoder(target).generate(prompt, max_new_tokens=28).tokens, *prompt]])
+    places = torch.arange(text.shape[1])[None]
+    batch = Batch(text, places, torch.zeros_like(text), torch.ones_like(text, dtype=torch.bool))
+    index = torch.arange(len(prompt), text.shape[1] - len(prompt) - 1)[None]
+    anchors = Anchors(index, torch.ones(*index.shape, 4, dtype=torch.bool))
+    features, wanted = target_features(target, batch, drafter.config), anchors.blocks_BAK(text)
+    optimizer = torch.optim.Adam(drafter.parameters(), lr=0.01)
+    with torch.enable_grad():
+        for _ in range(steps):
+            logits = drafter(batch, features, anchors) @ drafter.head_weight_VdD.T
+            loss = F.cross_entropy(logits.flatten(0, 2), wanted.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return drafter.eval()
 
 
 def sharp_block_network(

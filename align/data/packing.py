@@ -68,7 +68,7 @@ def pack(samples: Texts, length: int, seed: int) -> PackedRows:
     open_rows, room = list[int](), list[int]()  # those among the last ones that have room for anything
     count = 0
     for place, size in enumerate(sizes.tolist()):
-        for at, left in enumerate(room):
+        for at, left in enumerate(room):  # noqa: B007 (used behind the loop)
             if left >= size:
                 break
         else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,18 @@ from align.common.text import plural
 from align.models.block import BlockDrafter
 from align.models.block_checkpoint import load_drafter
 from align.target.loading import load_target
+from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
+from decode.engine.output import Generation
 from decode.exporting import causal
-from decode.exporting.folder import card_of, measured_lines, write_block
+from decode.exporting.folder import card_of, measured_lines, read_record, write_block
 from decode.exporting.formats import FORMATS
 from decode.exporting.ladder import climb, replay, stock_model
-from decode.exporting.reader import Reader, TransformersReader, readers
+from decode.exporting.reader import Reader, TransformersReader, package, readers
+from decode.exporting.server import Server
 from decode.exporting.verdict import Verdict
+from decode.suites.prompt import Prompt
 from decode.suites.registry import prompts_of
 from decode.suites.tokenized import tokenize_prompts
 
@@ -78,34 +85,155 @@ def exported(
         serve = FORMATS[name].serve(network.config.target, str(out), drafts)
         verdicts.append(Verdict(name, out, notes=list(made.notes), serve=serve))
     if limit:
-        compare(network, verdicts, limit, max_new_tokens)
+        suites, _ = prompts_of("builtin", limit=limit)
+        compare(network, verdicts, tokens_of(opened, suites[0].prompts), max_new_tokens)
     return verdicts
 
 
-def compare(drafter: BlockDrafter, verdicts: Sequence[Verdict], limit: int, max_new_tokens: int) -> None:
+def in_process(
+    drafter: str,
+    target: str,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    engine: str,
+    export: Path | None = None,
+    *,
+    device: str = "auto",
+    trust_remote_code: bool = False,
+) -> Verdict:
+    """Compare an engine's own class, reading an export, with the drafter.
+
+    Args:
+        engine: `transformers` or `dflash`. export: what `decode.export` wrote in that format; None = written anew.
+
+    Raises:
+        UserError: a package that is not installed, an export in another format, a drafter that the format can't hold.
+    """
+    if engine == "dflash":
+        package()
+    network = load_drafter(
+        drafter, load_target(target, "float32", device, trust_remote_code=trust_remote_code)
+    )
+    with tempfile.TemporaryDirectory() as made:
+        folder = export or Path(made) / engine
+        if export is None:
+            write_block(network, engine, folder, torch.bfloat16, "")
+        elif (found := read_record(export).get("format")) != engine:
+            raise UserError(
+                f"--export={export}: is in the format {found!r}, --engine {engine} reads {engine!r}"
+            )
+        verdict = Verdict(engine, folder)
+        compare(network, [verdict], tokens_of(network.target, prompts), max_new_tokens)
+    return verdict
+
+
+def served(
+    drafter: str,
+    target: str,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    url: str,
+    *,
+    device: str = "auto",
+    trust_remote_code: bool = False,
+) -> Verdict:
+    """Compare a running server's greedy outputs with plain decoding here, and its acceptance with this drafter's.
+
+    Raises:
+        UserError: no such server, or one without a drafter.
+    """
+    server = Server(url)
+    before = server.counts()
+    network = load_drafter(
+        drafter, load_target(target, "float32", device, trust_remote_code=trust_remote_code)
+    )
+    texts = tokens_of(network.target, prompts)
+    outputs, ours = decoded(network, texts, max_new_tokens)
+    theirs = [server.greedy(text, max_new_tokens) for text in texts]
+    counts = server.counts().since(before)
+    verdict, name = Verdict("server", Path(url)), f"{server.model} at {server.url}"
+    same = [_as_plain(network.target, t, o.tokens, s) for t, o, s in zip(texts, outputs, theirs, strict=True)]
+    equal, ties = same.count(""), same.count(_TIE)
+    others = next((f"; {why}" for why in same if why not in ("", _TIE)), "")
+    line = f"outputs: {equal} of {len(texts)} as plain greedy decoding here, {ties} differ from a near-tie of p on{others}"
+    verdict.add(name, equal + ties == len(texts), line)
+    tau, most = _tau([o.accepted for o in ours]), network.config.block_size
+    positions = " ".join(f"{c:.0f}" for c in counts.at_position)
+    verdict.add(
+        name,
+        abs(tau - counts.tau) < SERVED * tau,
+        f"acceptance: {_counts('ours', [o.accepted for o in ours], most)}; the server's: {counts.calls:.0f} calls, "
+        f"τ {counts.tau:.3f}, accepted at each position {positions}",
+    )
+    return verdict
+
+
+SERVED = 0.05
+"""Of τ: how far a server's may lie from ours. It may run in another dtype, and another order of sums turns near-ties."""
+_TIE = "tie"
+
+
+def _as_plain(target: Target, prompt: list[int], ours: list[int], theirs: list[int]) -> str:
+    """Empty where the output is plain greedy decoding's, `_TIE` where it leaves it at two tokens as good as equally probable."""
+    for place, (a, b) in enumerate(zip_longest(ours, theirs)):
+        if a == b:
+            continue
+        if a is None or b is None:
+            ended = ours if b is None else theirs
+            return "" if ended[place] in target.eos_ids else f"{len(theirs)} tokens for {len(ours)}"
+        logits = target.forward(torch.tensor([prompt + ours[:place]], device=target.device)).logits_BLV
+        assert logits is not None
+        gap = float(logits[0, -1, a] - logits[0, -1, b])
+        return (
+            _TIE
+            if gap < NEAR
+            else f"token {b} at place {place}, where {a} is more probable by a factor of {math.exp(min(gap, 50)):.3g}"
+        )
+    return ""
+
+
+NEAR = 0.1
+"""Nats between two tokens that half precision may exchange."""
+
+
+def tokens_of(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Prompts as the target reads them. Raises UserError where it takes none."""
+    fitting, refused = tokenize_prompts(target, prompts)
+    if not fitting:
+        raise UserError(f"target {target.spec!r} takes none of the prompts: {refused[0]}")
+    return [tokens for _, tokens in fitting]
+
+
+def decoded(
+    drafter: BlockDrafter, prompts: Sequence[list[int]], max_new_tokens: int
+) -> tuple[list[Generation], list[Generation]]:
+    """Each prompt greedily, plainly and with chains of the drafter's."""
+    plain, ours = Decoder(drafter.target), Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
+    both = [(d.generate(p, max_new_tokens=max_new_tokens) for p in prompts) for d in (plain, ours)]
+    return list(both[0]), list(both[1])
+
+
+def compare(
+    drafter: BlockDrafter, verdicts: Sequence[Verdict], prompts: Sequence[list[int]], max_new_tokens: int
+) -> None:
     """Climb the ladder of each export, and decode prompts greedily with all of them. Writes into the verdicts."""
-    target = drafter.target
-    suites, _ = prompts_of("builtin", limit=limit)
-    prompts = [tokens for _, tokens in tokenize_prompts(target, suites[0].prompts)[0]]
-    if not prompts:
-        raise UserError(f"target {target.spec!r} takes none of the built-in prompts")
-    model = stock_model(target)
-    plain, ours = Decoder(target), Decoder(target, BlockProposer(drafter, tree_nodes=0))
-    outputs = [plain.generate(prompt, max_new_tokens=max_new_tokens).tokens for prompt in prompts]
-    calls = [ours.generate(prompt, max_new_tokens=max_new_tokens) for prompt in prompts]
+    model = stock_model(drafter.target)
+    outputs, ours = decoded(drafter, prompts, max_new_tokens)
     for verdict in verdicts:
         for reader in readers(verdict.format, verdict.folder, model):
             rungs = climb(drafter, verdict.format, reader, prompts[0])
             for rung in rungs:
                 verdict.add(reader.name, rung.same, rung.line)
             if rungs[-1].same:
-                _whole(verdict, reader, prompts, outputs, [c.accepted for c in calls], drafter)
+                _whole(
+                    verdict, reader, prompts, [o.tokens for o in outputs], [c.accepted for c in ours], drafter
+                )
 
 
 def _whole(
     verdict: Verdict,
     reader: Reader,
-    prompts: list[list[int]],
+    prompts: Sequence[list[int]],
     outputs: list[list[int]],
     ours: list[list[int]],
     drafter: BlockDrafter,

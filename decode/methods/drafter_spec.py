@@ -185,3 +185,12 @@ def _causal(architecture: str) -> bool:
 
     masked = {name for family in FAMILIES.values() for name in family.architectures}
     return architecture.endswith(("ForCausalLM", "LMHeadModel")) and architecture not in masked
+
+
+def target_of(spec: str) -> str | None:
+    """The target that a drafter's folder names; None where it names none."""
+    for name in ("config.json", "drafter.json"):
+        file = local_path(spec) / name
+        if file.is_file() and isinstance(made := read_object(file).get("target"), str) and made:
+            return made
+    return None

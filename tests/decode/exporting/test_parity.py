@@ -10,12 +10,12 @@ from align.common.errors import UserError
 from align.models.block_checkpoint import save_drafter
 from align.target.model import Target
 from decode.exporting.parity import exported
-from tests.builders import sharp_block_network
+from tests.builders import block_network
 
 
 @pytest.fixture
 def drafter(tmp_path: Path, target: Target) -> str:
-    network = sharp_block_network(target, 3, "taps", whole=True, block_layout="fill_in")
+    network = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
     card = "---\nlicense: mit\n---\n| expected τ, greedy | 1.5 |\n"
     save_drafter(network, tmp_path / "drafter", card=card)
     return str(tmp_path / "drafter")

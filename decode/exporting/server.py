@@ -1,0 +1,130 @@
+"""A running OpenAI-compatible server as it serves a drafter: its outputs, and from its metrics how many drafts were accepted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from align.common.errors import UserError
+from align.common.text import short
+
+_SAMPLE = re.compile(r"^(?P<name>[\w:]+?)(?:_total)?(?:\{(?P<labels>[^}]*)\})? (?P<value>[-+.\deE]+)$")
+_COUNTERS = "vllm:spec_decode_num_"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of speculative decoding since a server started: calls, drafted and accepted tokens, accepted ones by position."""
+
+    calls: float = 0
+    drafted: float = 0
+    accepted: float = 0
+    at_position: tuple[float, ...] = ()
+
+    def since(self, before: Counts) -> Counts:
+        """What came after `before`."""
+        earlier = [*before.at_position, *[0.0] * (len(self.at_position) - len(before.at_position))]
+        return Counts(
+            self.calls - before.calls,
+            self.drafted - before.drafted,
+            self.accepted - before.accepted,
+            tuple(a - b for a, b in zip(self.at_position, earlier, strict=True)),
+        )
+
+    @property
+    def tau(self) -> float:
+        """Tokens per call."""
+        return 1 + self.accepted / self.calls if self.calls else 1.0
+
+
+class Server:
+    """One server, by the address of its API (`http://127.0.0.1:8000`, with or without `/v1`).
+
+    Raises:
+        UserError: no address, no answer, or an answer that is none of this protocol.
+    """
+
+    def __init__(self, url: str, timeout: float = 600.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise UserError(f"--engine={url!r}: no address; an example: http://127.0.0.1:8000")
+        self.url, self.timeout = url.rstrip("/").removesuffix("/v1"), timeout
+        models = self._json("/v1/models").get("data")
+        if (
+            not isinstance(models, list)
+            or not models
+            or not isinstance(models[0], dict)
+            or "id" not in models[0]
+        ):
+            raise UserError(f"{self.url}/v1/models: names no model, so this is no OpenAI-compatible server")
+        self.model = str(models[0]["id"])
+
+    def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+        """The server's greedy output for a prompt of tokens, as tokens."""
+        body = {
+            "model": self.model,
+            "prompt": list(prompt),
+            "max_tokens": max_new_tokens,
+            "temperature": 0,
+            "return_token_ids": True,
+            "return_output_token_ids": True,
+        }
+        answer = self._json("/v1/completions", body)
+        choice = (answer.get("choices") or [{}])[0]
+        tokens = choice.get("token_ids") or choice.get("output_token_ids")
+        if not isinstance(tokens, list):
+            raise UserError(
+                f"{self.url}: its answer has no token_ids, so outputs can't be compared; vLLM's has from 0.11 on"
+            )
+        return [int(t) for t in tokens]
+
+    def counts(self) -> Counts:
+        """Its counters now. Raises UserError where it counts no drafts, so that it has no drafter."""
+        found, positions = dict[str, float](), dict[int, float]()
+        for line in self._text("/metrics").splitlines():
+            match = _SAMPLE.match(line)
+            if match is None or not match["name"].startswith(_COUNTERS):
+                continue
+            name, value = match["name"].removeprefix(_COUNTERS), float(match["value"])
+            if name == "accepted_tokens_per_pos":
+                place = re.search(r'position="(\d+)"', match["labels"] or "")
+                if place is not None:
+                    positions[int(place[1])] = positions.get(int(place[1]), 0.0) + value
+            else:
+                found[name] = found.get(name, 0.0) + value
+        if "drafts" not in found:
+            raise UserError(
+                f"{self.url}/metrics: counts no drafts: start the server with the drafter (--speculative-config)"
+            )
+        at = tuple(positions.get(k, 0.0) for k in range(max(positions, default=-1) + 1))
+        return Counts(found["drafts"], found.get("draft_tokens", 0.0), found.get("accepted_tokens", 0.0), at)
+
+    def _json(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        text = self._text(path, body)
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise UserError(f"{self.url}{path}: answered {short(text)}, no JSON object")
+        return found
+
+    def _text(self, path: str, body: dict[str, Any] | None = None) -> str:
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(self.url + path, data, {"Content-Type": "application/json"})
+        try:
+            with urlopen(request, timeout=self.timeout) as answer:
+                return bytes(answer.read()).decode("utf-8", "replace")
+        except HTTPError as error:
+            said = error.read().decode("utf-8", "replace")
+            raise UserError(f"{self.url}{path}: answered {error.code}: {short(said, 200)}") from None
+        except (URLError, OSError, TimeoutError) as error:
+            raise UserError(
+                f"{self.url}{path}: no answer ({getattr(error, 'reason', error)}); is the server up?"
+            ) from None

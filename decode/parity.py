@@ -1,0 +1,80 @@
+"""`python -m decode.parity --drafter DIR --engine URL|transformers|dflash`: does an engine draft with this drafter what was trained?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from align.common.errors import UserError, cli, nearest
+from align.common.text import say
+from align.target.names import DEFAULT_TARGET
+from decode.cli import Parser, path, whole
+from decode.methods.drafter_spec import check_there, role_of, target_of
+
+ENGINES = ("transformers", "dflash", "vllm")
+
+
+def parser() -> Parser:
+    """The command's options."""
+    p = Parser(
+        prog="python -m decode.parity",
+        description="Compare an engine's drafts and outputs with a drafter's own, on its target.",
+        epilog="example: python -m decode.parity --drafter runs/mine/drafter --engine http://127.0.0.1:8000",
+    )
+    add = p.add_argument
+    add("--drafter", required=True, help="the drafter's folder or hub id, as it was trained here")
+    add("--engine", required=True, help="transformers or dflash, in this process; or a running server's URL")
+    add(
+        "--export",
+        type=path,
+        metavar="DIR",
+        help="what decode.export wrote for it (default: written anew, for this comparison)",
+    )
+    p.add_target_options(dtype=False)
+    p.add_prompt_options("a suite or several (default builtin)")
+    add("--limit", type=whole(1), default=8, metavar="N", help="prompts of each suite (default 8)")
+    add("--max-new-tokens", type=whole(2), default=64, metavar="N", help="of each (default 64)")
+    return p
+
+
+@cli
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command. Exit code 1 where something differs."""
+    options = parser().parse_args(arguments)
+    served = options.engine.startswith(("http:", "https:"))
+    if not served and options.engine not in ENGINES:
+        raise UserError(
+            f"--engine={options.engine!r} is no URL and none of them{nearest(options.engine, ENGINES)}"
+        )
+    if options.engine == "vllm":
+        raise UserError(
+            "--engine=vllm: start it (decode.export prints the line), and give its URL: --engine http://127.0.0.1:8000"
+        )
+    if served and options.export is not None:
+        raise UserError("--export: a server has loaded its own folder; leave it out")
+    check_there(options.drafter)
+    if role_of(options.drafter) not in ("block", "variable_prefix"):
+        raise UserError(
+            f"--drafter={options.drafter}: is no block drafter, the only kind that formats translate"
+        )
+
+    from decode.exporting import parity
+    from decode.suites.registry import prompts_of
+
+    suites, _ = prompts_of(options.suite, options.prompts, options.data_dir, options.limit)
+    prompts = [prompt for suite in suites for prompt in suite.prompts]
+    target = options.target or target_of(options.drafter) or DEFAULT_TARGET
+    common = (options.drafter, target, prompts, options.max_new_tokens)
+    trust = {"device": options.device, "trust_remote_code": options.trust_remote_code}
+    if served:
+        verdict = parity.served(*common, options.engine, **trust)
+    else:
+        verdict = parity.in_process(*common, options.engine, options.export, **trust)
+    for line in verdict.lines:
+        say(line)
+    say("THE SAME DRAFTER" if verdict.same else "NOT THE SAME DRAFTER")
+    if not verdict.same:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

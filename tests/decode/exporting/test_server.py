@@ -1,0 +1,154 @@
+"""A server's answers and counters are read, and what it does wrong is said in one line. The server speaks the protocol over this
+project's decoder."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from align.common.errors import UserError
+from align.models.block import BlockDrafter
+from align.models.block_checkpoint import save_drafter
+from align.target.model import Target
+from decode.drafters.block import BlockProposer
+from decode.engine.decoder import Decoder, prompt_tokens
+from decode.exporting import parity
+from decode.exporting.server import Counts, Server
+from decode.suites.prompt import Prompt
+from tests.builders import PROMPT, overfit_block_network
+
+PROMPTS = [Prompt(id=str(i), content=text, category="") for i, text in enumerate(("x", "Once upon"))]
+
+
+class App:
+    """Completions by a decoder with a drafter, and vLLM's counters; `change` alters what it sends for a path."""
+
+    def __init__(self, drafter: BlockDrafter) -> None:
+        self.decoder = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
+        self.accepted, self.drafted = list[int](), list[int]()
+        self.change: dict[str, Callable[[str], str | int]] = {}
+
+    def answer(self, path: str, body: dict[str, Any]) -> str:
+        if path == "/v1/models":
+            return json.dumps({"data": [{"id": "mine"}]})
+        if path == "/metrics":
+            at = [
+                f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{model="mine",position="{k}"}} {sum(a > k for a in self.accepted)}.0'
+                for k in range(4)
+            ]
+            totals = {
+                "drafts": len(self.accepted),
+                "draft_tokens": sum(self.drafted),
+                "accepted_tokens": sum(self.accepted),
+            }
+            lines = [
+                f'vllm:spec_decode_num_{name}_total{{model="mine"}} {value}.0'
+                for name, value in totals.items()
+            ]
+            return "\n".join(["# HELP something", *lines, *at]) + "\n"
+        assert path == "/v1/completions" and body["temperature"] == 0
+        out = self.decoder.generate(body["prompt"], max_new_tokens=body["max_tokens"])
+        self.accepted += out.accepted
+        self.drafted += out.drafted
+        return json.dumps({"choices": [{"text": out.text, "token_ids": out.tokens}]})
+
+
+@pytest.fixture(scope="module")
+def drafter(target: Target) -> BlockDrafter:
+    return overfit_block_network(target, prompt_tokens(target, "x"))
+
+
+@pytest.fixture
+def served(drafter: BlockDrafter) -> Iterator[tuple[App, str]]:
+    app = App(drafter)
+
+    class Handler(BaseHTTPRequestHandler):
+        def _send(self, body: dict[str, Any]) -> None:
+            found: str | int = app.answer(self.path, body)
+            if self.path in app.change:
+                found = app.change[self.path](str(found))
+            self.send_response(found if isinstance(found, int) else 200)
+            self.end_headers()
+            self.wfile.write(str(found).encode())
+
+        def do_GET(self) -> None:
+            self._send({})
+
+        def do_POST(self) -> None:
+            self._send(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield app, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_server_that_drafts_as_trained(
+    tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]
+) -> None:
+    save_drafter(drafter, tmp_path / "drafter")
+    verdict = parity.served(str(tmp_path / "drafter"), "debug", PROMPTS, 12, served[1] + "/v1", device="cpu")
+    assert verdict.same, verdict.lines
+    assert "outputs: 2 of 2 as plain greedy" in verdict.lines[0]
+    ours, theirs = (part.rpartition("position ")[2] for part in verdict.lines[1].split("; the server's"))
+    assert ours == theirs and not ours.startswith("0")
+
+
+def test_a_server_that_does_not(tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]) -> None:
+    app, url = served
+    save_drafter(drafter, tmp_path / "drafter")
+
+    def one_other(text: str) -> str:
+        answer = json.loads(text)
+        tokens = answer["choices"][0]["token_ids"]
+        tokens[0] = (tokens[0] + 1) % 256
+        return json.dumps(answer)
+
+    app.change["/v1/completions"] = one_other
+    verdict = parity.served(str(tmp_path / "drafter"), "debug", PROMPTS, 12, url, device="cpu")
+    assert not verdict.same and "outputs: 0 of 2" in verdict.lines[0] and "at place 0" in verdict.lines[0]
+    app.change = {"/metrics": lambda text: text.replace("num_accepted_tokens_total", "other_total")}
+    verdict = parity.served(str(tmp_path / "drafter"), "debug", PROMPTS, 12, url, device="cpu")
+    assert not verdict.same and "τ 1.000" in verdict.lines[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "says"),
+    [
+        ("/v1/models", "[]", "no JSON object"),
+        ("/v1/models", '{"data": []}', "names no model"),
+        ("/v1/completions", '{"choices": [{"text": "x"}]}', "has no token_ids"),
+        ("/v1/completions", 429, "answered 429"),
+        ("/metrics", "# nothing", "counts no drafts"),
+    ],
+)
+def test_answers_of_another_kind(served: tuple[App, str], path: str, sent: str | int, says: str) -> None:
+    app, url = served
+    app.change[path] = lambda text: sent
+    with pytest.raises(UserError, match=says):
+        server = Server(url)
+        server.counts()
+        server.greedy(PROMPT, 2)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"), [("here", "no address"), ("http://127.0.0.1:1", "is the server up")]
+)
+def test_no_server(url: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Server(url)
+
+
+def test_counts_since() -> None:
+    later = Counts(10, 40, 12, (8, 3, 1)).since(Counts(4, 16, 2, (2,)))
+    assert later == Counts(6, 24, 10, (6, 3, 1)) and later.tau == 1 + 10 / 6 and Counts().tau == 1

@@ -1,0 +1,60 @@
+"""`python -m decode.parity`: options, what it prints, exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from align.models.block_checkpoint import save_drafter
+from align.target.model import Target
+from decode import export, parity
+from tests.builders import block_network
+
+
+@pytest.fixture
+def drafter(tmp_path: Path, target: Target) -> str:
+    network = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
+    network.config.target = "debug"
+    save_drafter(network, tmp_path / "drafter")
+    return str(tmp_path / "drafter")
+
+
+def test_transformers_reads_a_fresh_export_and_one_that_was_written(
+    tmp_path: Path, drafter: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--drafter", drafter, "--limit", "1", "--max-new-tokens", "4", "--device", "cpu"]
+    parity.main([*words, "--engine", "transformers"])
+    out = str(tmp_path / "out")
+    export.main(["--drafter", drafter, "--format", "transformers", "--out", out, "--no-check"])
+    parity.main([*words, "--engine", "transformers", "--export", out])
+    assert capsys.readouterr().out.count("THE SAME DRAFTER") == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--engine", "transfomers"], "is no URL and none of them.*transformers"),
+        (["--engine", "vllm"], "give its URL"),
+        (["--engine", "http://127.0.0.1:1", "--export", "x"], "leave it out"),
+        (["--engine", "http://127.0.0.1:1"], "is the server up"),
+    ],
+)
+def test_engines_that_there_are_not(
+    drafter: str, more: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+
+    with pytest.raises(SystemExit) as ended:
+        parity.main(["--drafter", drafter, *more])
+    assert ended.value.code == 2 and re.search(says, capsys.readouterr().err)
+
+
+def test_an_export_in_another_format(
+    tmp_path: Path, drafter: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    export.main(["--drafter", drafter, "--format", "dflash", "--out", out, "--no-check"])
+    with pytest.raises(SystemExit):
+        parity.main(["--drafter", drafter, "--engine", "transformers", "--export", out])
+    assert "is in the format 'dflash'" in capsys.readouterr().err
