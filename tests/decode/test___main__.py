@@ -13,7 +13,9 @@ def test_every_command_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in lines[3:]] == [
         "decode.compare",
         "decode.eval",
+        "decode.export",
         "decode.generate",
+        "decode.parity",
         "decode.report",
         "decode.verify",
     ]

@@ -1,0 +1,221 @@
+"""A drafter trained here, served by vLLM on this machine's processor: the same tokens as without it, and how many drafts it accepts.
+
+    make serve-check                                   # sets up .venv-vllm, trains a drafter where there is none, runs this
+    python -m tests.serve_check --vllm .venv-vllm --drafter runs/smollm2_taps/drafter
+
+Two servers run at once, one plain and one with the export. Prompt by prompt, in turns, both answer greedily through the OpenAI
+protocol, and so does this project's decoder, plainly and with chains of the same drafter. Exit code 1 where outputs or acceptance differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from align.common.errors import UserError, cli
+from align.models.block_checkpoint import load_drafter
+from align.target.loading import load_target, resolve_folder
+from align.target.names import DEFAULT_TARGET
+from decode.drafters.block import BlockProposer
+from decode.engine.decoder import Decoder
+from decode.exporting.folder import write_block
+from decode.exporting.parity import tokens_of
+from decode.exporting.server import Server
+from decode.reporting.statistics import paired_ratio
+from decode.suites.registry import prompts_of
+
+START = 600.0
+"""Seconds that a server may take to start."""
+
+
+@cli
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--vllm", type=Path, required=True, help="the virtual environment that vLLM is installed in")
+    add("--drafter", default="runs/smollm2_taps/drafter")
+    add("--target", default=DEFAULT_TARGET)
+    add("--suite", default="mtbench")
+    add("--limit", type=int, default=20)
+    add("--max-new-tokens", type=int, default=64)
+    add("--out", type=Path, default=Path("runs/serve_check"))
+    found = run(parser.parse_args())
+    if not found["same"]:
+        raise SystemExit(1)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    program = options.vllm / "bin" / "python"
+    if not program.is_file():
+        raise UserError(f"--vllm={options.vllm}: has no bin/python; type: make serve-check")
+    target = load_target(options.target, "float32")
+    drafter = load_drafter(options.drafter, target)
+    folder = options.out / "dflash"
+    write_block(drafter, "dflash", folder, torch.bfloat16, "")
+    suites, _ = prompts_of(options.suite, limit=options.limit)
+    prompts = tokens_of(target, suites[0].prompts)
+    words = {
+        "method": "dflash",
+        "model": str(folder.resolve()),
+        "num_speculative_tokens": drafter.config.block_size,
+    }
+    model = str(resolve_folder(options.target))
+    more = ["--speculative-config", json.dumps(words)]
+    with (
+        serving(program, model, [], options.out / "plain.log") as plain,
+        serving(program, model, more, options.out / "drafted.log") as drafted,
+    ):
+        ways = {
+            "vLLM": lambda p, n: plain.greedy(p, n),
+            "vLLM with the drafter": lambda p, n: drafted.greedy(p, n),
+            "ours": _decode(Decoder(target)),
+            "ours with the drafter": _decode(chains := Decoder(target, BlockProposer(drafter, tree_nodes=0))),
+        }
+        for way in ways.values():
+            way(prompts[0], 8)  # warm
+        before = drafted.counts()
+        outputs, speeds = measured(ways, prompts, options.max_new_tokens)
+        counts = drafted.counts().since(before)
+    accepted = [chains.generate(p, max_new_tokens=options.max_new_tokens).accepted for p in prompts]
+    calls = sum(map(len, accepted))
+    ours = 1 + sum(map(sum, accepted)) / calls
+    same = {name: sum(a == b for a, b in zip(outputs["vLLM"], outputs[name], strict=True)) for name in ways}
+    report = {
+        "prompts": len(prompts), "max_new_tokens": options.max_new_tokens, "threads": torch.get_num_threads(),
+        "identical_to_vllm_plain": same, "tokens_per_s": speeds,
+        "tau": {"vLLM": counts.tau, "ours": ours}, "calls": {"vLLM": counts.calls, "ours": calls},
+        "accepted_at_position": {
+            "vLLM": counts.at_position,
+            "ours": [sum(a > k for one in accepted for a in one) for k in range(drafter.config.block_size)],
+        },
+        "same": same["vLLM with the drafter"] == len(prompts) and abs(counts.tau - ours) < 0.05 * ours,
+    }  # fmt: skip
+    (options.out / "serve_check.json").write_text(json.dumps(report, indent=2) + "\n")
+    tell(report)
+    return report
+
+
+def _decode(decoder: Decoder) -> Any:
+    return lambda prompt, count: decoder.generate(prompt, max_new_tokens=count).tokens
+
+
+def measured(
+    ways: dict[str, Any], prompts: list[list[int]], count: int
+) -> tuple[dict[str, list[list[int]]], dict[str, Any]]:
+    """Outputs of every way, and tokens/s, prefill included, with the speed-up over the plain way of its kind."""
+    outputs: dict[str, list[list[int]]] = {name: [] for name in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for number, prompt in enumerate(prompts):
+        names = list(ways)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            started = time.perf_counter()
+            outputs[name].append(ways[name](prompt, count))
+            seconds[name].append(time.perf_counter() - started)
+        print(f"{number + 1}/{len(prompts)} prompts", file=sys.stderr, flush=True)
+    speeds: dict[str, Any] = {}
+    for name in ways:
+        base = name.removesuffix(" with the drafter")
+        each, basis = (
+            {
+                ("prompts", str(i)): s / max(len(o), 1)
+                for i, (s, o) in enumerate(zip(seconds[n], outputs[n], strict=True))
+            }
+            for n in (name, base)
+        )
+        up = paired_ratio(basis, each)
+        speeds[name] = {
+            "tokens_per_s": sum(map(len, outputs[name])) / sum(seconds[name]),
+            "speed_up": None if up is None or up.lo is None else [up.value, up.lo, up.hi],
+        }
+    return outputs, speeds
+
+
+@contextmanager
+def serving(program: Path, model: str, more: list[str], log: Path) -> Iterator[Server]:
+    """A server of vLLM's on a free port, in fp32: what `vllm serve` starts, a command that the build for processors lacks the metadata for."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [
+        str(program.absolute()), "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager",
+        "--max-model-len", "2048", "--max-num-seqs", "1", "--generation-config", "vllm", "--no-enable-prefix-caching", *more,
+    ]  # fmt: skip
+    quiet = {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    threads = {
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "HF_HUB_OFFLINE": "1",
+    }
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            words,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=os.environ | quiet | threads,
+            start_new_session=True,
+        )
+        try:
+            yield _awaited(process, port, log)
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The server and its workers."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _awaited(process: subprocess.Popen[bytes], port: int, log: Path) -> Server:
+    started = time.monotonic()
+    while time.monotonic() - started < START:
+        if process.poll() is not None:
+            raise UserError(f"vllm serve ended with exit code {process.returncode}; {log} says why")
+        try:
+            return Server(f"http://127.0.0.1:{port}")
+        except UserError:
+            time.sleep(2)
+    raise UserError(f"vllm serve did not answer within {START:.0f} s; {log} says why")
+
+
+def tell(report: dict[str, Any]) -> None:
+    print(
+        "| | tokens/s | speed-up [95%] | τ | accepted at each position | outputs as vLLM's plain ones |\n|---|---|---|---|---|---|"
+    )
+    for name, speed in report["tokens_per_s"].items():
+        drafts, engine = name.endswith("drafter"), "vLLM" if name.startswith("vLLM") else "ours"
+        up = speed["speed_up"]
+        tau = f"{report['tau'][engine]:.3f}" if drafts else "1"
+        at = " ".join(f"{a:.0f}" for a in report["accepted_at_position"][engine]) if drafts else ""
+        said = "1" if not drafts else f"{up[0]:.2f}× [{up[1]:.2f}, {up[2]:.2f}]" if up else "one prompt: none"
+        same = report["identical_to_vllm_plain"][name]
+        print(
+            f"| {name} | {speed['tokens_per_s']:.1f} | {said} | {tau} | {at} | {same}/{report['prompts']} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
