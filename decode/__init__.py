@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from align.common.errors import UserError
     from decode.engine.decoder import Decoder
     from decode.engine.output import Generation
+    from decode.methods.custom_generate import custom_generate
     from decode.methods.load import load
     from decode.speculation.sampling import Sampling
 
-__all__ = ["Decoder", "Generation", "Sampling", "UserError", "load"]
+__all__ = ["Decoder", "Generation", "Sampling", "UserError", "custom_generate", "load"]
 
 _HOME = {
     "Decoder": "decode.engine.decoder",
     "Generation": "decode.engine.output",
     "Sampling": "decode.speculation.sampling",
     "UserError": "align.common.errors",
+    "custom_generate": "decode.methods.custom_generate",
     "load": "decode.methods.load",
 }
 

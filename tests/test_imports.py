@@ -46,7 +46,7 @@ ROOMS = {
     "decode.cli": "align.common align.folder decode.method_names",
 }
 """What each room may import. Commands (align.train, decode.eval, …) may import any room of their own package and
-`align.common`; nobody imports a command. Only `decode.methods.load` answers to `import decode`."""
+`align.common`; nobody imports a command. Only `decode.methods` answers to `import decode`."""
 
 SEEN_BY_DECODE = {
     "align.common",

@@ -1,0 +1,225 @@
+"""The drop-in: `model.generate(**inputs, custom_generate=decode.custom_generate, drafter=…)` on a transformers model.
+
+transformers prepares the request and hands over what it made: logits processors and warpers, stopping criteria, streamer. All of them
+are applied to every row that is verified, so that the output is what `generate` gives without drafts: greedily token for token, else
+in distribution.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from align.common.errors import UserError
+from align.target.interface import install
+from align.target.model import Target
+from align.target.proof import proven
+from decode.drafters.base import Drafter
+from decode.engine.decoder import Decoder
+from decode.engine.engine import run_together
+from decode.engine.processed import ProcessedEngine
+from decode.methods.load import load
+from decode.speculation.sampling import Sampling
+
+_OPENED: WeakKeyDictionary[Any, tuple[Target, dict[Any, Decoder]]] = WeakKeyDictionary()
+_IGNORED = {
+    "attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position",
+    "token_type_ids", "mm_token_type_ids",
+}  # fmt: skip
+"""What `generate` prepares itself for a text of tokens."""
+
+
+class _NoTokenizer:
+    """Tokens are all that comes in and goes out."""
+
+    eos_token_id = pad_token_id = bos_token_id = chat_template = None
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": []}
+
+    def decode(self, tokens: Any, **options: Any) -> str:
+        return ""
+
+
+def custom_generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    drafter: str | Path | Drafter | Decoder | None = None,
+    method: str | None = None,
+    **model_kwargs: Any,
+) -> Any:
+    """What `generate` calls in place of its own loop.
+
+    Args:
+        drafter: a folder or hub id, `lookup`, None (plain decoding), or one already loaded, as `decode.load` takes it; or a
+            `Decoder` for this very model.
+        method: a system by name, as `decode.load` takes it.
+
+    Returns:
+        What `generate` returns: tokens (B, n), or with `return_dict_in_generate` sequences, scores and logits as asked for.
+
+    Raises:
+        UserError: beams, inputs other than tokens, hidden states or attentions asked for, a drafter that does not fit.
+    """
+    config, streamer = generation_config, _streamer_of(inspect.currentframe())
+    _check(config, model_kwargs, input_ids, streamer)
+    with _ours(model) as (target, decoders):
+        decoder = drafter if isinstance(drafter, Decoder) else _decoder(target, decoders, drafter, method)
+        if decoder.target is not target:
+            raise UserError("drafter: this Decoder was made for another model; give its drafter's folder")
+        drafting = _drafting(config)
+        verifier = decoder.verifier_for(drafting)
+        keep = bool(config.return_dict_in_generate and (config.output_scores or config.output_logits))
+        engines, masks = list[ProcessedEngine](), _masks(input_ids, model_kwargs.get("attention_mask"))
+        for number, (row, mask) in enumerate(zip(input_ids, masks, strict=True)):
+            shown = row.tolist()
+            engines.append(
+                ProcessedEngine(
+                    target,
+                    row[mask].tolist(),
+                    config.max_length - len(shown),
+                    replace(drafting, seed=drafting.seed + number),
+                    decoder.drafter,
+                    verifier,
+                    processors=_of_row(logits_processor, number, len(input_ids)),
+                    criteria=_of_row(stopping_criteria, number, len(input_ids)),
+                    shown=shown,
+                    keep=keep,
+                    put=None if streamer is None else lambda tokens: streamer.put(torch.tensor(tokens)),
+                )
+            )
+        for engine in engines:
+            run_together([engine])
+        if streamer is not None:
+            streamer.end()
+    return _output(config, input_ids, engines)
+
+
+def _streamer_of(frame: FrameType | None) -> Any:
+    """The streamer that `generate`, our caller, was given: it hands none to a function that takes the place of its loop."""
+    caller = None if frame is None else frame.f_back
+    return None if caller is None or caller.f_code.co_name != "generate" else caller.f_locals.get("streamer")
+
+
+def _of_row(function: Any, number: int, batch: int) -> Any:
+    """A function of a batch's texts, as one of its text in the place `number`: some know what stands in which place."""
+    if batch == 1:
+        return function
+
+    def alone(text: Tensor, scores: Tensor | None) -> Any:
+        found = function(text.repeat(batch, 1), None if scores is None else scores.repeat(batch, 1))
+        return found[number : number + 1] if isinstance(found, Tensor) else found
+
+    return alone
+
+
+def _check(config: Any, model_kwargs: dict[str, Any], input_ids: Tensor, streamer: Any) -> None:
+    if (config.num_beams or 1) > 1:
+        raise UserError(
+            f"num_beams={config.num_beams}: drafts are verified against one text; leave num_beams at 1"
+        )
+    for name in ("output_hidden_states", "output_attentions"):
+        if config.return_dict_in_generate and getattr(config, name, None):
+            raise UserError(f"{name}: the states of rejected drafts are among them; leave it out")
+    if getattr(config, "guidance_scale", None) not in (None, 1, 1.0):
+        raise UserError(
+            "guidance_scale: its processor runs the model once a token, in an order that drafts do not keep; leave it out"
+        )
+    if other := next((k for k, v in model_kwargs.items() if v is not None and k not in _IGNORED), None):
+        raise UserError(f"{other}: only tokens and attention_mask are taken as input")
+    if streamer is not None and len(input_ids) > 1:
+        raise UserError(f"streamer: {len(input_ids)} texts are written at once; a streamer takes one")
+
+
+def _drafting(config: Any) -> Sampling:
+    """How q is drawn: as p is processed where the settings say so. It moves acceptance, never the output's distribution."""
+    seed = int(torch.randint(2**62, ()))  # so that torch.manual_seed repeats a text
+    if not config.do_sample:
+        return Sampling()
+    temperature = 1.0 if config.temperature is None else float(config.temperature)
+    top_p = 1.0 if config.top_p is None else float(config.top_p)
+    return Sampling(max(temperature, 1e-3), min(max(top_p, 1e-6), 1.0), int(config.top_k or 0), seed=seed)
+
+
+def _masks(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Which tokens of each text are no padding. Raises UserError where padding stands elsewhere than left."""
+    if attention_mask is None:
+        return torch.ones_like(input_ids, dtype=torch.bool)
+    mask = attention_mask.bool()
+    if bool((mask[:, 1:] < mask[:, :-1]).any()):
+        raise UserError("attention_mask: padding stands behind tokens; pad on the left (padding_side='left')")
+    return mask
+
+
+@contextmanager
+def _ours(model: Any) -> Iterator[tuple[Target, dict[Any, Decoder]]]:
+    """The model as a target for the time of a call: our attention goes in and comes out again, and nothing else is changed."""
+    before, training = model.config._attn_implementation, model.training
+    grads = {name: p.requires_grad for name, p in model.named_parameters()}
+    try:
+        if model not in _OPENED:
+            model.set_attn_implementation("eager")
+            name = getattr(model, "name_or_path", "") or type(model).__name__
+            _OPENED[model] = proven(model, _NoTokenizer(), name, fast=False), {}
+        target, decoders = _OPENED[model]
+        model.eval()
+        install(model, own=target.attention == "its own, eager")
+        yield target, decoders
+    finally:
+        model.set_attn_implementation(before)
+        model.train(training)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(grads[name])
+
+
+def _decoder(target: Target, decoders: dict[Any, Decoder], drafter: Any, method: str | None) -> Decoder:
+    """Opened once for each model."""
+    key = (str(drafter) if isinstance(drafter, str | Path) else id(drafter), method)
+    if key not in decoders:
+        decoders[key] = load(target, drafter, method=method)
+    return decoders[key]
+
+
+def _output(config: Any, input_ids: Tensor, engines: list[ProcessedEngine]) -> Any:
+    longest = max(len(engine.out.tokens) for engine in engines)
+    pad = config.pad_token_id if config.pad_token_id is not None else 0
+    new = [engine.out.tokens + [int(pad)] * (longest - len(engine.out.tokens)) for engine in engines]
+    sequences = torch.cat(
+        (input_ids, torch.tensor(new, dtype=input_ids.dtype, device=input_ids.device)), dim=1
+    )
+    if not config.return_dict_in_generate:
+        return sequences
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+    raw, processed = (_steps(engines, longest, which) for which in (0, 1))
+    made: Any = GenerateDecoderOnlyOutput  # its fields are said to be narrower than they are
+    return made(
+        sequences=sequences,
+        scores=processed if config.output_scores else None,
+        logits=raw if config.output_logits else None,
+    )
+
+
+def _steps(engines: list[ProcessedEngine], longest: int, which: int) -> tuple[Tensor, ...] | None:
+    """Kept logits by step, (B, V) each; behind a text's end zeros."""
+    if engines[0].kept is None:
+        return None
+    nothing = torch.zeros_like(engines[0].kept[0][which])
+    return tuple(
+        torch.stack(
+            [e.kept[i][which] if e.kept is not None and i < len(e.kept) else nothing for e in engines]
+        )
+        for i in range(longest)
+    )
