@@ -19,7 +19,6 @@ from decode.losslessness.conditionals import Tally
 from decode.losslessness.config import VerifyConfig
 from decode.losslessness.options import Decoders, batch_options, drawn_options, same_options, together
 from decode.losslessness.planted import Bug
-from decode.losslessness.recorded import RecordedDrafter
 from decode.losslessness.scripted import scripted_check, whole
 from decode.losslessness.settings import SHORT, Options
 from decode.losslessness.verdict import Caught, Check, line
@@ -27,6 +26,7 @@ from decode.losslessness.widened import BUGS
 from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
 from decode.suites.tokenized import tokenize_prompts
+from decode.wrappers.recorded import RecordedDrafter
 
 ALPHA = 1e-3
 """The chance that a correct pair fails the check of sampled tokens, for all its comparisons together."""
