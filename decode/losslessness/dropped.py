@@ -113,8 +113,13 @@ DROPPED = (
             "top-k": verified(sampled_otherwise(top_k=0)),
             "top-p": verified(sampled_otherwise(top_p=1.0)),
             "min-p": verified(sampled_otherwise(min_p=0.0)),
-            "banned tokens, minimum length": verified(lambda one: one._replace(before=one.before._replace(barred=None))),
         }.items()
+    ),
+    Bug(
+        "banned tokens, minimum length: not in the p that drafts are compared with",
+        "rounds",
+        verified(lambda one: one._replace(before=one.before._replace(barred=None))),
+        BY_RATIO,
     ),
     Bug("seed: not in what is drawn", "options drawn", engine_with(seed=0)),
 )  # fmt: skip

@@ -47,7 +47,7 @@ class Options:
     def __init__(self, target: Target, prompts: Sequence[list[int]], seed: int) -> None:
         self.target, self.prompts = target, [prompt[-SHORT:] for prompt in prompts[:3]]
         self.prompt = self.prompts[0]
-        said = write(target, self.prompt, Setting("", Sampling(), NEW, ends=()))
+        self.said = said = write(target, self.prompt, Setting("", Sampling(), NEW, ends=()))
         own, other = ((seed + offset) % 2**63 for offset in (77_003, 91_009))
         self.exact = [*_greedy(target, self.prompt, said), *_coupled(target, self.prompt, said, own)]
         self.together = [s for s in self.exact if _shared(s)] + self._others(own)
