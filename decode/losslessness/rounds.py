@@ -3,7 +3,7 @@
 The logits after the prefix and after each token are rows of the target's, cut to few tokens; q mixes two of them, so drafts are
 accepted often and not always. A round's tokens, continued by draws from p up to a fixed length, have to be distributed as p. Of every
 token at every place Σ (1 − p) where it came and Σ −p where it did not is bounded by Freedman's inequality (`conditionals`). Where
-that looks unlikely, fresh draws, four times as many, decide alone, so the first look costs no false alarm.
+that looks unlikely, fresh draws, ten times as many, decide alone, so the first look costs no false alarm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZE, ROWS = 24, 4
 """Tokens, and rows of logits."""
 LEVELS, NODES = 2, 4
 """Of the drafts."""
-DRAWS, AGAIN, TOGETHER = 800, 4, 200
+DRAWS, AGAIN, TOGETHER = 800, 10, 200
 """Rounds of a setting; how many times as many decide; rounds in one call."""
 LOOK = 0.02
 """A bound below which fresh draws decide."""
