@@ -3,6 +3,7 @@
     greedy     outputs in fp32, with drafts and without, are equal token by token
     coupled    so are outputs at temperature 1, where the noise of each position is fixed
     options    every option of a request, one at a time and together, does what a reference without the engine's code does
+    rounds     thousands of rounds of every verifier, at logits of the target, keep the law of p
     sampled    each token of sampled texts, under several settings, has the target's distribution after the tokens before it
     half       outputs in bf16 differ from plain decoding's by rounding ties alone
 
@@ -19,8 +20,7 @@ from align.common.claims import Claim
 from align.common.errors import cli
 from align.common.text import say
 from decode.cli import Parser, path, whole
-from decode.losslessness.cases import check
-from decode.losslessness.config import QUICK, THOROUGH, VerifyConfig
+from decode.losslessness.cases import QUICK, THOROUGH, VerifyConfig, check
 from decode.losslessness.verdict import write_verdict
 
 

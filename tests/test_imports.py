@@ -39,6 +39,7 @@ ROOMS = {
     "decode.suites": "align.common decode.engine",
     "decode.reporting": "align.common align.folder decode.method_names",
     "decode.losslessness": "align.common align.kernels align.target decode.method_names decode.speculation decode.drafters "
+    "decode.wrappers "
     "decode.engine decode.methods decode.suites decode.reporting",
     "decode.benchmark": "align.common align.target decode.method_names decode.speculation decode.drafters "
     "decode.wrappers decode.engine decode.methods decode.suites decode.reporting decode.losslessness",

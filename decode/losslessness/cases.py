@@ -1,14 +1,14 @@
-"""What `decode.verify` compares with plain decoding: one drafter under several options, or methods by their names."""
+"""The options of `decode.verify`, and what it compares with plain decoding: one drafter under several options, or methods by their names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError, nearest
 from align.target.names import check_given
-from decode.losslessness.config import VerifyConfig
 from decode.method_names import LOSSY, ORDERS
 from decode.methods.build import build, open_parts, verifier_of
 from decode.methods.drafter_spec import (
@@ -27,6 +27,33 @@ from decode.suites.registry import prompts_of
 if TYPE_CHECKING:
     from align.target.model import Target
     from decode.engine.decoder import Decoder
+
+QUICK = {"limit": 4, "max_new_tokens": 32, "samples": 18}
+"""Five to seven minutes on two cores with the shipped pair."""
+THOROUGH = {"limit": 16, "max_new_tokens": 64, "samples": 360}
+
+
+@dataclass(frozen=True)
+class VerifyConfig:
+    """The options of `decode.verify`, which its --help explains."""
+
+    target: str | None = None
+    drafter: str | None = None
+    methods: str | None = None
+    drafter_tokenizer: str | None = None
+    suite: str | None = None
+    prompts: Path | None = None
+    data_dir: Path | None = None
+    limit: int = QUICK["limit"]
+    max_new_tokens: int = QUICK["max_new_tokens"]
+    samples: int = QUICK["samples"]
+    self_test: bool = False
+    seed: int = 0
+    device: str = "auto"
+    trust_remote_code: bool = False
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    system: str | None = None
+    out: Path = Path("runs/verify")
 
 
 @dataclass(frozen=True)

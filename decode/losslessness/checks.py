@@ -13,13 +13,12 @@ from align.common.errors import UserError
 from align.common.provenance import decoding_versions, git_commit, machine
 from align.target.loading import has_fast_bf16, load_target
 from decode.engine.decoder import Decoder
-from decode.losslessness.cases import Cases, cases_of
+from decode.losslessness.cases import Cases, VerifyConfig, cases_of
 from decode.losslessness.compared import Plain, Planted, same
-from decode.losslessness.conditionals import Tally
-from decode.losslessness.config import VerifyConfig
+from decode.losslessness.conditionals import Tally, logits_of
 from decode.losslessness.options import Decoders, batch_options, drawn_options, same_options, together
 from decode.losslessness.planted import Bug
-from decode.losslessness.recorded import RecordedDrafter
+from decode.losslessness.rounds import RULES, rounds_check, table_of
 from decode.losslessness.scripted import scripted_check, whole
 from decode.losslessness.settings import SHORT, Options
 from decode.losslessness.verdict import Caught, Check, line
@@ -27,6 +26,7 @@ from decode.losslessness.widened import BUGS
 from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
 from decode.suites.tokenized import tokenize_prompts
+from decode.wrappers.recorded import RecordedDrafter
 
 ALPHA = 1e-3
 """The chance that a correct pair fails the check of sampled tokens, for all its comparisons together."""
@@ -121,7 +121,7 @@ class _Plan:
             (case.name if case.verifier == "auto" else f"{case.name}, {case.verifier}", case)
             for case in cases.drawn
         ]
-        self.alpha = ALPHA / (1 + len(self.drawn))
+        self.alpha = ALPHA / (1 + len(self.drawn) + len(RULES))
         self.options = Options(target, sorted(prompts, key=len), config.seed)
         self.sampled: list[tuple[str, Decoder, Check]] = []
         """The cases that were sampled, without plain decoding."""
@@ -145,10 +145,17 @@ class _Plan:
         yield partial(same_options, last.name, self.options, decoders, long, name="long context")
         for name, case in self.drawn:
             yield partial(drawn_options, name, self.options, cases.open(target, case))
+        for verifier in RULES:
+            yield partial(self._rounds, verifier)
         yield partial(_texts, "plain", self.greedy.decoder, self.few, self.config, self.alpha)
         for name, case in self.drawn:
             yield partial(self._sample, name, cases.open(target, case))
         yield from _half(self.config, cases, self.prompts)
+
+    def _rounds(self, verifier: str, bug: Planted = nullcontext) -> Check:
+        options = self.options
+        table_RV = table_of(next(iter(logits_of(options.target, options.prompt, [options.said]))))
+        return rounds_check(verifier, table_RV, self.config.seed, self.alpha, bug)
 
     def _sample(self, name: str, decoder: Decoder) -> Check:
         check = _texts(name, decoder, self.few, self.config, self.alpha)
@@ -181,6 +188,10 @@ class _Plan:
             check = same_options(name, self.options, decoders, settings, bug.planted)
         elif bug.check == "options drawn":
             check = drawn_options(name, self.options, decoder, bug.planted)
+        elif bug.check == "rounds":
+            verifier = decoder.verifier_for(Sampling(1.0))
+            check = self._rounds(verifier if verifier in RULES else "token", bug.planted)
+            name = check.method
         elif bug.check == "sampled":
             check = _texts(name, decoder, self.few, self.config, self.alpha, bug.planted)
         else:

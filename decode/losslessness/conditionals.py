@@ -33,8 +33,8 @@ from align.kernels.linear import MOST_ROWS
 from align.target.model import Target
 from decode.engine.output import Generation
 from decode.losslessness.law import Written, law, scores
-from decode.losslessness.recorded import First
 from decode.speculation.sampling import Sampling
+from decode.wrappers.recorded import First
 
 Moments = tuple[Tensor, Tensor, Tensor]
 MOST_SURPRISE = 10.0

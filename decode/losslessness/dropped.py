@@ -9,9 +9,10 @@ from typing import Any
 
 from decode.engine import decoder
 from decode.engine.engine import Engine
-from decode.losslessness import options, settings
+from decode.losslessness import options
 from decode.losslessness.law import Setting
 from decode.losslessness.planted import BY_RATIO, Bug, sampled_otherwise, verified
+from decode.losslessness.searched import NEW
 from decode.speculation.sampling import Sampling
 
 Plant = tuple[Any, str, Callable[[Any], Any]]
@@ -30,7 +31,7 @@ _OFF: dict[str, tuple[str, dict[str, Any]]] = {
 """Each option of `Sampling` → the setting that has it, and its value when it is off."""
 _REQUEST: dict[str, dict[str, Any]] = {
     "stop string": {"stop": ()},
-    "length": {"new": settings.NEW},
+    "length": {"new": NEW},
     "context": {"context": None},
     "end of text": {"ends": ()},
 }
@@ -82,7 +83,7 @@ def _without_request(off: dict[str, Any]) -> Callable[[Setting], Setting]:
 _ENGINE: dict[str, Plant] = {
     "stop string": engine_after(lambda e: setattr(e.text, "stops", ())),
     "length": engine_after(lambda e: setattr(e, "limit", e.limit + 1)),
-    "context": engine_after(lambda e: setattr(e, "limit", settings.NEW)),
+    "context": engine_after(lambda e: setattr(e, "limit", NEW)),
     "end of text": engine_after(lambda e: setattr(e, "eos", frozenset())),
 }
 
@@ -112,8 +113,13 @@ DROPPED = (
             "top-k": verified(sampled_otherwise(top_k=0)),
             "top-p": verified(sampled_otherwise(top_p=1.0)),
             "min-p": verified(sampled_otherwise(min_p=0.0)),
-            "banned tokens, minimum length": verified(lambda one: one._replace(before=one.before._replace(barred=None))),
         }.items()
+    ),
+    Bug(
+        "banned tokens, minimum length: not in the p that drafts are compared with",
+        "rounds",
+        verified(lambda one: one._replace(before=one.before._replace(barred=None))),
+        BY_RATIO,
     ),
     Bug("seed: not in what is drawn", "options drawn", engine_with(seed=0)),
 )  # fmt: skip

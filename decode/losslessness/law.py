@@ -37,6 +37,7 @@ class Setting:
         raw: the prompt as text that is continued without a chat template; messages: as a conversation, (role, content) of each;
             prompt: in tokens. At most one of them; none: whoever asks has the prompt.
         gaps: whether the gaps between the two largest logits are recorded.
+        named: whether the fields of `sampling` are given one by one, by their names.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Setting:
     messages: tuple[tuple[str, str], ...] = ()
     prompt: tuple[int, ...] = ()
     gaps: bool = False
+    named: bool = False
 
 
 class Written(NamedTuple):

@@ -33,6 +33,8 @@ IMPOSSIBLE = -1e4
 """Stands for −∞ where differences are taken."""
 UNLIKELY = 1e-6
 """A text that two seeds repeat with a lower probability is a bug, and so is a token among those that have so little together."""
+FAR = 2**16 * 3**3 * 5**4 * 7 * 11 * 13
+"""Between two seeds that are the same modulo every small number, power of two or of ten."""
 
 Decoders = Callable[[Sequence[Setting]], Decoder]
 """The settings of requests → what answers them: greedy, or coupled where one of them draws."""
@@ -66,21 +68,28 @@ def batch_options(
     decoders: Decoders,
     bug: Any = nullcontext,
     name: str = "options, batch",
+    size: int | None = None,
 ) -> Check:
-    """The same for the requests of a batch: each with settings of its own, then all of one setting, with the seeds that follow."""
+    """The same for the requests of a batch: each with settings of its own, then all of one setting, with the seeds that follow,
+    given as a whole and by the names of its fields.
+
+    Args:
+        size: requests of one target call; None: as many as are fast.
+    """
     tally = _Tally(options)
-    for settings in (options.together, options.alike):
+    for settings, named in ((options.together, False), (options.alike, False), (options.alike, True)):
         decoder, first = decoders(settings), settings[0]
         own: dict[str, Any] = {
             "sampling": [s.sampling for s in settings],
             "max_new_tokens": [s.new for s in settings],
         }
         if settings is options.alike:
-            own = {"sampling": first.sampling, "max_new_tokens": first.new, "stop": list(first.stop)}
+            asked = vars(first.sampling) if named else {"sampling": first.sampling}
+            own = {**asked, "max_new_tokens": first.new, "stop": list(first.stop)}
         expected = [options.text(s) for s in settings]
         prompts = [options.tokens(s) for s in settings]
         with bug():
-            outs = decoder.generate_batch(prompts, batch_size=together(decoder), **own)
+            outs = decoder.generate_batch(prompts, batch_size=size or together(decoder), **own)
         for setting, text, out in zip(settings, expected, outs, strict=True):
             tally.add(setting, text, out)
     return tally.check(name, method, [*options.together, *options.alike])
@@ -155,7 +164,7 @@ def _answer(decoder: Decoder, options: Options, setting: Setting) -> tuple[Gener
         out = decoder.generate(
             setting.raw or talk(setting) or options.tokens(setting),
             max_new_tokens=setting.new,
-            sampling=setting.sampling,
+            **(vars(setting.sampling) if setting.named else {"sampling": setting.sampling}),
             stop=setting.stop[0] if len(setting.stop) == 1 else setting.stop,
             stream=pieces.append,
             record_gaps=setting.gaps,
@@ -182,7 +191,8 @@ def drawn_options(method: str, options: Options, decoder: Decoder, bug: Any = nu
     target, prompt, wrong = options.target, options.prompt, []
     alone = [s for s in options.drawn if s.name == "seed" or s.ends is not None]
     seed = next(s for s in alone if s.name == "seed")
-    batch = [_with_seed(seed, 1), *(s for s in options.drawn if s not in alone), _with_seed(seed, 2)]
+    others = [_with_seed(seed, more) for more in (1, 2, FAR)]
+    batch = [others[0], *(s for s in options.drawn if s not in alone), *others[1:]]
     outs: list[tuple[Setting, Generation]] = []
     for setting in alone:
         with as_asked(target, setting), bug():

@@ -34,7 +34,7 @@ class Bug:
     """A bug, and the check that has to catch it.
 
     Args:
-        check: greedy, coupled, sampled, options (greedy and coupled) or options drawn; with scripted drafts options scripted, batch or
+        check: greedy, coupled, sampled, rounds, options (greedy and coupled) or options drawn; with scripted drafts options scripted, batch or
             long.
         plant: (object, attribute, function from the right attribute to the broken one).
         verifiers: those that it affects; empty: all.
@@ -159,18 +159,18 @@ ENGINE_BUGS = (
         setting="presence penalty in a round",
     ),
     Bug("q is said at half its temperature", "sampled", verified(_q(lambda q_KV, _: q_KV.square())), BY_RATIO),
-    Bug("q is said at twice its temperature", "sampled", verified(_q(lambda q_KV, _: q_KV.sqrt())), BY_RATIO),
+    Bug("q is said at twice its temperature", "rounds", verified(_q(lambda q_KV, _: q_KV.sqrt())), BY_RATIO),
     Bug("q is that of the next position", "sampled", verified(_q(_of_the_next_position)), BY_RATIO),
     Bug(
         "one draft in five is rejected for nothing",
-        "sampled",
+        "rounds",
         (rules, "accept_probability", lambda right: lambda p, q: right(p, q) * CHANCE),
         BY_RATIO,
     ),
     Bug("p/q is turned round", "sampled", (rules, "accept_probability", lambda right: lambda p, q: right(q, p)), BY_RATIO),
     Bug(
         "a rejected draft is not taken out of p",
-        "sampled",
+        "rounds",
         (
             verifiers,
             "resolve",
@@ -180,7 +180,7 @@ ENGINE_BUGS = (
     ),
     Bug(
         "one random number serves two draws",
-        "sampled",
+        "rounds",
         (verifiers, "resolve", lambda right: lambda found, p_BMV, u_B2: right(found, p_BMV, u_B2[:, [0, 0]])),
         BY_RATIO,
     ),

@@ -23,6 +23,8 @@ from decode.speculation.sampling import Sampling
 
 NAME = "scripted drafts"
 DRAFTED = 4
+TOGETHER = 32
+"""Requests of one target call: what `generate_batch` takes where nothing is said, and more than `options.together` allows."""
 
 
 class ScriptedDrafter:
@@ -105,7 +107,7 @@ def whole(options: Options) -> Check:
 def scripted_check(options: Options, kind: str, only: str | None = None, bug: Any = nullcontext) -> Check:
     """The check of a kind (options, batch or long) with scripted drafts, while a bug may be planted. `only`: the name of one setting."""
     if kind == "batch":
-        return batch_options(NAME, options, scripted(options), bug)
+        return batch_options(NAME, options, scripted(options), bug, size=TOGETHER)
     name, settings = (
         ("long context", options.long[1:]) if kind == "long" else ("options, exact", options.exact)
     )

@@ -1,8 +1,7 @@
 """What `decode.verify` asks for: every option of a request, one at a time and all together, each so that dropping it changes the
 text, or one of its values; and the texts that have to come (`decode.losslessness.law`), which no drafter and no engine has written.
 
-Many are found by looking: temperatures just below and above the one at which a text turns, a bonus for tokens of the text that
-shows when the drafts of the same round are not counted.
+Some are found by looking (`decode.losslessness.searched`).
 """
 
 from __future__ import annotations
@@ -10,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
-
-from torch import Tensor
 
 from align.target.model import Target
 from decode.losslessness.conditionals import logits_of
-from decode.losslessness.law import Setting, Written, choice, noise, write, write_all
+from decode.losslessness.law import Setting, Written, write, write_all
+from decode.losslessness.searched import IN_A_ROUND, NEW, cold, crossing, in_a_round, twice
 from decode.speculation.sampling import Sampling
 
-NEW = 12
-"""Tokens of a text."""
 FEW = 6
 """Tokens of a text whose settings leave few possible."""
 SHORT = 24
 """Tokens of a prompt's end that texts continue: reading prompts would take most of the time."""
 LONG, LONG_NEW = 540, 16
 """Tokens in front of a text in a long context, less where the target's is shorter; tokens of that text."""
+LONGER, LONGER_NEW = 2110, 4
+"""The same of one prompt that is read in several pieces; tokens of that text."""
+OLD = 6
+"""Tokens at the beginning of that prompt which a repetition penalty has to remember."""
 RAW = "The best way to begin is"
 TALK = (
     ("system", "Answer in one line."),
@@ -36,21 +35,6 @@ TALK = (
 )
 NEVER = "\u2603\u2603"
 """A string that no text holds."""
-COLD = ((0.04, 0.08), (0.1, 0.2), (0.25, 0.6))
-"""Where temperatures are looked for at which a text turns."""
-APART = 1.1
-"""The colder temperature is this much below it, the warmer one this much above."""
-SEEDS = 200
-"""Tried to find one."""
-BONUSES: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (-8.0, -5.0, -12.0),
-    "repetition_penalty": (0.5, 0.3, 0.7),
-}
-"""Tried for the sake of the tokens of a round, each with `TRIED` seeds, until `ENOUGH` places show it."""
-IN_A_ROUND = " in a round"
-TRIED, ENOUGH = 8, 2
-ROOTS = (1, 6, 9)
-"""Places of a text at which a round of scripted drafts begins: the token before them is no draft of theirs."""
 
 
 class Options:
@@ -63,7 +47,7 @@ class Options:
     def __init__(self, target: Target, prompts: Sequence[list[int]], seed: int) -> None:
         self.target, self.prompts = target, [prompt[-SHORT:] for prompt in prompts[:3]]
         self.prompt = self.prompts[0]
-        said = write(target, self.prompt, Setting("", Sampling(), NEW, ends=()))
+        self.said = said = write(target, self.prompt, Setting("", Sampling(), NEW, ends=()))
         own, other = ((seed + offset) % 2**63 for offset in (77_003, 91_009))
         self.exact = [*_greedy(target, self.prompt, said), *_coupled(target, self.prompt, said, own)]
         self.together = [s for s in self.exact if _shared(s)] + self._others(own)
@@ -112,7 +96,7 @@ def talk(setting: Setting) -> list[dict[str, str]]:
 def _shared(setting: Setting) -> bool:
     """Whether requests of one batch can have the setting beside others."""
     own = setting.stop, setting.raw, setting.messages, setting.gaps, setting.ends is not None, setting.context
-    return not any(own)
+    return not any((*own, setting.named))
 
 
 def _greedy(target: Target, prompt: list[int], said: Written) -> list[Setting]:
@@ -136,7 +120,6 @@ def _greedy(target: Target, prompt: list[int], said: Written) -> list[Setting]:
         Setting("context", Sampling(), NEW, ends=(), context=len(prompt) + NEW // 2),
         Setting("raw prompt", Sampling(), 4, raw=RAW),
         Setting("conversation", Sampling(), 4, messages=TALK),
-        Setting("gaps", Sampling(repetition_penalty=1.5, presence_penalty=-2.0), NEW, gaps=True),
     ]
     if early:
         greedy.append(Setting("stop string", Sampling(), NEW, (early,), ends=()))
@@ -153,80 +136,18 @@ def _coupled(target: Target, prompt: list[int], said: Written, seed: int) -> lis
     return [
         Setting("temperature, seed", hot(), NEW),
         Setting("top-k", hot(top_k=2), NEW),
+        Setting("top-k, one", hot(top_k=1), NEW),
+        Setting("top-k, top-p", hot(top_k=20, top_p=0.5), NEW),
         Setting("top-p", hot(top_p=0.5), NEW),
         Setting("min-p", hot(min_p=0.5), NEW),
         Setting("all together", everything, NEW),
         Setting("all together, gaps", everything, NEW, gaps=True),
-        *_cold(target, prompt, said, seed),
-        *_in_a_round(target, prompt, seed),
+        Setting("all together, by name", everything, NEW, named=True),
+        *crossing(target, prompt, seed),
+        twice(target, prompt, seed),
+        *cold(target, prompt, said, seed),
+        *in_a_round(target, prompt, seed),
     ]
-
-
-def _cold(target: Target, prompt: list[int], said: Written, seed: int) -> Iterator[Setting]:
-    """Of each range of `COLD` two temperatures between which the text turns: both would give one text if the temperature were
-    raised, lowered or rounded across that place."""
-    logits_LV = next(iter(logits_of(target, prompt, [said])))
-    best_L2 = logits_LV.topk(2).values
-    at = int((best_L2[:, 0] - best_L2[:, 1]).argmin())
-    tried = [(seed + i) % 2**63 for i in range(SEEDS)]
-
-    def turns(tried_seed: int, index: int) -> float:
-        """The temperature above which the noise chooses another token there than the most probable one."""
-        z_V, n_V = (
-            logits_LV[index],
-            noise(tried_seed, len(prompt) + index, target.vocab_size, logits_LV.device),
-        )
-        best = int(z_V.argmax())
-        more_V = n_V - n_V[best]
-        return float(((z_V[best] - z_V) / more_V)[more_V > 0].min()) if bool((more_V > 0).any()) else 1e9
-
-    found = [(turns(s, at), s) for s in tried[:24]]
-    for least, most in COLD:
-        middle = (least * most) ** 0.5
-        for s in tried[len(found) :]:
-            if any(least <= t <= most for t, _ in found):
-                break
-            found.append((turns(s, at), s))
-        turn, own = min(found, key=lambda one: max(one[0] / middle, middle / one[0]))
-        found.remove((turn, own))
-        for name, temperature in (("below", turn / APART), ("above", turn * APART)):
-            temperature = max(temperature, 2e-3)
-            yield Setting(f"temperature, {name} {middle:.2g}", Sampling(temperature, seed=own), at + 2)
-
-
-def _in_a_round(target: Target, prompt: list[int], seed: int) -> Iterator[Setting]:
-    """Of each penalty, as a bonus, the value and seed whose text shows most often whether the token before is counted: it may be a
-    draft of the same round."""
-    for key, bonuses in BONUSES.items():
-        name, hot, best = (
-            f"{key.replace('_', ' ')} in a round",
-            Sampling(1.5),
-            (-1, Setting("", Sampling(), 0)),
-        )
-        for value in bonuses:
-            tried = [
-                Setting(name, replace(hot, seed=(seed + i) % 2**63, **{key: value}), NEW, ends=())
-                for i in range(TRIED)
-            ]
-            texts = write_all(target, [(prompt, setting) for setting in tried])
-            for setting, text in zip(tried, texts, strict=True):
-                best = max(best, (_sensitive(target, prompt, setting, text), setting), key=lambda one: one[0])
-            if best[0] >= ENOUGH:
-                break
-        yield best[1]
-
-
-def _sensitive(target: Target, prompt: list[int], setting: Setting, text: Written) -> int:
-    """At how many places, if a scripted draft is accepted before them, the text would go on otherwise if the token before did not count."""
-    logits_LV: Tensor = next(iter(logits_of(target, prompt, [text])))
-    places = [i for i in range(2, len(text.tokens)) if i not in ROOTS]
-    others = [int(_forgetful(logits_LV[i], prompt, text.tokens[:i], setting).argmax()) for i in places]
-    return sum(other != text.tokens[i] for i, other in zip(places, others, strict=True))
-
-
-def _forgetful(logits_V: Tensor, prompt: list[int], tokens: list[int], setting: Setting) -> Tensor:
-    """`choice` after the text without its last token, at the same place."""
-    return choice(logits_V, prompt, tokens[:-1], setting, (), at=len(prompt) + len(tokens))
 
 
 def _alike(target: Target, prompts: Sequence[list[int]], seed: int) -> list[Setting]:
@@ -250,6 +171,7 @@ def _drawn(said: list[int], seed: int) -> list[Setting]:
     return [
         Setting("seed", hot(), FEW),
         Setting("top-k", hot(top_k=2), FEW),
+        Setting("top-k, one", hot(top_k=1), FEW),
         Setting("top-p", hot(top_p=0.3), FEW),
         Setting("min-p", hot(min_p=0.6), FEW),
         Setting("banned tokens", Sampling(0.3, banned=usual, seed=seed), FEW),
@@ -259,11 +181,28 @@ def _drawn(said: list[int], seed: int) -> list[Setting]:
 
 
 def _long(target: Target, prompts: Sequence[list[int]], seed: int) -> list[Setting]:
-    """A greedy and a coupled text after several hundred tokens."""
+    """A greedy and a coupled text after several hundred tokens; and one after a prompt that is read in pieces, in which the best
+    tokens are those that only its beginning holds: without them the repetition penalty favours others."""
     every = [token for prompt in prompts for token in prompt]
     length = max(1, min(LONG, target.context_limit - LONG_NEW))
     prompt = tuple((every * (length // len(every) + 1))[:length])
     return [
         Setting("long context", Sampling(), LONG_NEW, ends=(), prompt=prompt, gaps=True),
         Setting("long context, seed", Sampling(1.0, seed=seed), LONG_NEW, ends=(), prompt=prompt, gaps=True),
+        *_longer(target, every, prompts[0][-SHORT:]),
     ]
+
+
+def _longer(target: Target, every: list[int], end: list[int]) -> Iterator[Setting]:
+    """None where the context is so short that no prompt is read in pieces."""
+    if target.context_limit < 4 * SHORT:
+        return
+    said = write(target, end, Setting("", Sampling(), 1, ends=()))
+    ranked = next(iter(logits_of(target, end, [said])))[0].argsort(descending=True).tolist()
+    length = max(1, min(LONGER, target.context_limit - LONGER_NEW) - OLD - len(end))
+    middle = (every * (length // len(every) + 1))[:length]
+    common = tuple(sorted({*middle, *end}))
+    fresh = [token for token in ranked if token not in common]
+    old = fresh[OLD : 2 * OLD]  # never the very best ones, which would come without the penalty too
+    sampling = Sampling(repetition_penalty=0.1, banned=common)
+    yield Setting("long prompt", sampling, LONGER_NEW, ends=(), prompt=(*old, *middle, *end), gaps=True)

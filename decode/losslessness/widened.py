@@ -3,16 +3,21 @@ batches, or in long contexts. With those of the engine and the dropped options: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from align.target.cache import KVCache
 from decode.engine import decoder, engine
+from decode.engine.detokenizer import TextStream
 from decode.engine.engine import Engine
 from decode.losslessness.dropped import DROPPED, Plant, engine_after, engine_asked
 from decode.losslessness.planted import ENGINE_BUGS, Bug, verified
+from decode.speculation import sampling as distribution
 from decode.speculation import verification
+from decode.speculation.processors import History
 from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Round
 
@@ -20,6 +25,8 @@ FLOOR = 0.3
 """Colder temperatures are raised to it by a bug."""
 BEYOND = 200
 """Positions of a cache behind which a bug begins."""
+RECENT = 64
+"""Prompt tokens that a forgetful penalty counts."""
 
 
 def _warm(sampling: Sampling) -> Sampling:
@@ -65,6 +72,84 @@ def _kept(right: Callable[..., None]) -> Callable[..., None]:
 def _coarse(one: Round) -> Any:
     """Requests that draw alike share the settings of the first."""
     return "greedy" if one.sampling.greedy and not one.by_rule else (one.noise is None, one.by_rule)
+
+
+def _shortened(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Of each full piece of a prompt the last token is lost."""
+
+    def forward(self: Engine, tokens_1L: Tensor, logits: bool = True, see_LL: Tensor | None = None) -> Any:
+        lost = not logits and tokens_1L.shape[1] == engine.PREFILL_CHUNK
+        return right(self, tokens_1L[:, :-1] if lost else tokens_1L, logits, see_LL)
+
+    return forward
+
+
+def _recent(right: Callable[..., None]) -> Callable[..., None]:
+    def begin(self: History, sampling: Sampling, prompt: Sequence[int], *rest: Any) -> None:
+        right(self, sampling, prompt[-RECENT:], *rest)
+
+    return begin
+
+
+def _over_all(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """top-p over the mass of all tokens, those included that top-k leaves out."""
+
+    def best(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
+        if not top_k or top_p >= 1:
+            return right(logits_RV, top_k, top_p)
+        kept_RV = right(logits_RV, top_k, 1.0) * (right(logits_RV, 0, top_p) > 0)
+        return kept_RV / kept_RV.sum(-1, keepdim=True)
+
+    return best
+
+
+def _unnamed(right: Callable[..., Sampling]) -> Callable[..., Sampling]:
+    def named(sampling: Sampling | None, options: Mapping[str, Any], *rest: Any) -> Sampling:
+        return right(sampling, {key: value for key, value in options.items() if key != "seed"}, *rest)
+
+    return named
+
+
+def _few_seeds(right: Callable[[Engine], Round]) -> Callable[[Engine], Round]:
+    def prefill(self: Engine) -> Round:
+        first = right(self)
+        self.request.generator.manual_seed(self.sampling.seed % 4)
+        return first
+
+    return prefill
+
+
+def _allowed(right: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """Where only some rows are below the minimum length, the others ban nothing."""
+
+    def barred(self: History, depth: Sequence[int]) -> Tensor | None:
+        barred = right(self, depth)
+        if barred is not None and barred.dim() == 2:
+            past = [self.count + d >= self.min_new_tokens for d in depth]
+            barred[past] = False
+        return barred
+
+    return barred
+
+
+def _first_listed(right: Callable[[TextStream, str], bool]) -> Callable[[TextStream, str], bool]:
+    def cut(self: TextStream, text: str) -> bool:
+        found = right(self, text)
+        if found:
+            self.text = text[: next(text.find(stop) for stop in self.stops if stop in text)]
+        return found
+
+    return cut
+
+
+def _reversed(right: Callable[..., None]) -> Callable[..., None]:
+    def run(engines: Sequence[Engine], most: int = 1) -> None:
+        right(engines, most)
+        if most > 6:
+            for one, out in zip(engines, [one.out for one in reversed(engines)], strict=True):
+                one.out = out
+
+    return run
 
 
 WIDENED = (
@@ -119,5 +204,35 @@ WIDENED = (
         "long",
         verified(lambda one: one._replace(position=one.position % BEYOND)),
     ),
+    Bug("a prompt token is lost at the end of each piece", "long", (Engine, "_forward", _shortened), setting="long prompt"),
+    Bug("the repetition penalty forgets old prompt tokens", "long", (History, "__init__", _recent), setting="long prompt"),
+    Bug(
+        "top_k=1 is ignored",
+        "options",
+        engine_asked(lambda s: replace(s, top_k=0 if s.top_k == 1 else s.top_k)),
+        setting="top-k, one",
+    ),
+    Bug(
+        "top-p counts what top-k left out",
+        "options",
+        (distribution, "_best_only", _over_all),
+        setting="top-k, top-p",
+    ),
+    Bug("a seed given by name is dropped", "options", (decoder, "named", _unnamed), setting="all together, by name"),
+    Bug("a seed given by name is dropped in a batch", "batch", (decoder, "named", _unnamed)),
+    Bug("four seeds in all", "options drawn", (Engine, "prefill", _few_seeds)),
+    Bug(
+        "banned tokens are allowed in the round that reaches the minimum length",
+        "options scripted",
+        (History, "_barred", _allowed),
+        setting="banned tokens, minimum length",
+    ),
+    Bug(
+        "the first stop string listed wins, not the first in the text",
+        "options",
+        (TextStream, "_cut", _first_listed),
+        setting="stop strings, one in another",
+    ),
+    Bug("outputs of a large batch are reversed", "batch", (decoder, "run_together", _reversed)),
 )  # fmt: skip
 BUGS = (*ENGINE_BUGS, *DROPPED, *WIDENED)

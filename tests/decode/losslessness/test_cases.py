@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from align.models.block_checkpoint import save_drafter
 from align.models.standalone_checkpoint import save_standalone
 from align.target.loading import load_target
+from decode.losslessness.cases import QUICK, THOROUGH, VerifyConfig
 from decode.methods.registry import SYSTEMS
 from decode.verify import main
 from tests.builders import block_network as network
@@ -31,6 +33,13 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
 def arguments(drafter: str, out: Path) -> list[str]:
     short = ["--suite", "builtin", "--limit", "2", "--max-new-tokens", "12", "--samples", "12"]
     return ["--target", "debug", "--drafter", drafter, *short, "--out", str(out)]
+
+
+def test_a_thorough_verdict_sees_more_of_everything() -> None:
+    config = VerifyConfig()
+    assert {name: getattr(config, name) for name in QUICK} == QUICK
+    assert QUICK.keys() == THOROUGH.keys() <= {f.name for f in fields(VerifyConfig)}
+    assert all(THOROUGH[name] > QUICK[name] for name in QUICK)
 
 
 @pytest.mark.slow

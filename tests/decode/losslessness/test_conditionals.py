@@ -12,8 +12,8 @@ from decode.engine.output import Generation, Tree
 from decode.losslessness import conditionals
 from decode.losslessness.conditionals import Sum, Tally
 from decode.losslessness.law import law, scores
-from decode.losslessness.recorded import First
 from decode.speculation.sampling import Sampling
+from decode.wrappers.recorded import First
 
 PROMPT = [5, 6, 7]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from decode.losslessness.cases import VerifyConfig
 from decode.losslessness.checks import _texts
-from decode.losslessness.config import VerifyConfig
 from decode.losslessness.planted import Bug
 from decode.losslessness.widened import BUGS
 from decode.methods.build import build
@@ -36,7 +36,6 @@ def test_a_bug_is_planted_and_taken_out_again(bug: Bug) -> None:
         ("cold temperatures are raised where drafts are verified", "block:verifier=token"),
         ("p is taken without top-p", "block"),
         ("q is said at half its temperature", "autoregressive:gamma=2:verifier=token"),
-        ("a rejected draft is not taken out of p", "autoregressive:gamma=2:verifier=token"),
     ],
 )
 def test_a_planted_bug_is_caught_and_its_absence_is_not(name: str, text: str, shallow_parts: Parts) -> None:

@@ -9,7 +9,8 @@ import pytest
 from align.target.model import Target
 from decode.engine.decoder import Decoder
 from decode.losslessness.scripted import ScriptedDrafter, scripted_check, whole
-from decode.losslessness.settings import ROOTS, Options
+from decode.losslessness.searched import ROOTS
+from decode.losslessness.settings import Options
 
 PROMPT = [5, 6, 7, 8]
 

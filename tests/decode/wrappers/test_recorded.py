@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from decode.engine.decoder import Decoder
-from decode.losslessness.recorded import RecordedDrafter
 from decode.methods.build import build
 from decode.methods.registry import Parts
 from decode.methods.spec import read_method
 from decode.speculation.sampling import Sampling
+from decode.wrappers.recorded import RecordedDrafter
 
 
 @pytest.mark.parametrize("text", ["block", "block_tree:nodes=6", "lookup"])

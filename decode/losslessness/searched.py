@@ -1,0 +1,133 @@
+"""Settings of `decode.losslessness.settings` that are found by looking: temperatures just below and above the one at which a text
+turns, a bonus for tokens of the text that shows when the drafts of the same round are not counted, penalties that show when they
+are applied twice, stop strings that end at one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from align.target.model import Target
+from decode.losslessness.conditionals import logits_of
+from decode.losslessness.law import Setting, Written, choice, noise, write, write_all
+from decode.speculation.sampling import Sampling
+
+NEW = 12
+"""Tokens of a text."""
+COLD = ((0.04, 0.08), (0.1, 0.2), (0.25, 0.6))
+"""Where temperatures are looked for at which a text turns."""
+APART = 1.1
+"""The colder temperature is this much below it, the warmer one this much above."""
+SEEDS = 200
+"""Tried to find one."""
+BONUSES: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (-8.0, -5.0, -12.0),
+    "repetition_penalty": (0.5, 0.3, 0.7),
+}
+"""Tried for the sake of the tokens of a round, each with `TRIED` seeds, until `ENOUGH` places show it."""
+IN_A_ROUND = " in a round"
+TRIED, ENOUGH = 8, 2
+ROOTS = (1, 6, 9)
+"""Places of a text at which a round of scripted drafts begins: the token before them is no draft of theirs."""
+
+
+def crossing(target: Target, prompt: list[int], seed: int) -> Iterator[Setting]:
+    """Two stop strings that end at one token, the later one listed first; and a banned token that would come in the round of
+    scripted drafts in which the minimum length is reached."""
+    hot = Sampling(1.5, seed=seed)
+    said = write(target, prompt, Setting("", hot, NEW, ends=()))
+    text, tokens = said.text, said.tokens
+    inner = [i for i in range(len(text) // 2, len(text) - 1) if text.find(text[i : i + 6]) == i]
+    if inner:
+        at = inner[0]
+        stops = text[at : at + 6], text[at - 1 : at + 6]
+        yield Setting("stop strings, one in another", hot, NEW, stops, ends=())
+    fresh = [i for i in range(2, NEW) if i not in ROOTS and tokens[i] not in (*tokens[:i], *target.eos_ids)]
+    if fresh:
+        least = fresh[0]
+        chosen = replace(hot, banned=(tokens[least],), min_new_tokens=least)
+        yield Setting("banned tokens, minimum length", chosen, NEW)
+
+
+def twice(target: Target, prompt: list[int], seed: int) -> Setting:
+    """Recorded gaps under penalties that would give another text if they were applied twice."""
+    once = [
+        Sampling(1.5, repetition_penalty=0.8, presence_penalty=-1.5, seed=(seed + i) % 2**63)
+        for i in range(TRIED)
+    ]
+    again = [replace(s, repetition_penalty=0.8**2, presence_penalty=-3.0) for s in once]
+    settings = [Setting("gaps", s, NEW, gaps=True) for s in (*once, *again)]
+    texts = [text.tokens for text in write_all(target, [(prompt, setting) for setting in settings])]
+    differ = [sum(a != b for a, b in zip(texts[i], texts[i + TRIED], strict=False)) for i in range(TRIED)]
+    return settings[differ.index(max(differ))]
+
+
+def cold(target: Target, prompt: list[int], said: Written, seed: int) -> Iterator[Setting]:
+    """Of each range of `COLD` two temperatures between which the text turns: both would give one text if the temperature were
+    raised, lowered or rounded across that place."""
+    logits_LV = next(iter(logits_of(target, prompt, [said])))
+    best_L2 = logits_LV.topk(2).values
+    at = int((best_L2[:, 0] - best_L2[:, 1]).argmin())
+    tried = [(seed + i) % 2**63 for i in range(SEEDS)]
+
+    def turns(tried_seed: int, index: int) -> float:
+        """The temperature above which the noise chooses another token there than the most probable one."""
+        z_V, n_V = (
+            logits_LV[index],
+            noise(tried_seed, len(prompt) + index, target.vocab_size, logits_LV.device),
+        )
+        best = int(z_V.argmax())
+        more_V = n_V - n_V[best]
+        return float(((z_V[best] - z_V) / more_V)[more_V > 0].min()) if bool((more_V > 0).any()) else 1e9
+
+    found = [(turns(s, at), s) for s in tried[:24]]
+    for least, most in COLD:
+        middle = (least * most) ** 0.5
+        for s in tried[len(found) :]:
+            if any(least <= t <= most for t, _ in found):
+                break
+            found.append((turns(s, at), s))
+        turn, own = min(found, key=lambda one: max(one[0] / middle, middle / one[0]))
+        found.remove((turn, own))
+        for name, temperature in (("below", turn / APART), ("above", turn * APART)):
+            temperature = max(temperature, 2e-3)
+            yield Setting(f"temperature, {name} {middle:.2g}", Sampling(temperature, seed=own), at + 2)
+
+
+def in_a_round(target: Target, prompt: list[int], seed: int) -> Iterator[Setting]:
+    """Of each penalty, as a bonus, the value and seed whose text shows most often whether the token before is counted: it may be a
+    draft of the same round."""
+    for key, bonuses in BONUSES.items():
+        name, hot, best = (
+            f"{key.replace('_', ' ')} in a round",
+            Sampling(1.5),
+            (-1, Setting("", Sampling(), 0)),
+        )
+        for value in bonuses:
+            tried = [
+                Setting(name, replace(hot, seed=(seed + i) % 2**63, **{key: value}), NEW, ends=())
+                for i in range(TRIED)
+            ]
+            texts = write_all(target, [(prompt, setting) for setting in tried])
+            for setting, text in zip(tried, texts, strict=True):
+                best = max(best, (_sensitive(target, prompt, setting, text), setting), key=lambda one: one[0])
+            if best[0] >= ENOUGH:
+                break
+        yield best[1]
+
+
+def _sensitive(target: Target, prompt: list[int], setting: Setting, text: Written) -> int:
+    """At how many places, if a scripted draft is accepted before them, the text would go on otherwise if the token before did not count."""
+    logits_LV: Tensor = next(iter(logits_of(target, prompt, [text])))
+    places = [i for i in range(2, len(text.tokens)) if i not in ROOTS]
+    others = [int(_forgetful(logits_LV[i], prompt, text.tokens[:i], setting).argmax()) for i in places]
+    return sum(other != text.tokens[i] for i, other in zip(places, others, strict=True))
+
+
+def _forgetful(logits_V: Tensor, prompt: list[int], tokens: list[int], setting: Setting) -> Tensor:
+    """`choice` after the text without its last token, at the same place."""
+    return choice(logits_V, prompt, tokens[:-1], setting, (), at=len(prompt) + len(tokens))

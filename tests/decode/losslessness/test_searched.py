@@ -1,0 +1,62 @@
+"""Settings that are found by looking show what they are for: temperatures on both sides of a turn, bonuses that count within a
+round, penalties applied twice, stop strings that end together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from align.target.model import Target
+from decode.losslessness.law import Setting, write
+from decode.losslessness.searched import COLD, IN_A_ROUND, _sensitive
+from decode.losslessness.settings import Options
+
+PROMPTS = [[30 + i % 7 for i in range(40)], [5, 6, 7, 8]]
+
+
+@pytest.fixture(scope="module")
+def options(shallow: Target) -> Options:
+    return Options(shallow, PROMPTS, 3)
+
+
+def test_a_text_turns_between_the_temperatures(options: Options) -> None:
+    cold = [s for s in options.exact if s.name.startswith("temperature, ") and s.name != "temperature, seed"]
+    assert len(cold) == 2 * len(COLD)
+    for below, above in zip(cold[::2], cold[1::2], strict=True):
+        assert below.sampling.seed == above.sampling.seed
+        assert below.sampling.temperature < above.sampling.temperature < 1.3 * below.sampling.temperature
+        assert options.text(below).tokens != options.text(above).tokens
+
+
+def test_tokens_of_a_round_count(options: Options) -> None:
+    bonuses = [s for s in options.exact if s.name.endswith(IN_A_ROUND)]
+    assert len(bonuses) == 2
+    for setting in bonuses:
+        assert _sensitive(options.target, options.prompt, setting, options.text(setting)) > 0
+
+
+def named(options: Options, name: str) -> Setting:
+    return next(s for s in options.exact if s.name == name)
+
+
+def test_penalties_applied_twice_give_another_text(options: Options) -> None:
+    gaps = named(options, "gaps")
+    twice = replace(gaps.sampling, repetition_penalty=0.8**2, presence_penalty=-3.0)
+    other = write(options.target, options.prompt, replace(gaps, sampling=twice))
+    assert other.tokens != options.text(gaps).tokens
+
+
+def test_a_stop_string_begins_before_the_one_listed_first(options: Options) -> None:
+    stops = named(options, "stop strings, one in another")
+    whole = write(options.target, options.prompt, replace(stops, stop=())).text
+    late, early = (whole.find(stop) for stop in stops.stop)
+    assert options.text(stops).text == whole[:early] and early == late - 1
+
+
+def test_a_banned_token_would_come_once_the_minimum_length_is_reached(options: Options) -> None:
+    both = named(options, "banned tokens, minimum length")
+    least = both.sampling.min_new_tokens
+    allowed = replace(both, sampling=replace(both.sampling, banned=()))
+    text = write(options.target, options.prompt, allowed).tokens
+    assert text[:least] == options.text(both).tokens[:least] and text[least] in both.sampling.banned
