@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -30,12 +29,33 @@ from decode.engine.processed import ProcessedEngine
 from decode.methods.load import load
 from decode.speculation.sampling import Sampling
 
-_OPENED: WeakKeyDictionary[Any, tuple[Target, dict[Any, Decoder]]] = WeakKeyDictionary()
+_KEPT = "_specalign"
+"""The attribute of a model under which what was opened for it is kept, as long as the model lives."""
 _IGNORED = {
     "attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position",
     "token_type_ids", "mm_token_type_ids",
 }  # fmt: skip
 """What `generate` prepares itself for a text of tokens."""
+
+
+class _Opened:
+    """A model as a target, with its decoders. weights: which ones it was opened with. Copies of a model open their own."""
+
+    def __init__(self, model: Any) -> None:
+        name = getattr(model, "name_or_path", "") or type(model).__name__
+        self.target, self.decoders = proven(model, _NoTokenizer(), name, fast=False), dict[Any, Decoder]()
+        self.weights = _weights(model)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
+def _weights(model: Any) -> list[tuple[int, int]]:
+    """Changes with every change of a weight."""
+    return [(p.data_ptr(), p._version) for p in model.parameters()]
 
 
 class _NoTokenizer:
@@ -169,14 +189,14 @@ def _ours(model: Any) -> Iterator[tuple[Target, dict[Any, Decoder]]]:
     before, training = model.config._attn_implementation, model.training
     grads = {name: p.requires_grad for name, p in model.named_parameters()}
     try:
-        if model not in _OPENED:
+        kept = getattr(model, _KEPT, None)
+        if kept is None or kept.weights != _weights(model):
             model.set_attn_implementation("eager")
-            name = getattr(model, "name_or_path", "") or type(model).__name__
-            _OPENED[model] = proven(model, _NoTokenizer(), name, fast=False), {}
-        target, decoders = _OPENED[model]
+            kept = _Opened(model)
+            setattr(model, _KEPT, kept)
         model.eval()
-        install(model, own=target.attention == "its own, eager")
-        yield target, decoders
+        install(model, own=kept.target.attention == "its own, eager")
+        yield kept.target, kept.decoders
     finally:
         model.set_attn_implementation(before)
         model.train(training)

@@ -104,6 +104,19 @@ def test_drafts_are_accepted_and_the_model_stays_as_it_was(model: Any, drafter: 
     assert sum(engine.out.accepted) > 8
 
 
+def test_a_model_that_is_trained_between_two_calls(model: Any) -> None:
+    own = copy.deepcopy(model)
+    words: dict[str, Any] = {"max_new_tokens": 8, "pad_token_id": 0, "do_sample": False}
+    ours = {"custom_generate": decode.custom_generate, "drafter": "lookup", **words}
+    before = own.generate(IDS, **ours)
+    with torch.no_grad():
+        own.model.layers[1].mlp.down_proj.weight.mul_(-3)
+    after = own.generate(IDS, **ours)
+    assert torch.equal(after, own.generate(IDS, **words)) and not torch.equal(before, after)
+    other = copy.deepcopy(own)
+    assert torch.equal(other.generate(IDS, **ours), after)
+
+
 def test_batches_with_padding(model: Any, drafter: str) -> None:
     ids = torch.tensor([[0, 0, *PROMPT], [5, 7, *PROMPT]])
     mask = torch.tensor([[0, 0, *[1] * 6], [1] * 8])
