@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -92,9 +93,19 @@ def frequencies(width: int, base: float) -> tuple[float, ...]:
     return tuple((1.0 / base**steps).tolist())
 
 
-@torch.no_grad()
+_FOUND: WeakKeyDictionary[Target, tuple[Rotary | None, ...]] = WeakKeyDictionary()
+
+
 def key_rotaries(target: Target) -> list[Rotary | None]:
-    """How each layer writes positions into its keys; None where it keeps none of its own, or in a way that is not known."""
+    """How each layer writes positions into its keys; None where it keeps none of its own, or in a way that is not known. A target
+    is asked once."""
+    if target not in _FOUND:
+        _FOUND[target] = tuple(_told(target))
+    return list(_FOUND[target])
+
+
+@torch.no_grad()
+def _told(target: Target) -> list[Rotary | None]:
     inputs: dict[int, Any] = {}
     try:
         still = _kept(target, 0, inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -45,10 +46,16 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 }  # fmt: skip
 
 
-def pair(target: Target, name: str, ids: Tensor = IDS, **options: Any) -> D2SDDrafter:
+@cache
+def networks(target: Target, name: str, ids: Tensor) -> tuple[BlockDrafter, BlockDrafter]:
+    """Made once: drafting changes no network."""
     one, two = PAIRS[name]
     first = network(target, 1, ids=ids, **one)
-    return D2SDDrafter(first, first if two is None else network(target, 2, ids=ids, **two), **options)
+    return first, first if two is None else network(target, 2, ids=ids, **two)
+
+
+def pair(target: Target, name: str, ids: Tensor = IDS, **options: Any) -> D2SDDrafter:
+    return D2SDDrafter(*networks(target, name, ids), **options)
 
 
 # ---- boundaries ----
@@ -101,6 +108,7 @@ def test_blocks_abreast_equal_one_after_another(target: Target, variant: dict[st
 # ---- what is proposed ----
 
 
+@cache
 def likely(target: Target) -> Tensor:
     """Tokens that the target says soon after the prompt: a draft of them is accepted now and then."""
     law = exact_law(target, PROMPT, 4, Sampling(1.0, top_k=2))
