@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from align.common.errors import UserError, cli, nearest
+from align.common.errors import UserError, cli, in_one_line, nearest
 from align.common.hub import is_hub_id
 from align.common.text import plural, say
 from align.target.names import DEFAULT_TARGET
@@ -118,9 +118,10 @@ def _tell(verdict: Verdict, checked: bool) -> None:
 def _push(folder: Path, repo: str) -> None:
     from huggingface_hub import HfApi
 
-    api = HfApi()
-    url = api.create_repo(repo, exist_ok=True)
-    api.upload_folder(repo_id=repo, folder_path=folder)
+    with in_one_line(f"--push={repo}: nothing was uploaded, the export is in {folder}"):
+        api = HfApi()
+        url = api.create_repo(repo, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=folder)
     files = len([p for p in folder.iterdir() if p.is_file()])
     say(f"{plural(files, 'file')} uploaded: {json.dumps(str(url))}")
 

@@ -40,7 +40,7 @@ def parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exit code 1 where something differs."""
     options = parser().parse_args(arguments)
-    served = options.engine.startswith(("http:", "https:"))
+    served = options.engine.lower().startswith(("http:", "https:"))
     if not served and options.engine not in ENGINES:
         raise UserError(
             f"--engine={options.engine!r} is no URL and none of them{nearest(options.engine, ENGINES)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from align.common.checksums import check_checksums
@@ -29,11 +28,8 @@ def export(drafter: str, target: str, format_name: str, out: Path) -> Verdict:
     source = model_folder(drafter, "drafter", ["config.json"])
     check_checksums(source)
     files = [p for p in sorted(source.iterdir()) if p.is_file() and p.name not in _SKIPPED]
-    texts = {
-        "README.md": _card(source, target, out.name),
-        RECORD: json.dumps({"format": format_name, "target": target}, indent=2) + "\n",
-    }
-    write_folder(out, texts, {}, files)
+    record = {"format": format_name, "target": target}
+    write_folder(out, record, {"README.md": _card(source, target, out.name)}, {}, files)
     return Verdict(format_name, out, serve=serve(target, str(out)))
 
 

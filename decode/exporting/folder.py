@@ -18,16 +18,25 @@ from align.common.errors import UserError
 from align.common.schema import read_object
 from align.models.block import BlockDrafter
 from decode.exporting.formats import FORMATS, Exported
+from decode.method_names import EXPORTS
 
 RECORD = "export.json"
 
 
 def check_free(out: Path) -> None:
-    """Raises UserError where something else than an export stands in the folder's place."""
+    """Raises UserError where something else than an export, and nothing but it, stands in the folder's place."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UserError(f"--out={out}: is no folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / RECORD).is_file():
-        raise UserError(f"--out={out}: holds files that no export wrote; name another folder")
+    here = out.resolve()
+    if here == Path.cwd() or here in Path.cwd().parents:
+        raise UserError(f"--out={out}: holds the folder that you are in; name another one")
+    if not out.is_dir():
+        return
+    record = read_object(out / RECORD) if (out / RECORD).is_file() else {}
+    named = record.get("files")
+    mine = {RECORD, *named} if isinstance(named, list) and record.get("format") in EXPORTS else set()
+    if other := next((p.name for p in sorted(out.iterdir()) if p.name not in mine), None):
+        raise UserError(f"--out={out}: holds {other!r}, which no export wrote; name another folder")
 
 
 def write_block(
@@ -45,17 +54,23 @@ def write_block(
     notes = "".join(f"- {note[0].upper()}{note[1:]}.\n" for note in made.notes)
     texts = {
         "config.json": json.dumps(made.config, indent=2) + "\n",
-        RECORD: json.dumps({"format": format_name, "target": drafter.config.target}, indent=2) + "\n",
         "README.md": card + notes,
     }
-    write_folder(out, texts, tensors)
+    write_folder(out, {"format": format_name, "target": drafter.config.target}, texts, tensors)
     return made
 
 
 def write_folder(
-    out: Path, texts: dict[str, str], tensors: dict[str, Tensor], others: Sequence[Path] = ()
+    out: Path,
+    record: dict[str, str],
+    texts: dict[str, str],
+    tensors: dict[str, Tensor],
+    others: Sequence[Path] = (),
 ) -> None:
-    """All files at once, in the place of what stood there."""
+    """All files at once, in the place of an export that stood there; whatever happens, one of both is there or aside under a name with
+    a dot. `record`: what the export says of itself, beside its files."""
+    check_free(out)
+    out = out.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
@@ -65,13 +80,28 @@ def write_folder(
             save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
         for name, text in texts.items():
             (part / name).write_text(text, encoding="utf-8")
+        files = sorted(path.name for path in part.iterdir())
+        (part / RECORD).write_text(json.dumps({**record, "files": files}, indent=2) + "\n")
         part.chmod(0o777 & ~_umask())
-        if out.is_dir():
-            shutil.rmtree(out)
-        os.replace(part, out)
+        _swap(part, out)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def _swap(part: Path, out: Path) -> None:
+    """The new folder in the old one's place; the old one goes when the new one stands there."""
+    old = part.with_name(f"{part.name}.old")
+    there = out.is_dir()
+    try:
+        if there:
+            os.replace(out, old)
+        os.replace(part, out)
+    except BaseException:
+        if old.is_dir() and not out.exists():
+            os.replace(old, out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _umask() -> int:
@@ -127,7 +157,7 @@ def measured_lines(folder: Path) -> list[str]:
 
 def _lines(folder: Path) -> list[str]:
     path = folder / "README.md"
-    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
 
 
 def read_record(folder: Path) -> dict[str, Any]:

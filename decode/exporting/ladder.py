@@ -58,8 +58,24 @@ def climb(drafter: BlockDrafter, format_name: str, reader: Reader, tokens: Seque
         cause = "" if same else _cause(name, drafter, format_name, reader, found, wanted, states)
         rungs.append(Rung(name, reader.name, apart, same, cause))
         if not same:
-            break
-    return rungs
+            return rungs
+    return [*rungs, _rest(drafter, format_name, reader)]
+
+
+def _rest(drafter: BlockDrafter, format_name: str, reader: Reader) -> Rung:
+    """All settings and tensors, those too that one draft does not show: an engine may read what a reader does not."""
+    wanted, held = FORMATS[format_name].make(drafter).config, reader.config
+    for name in sorted(wanted.keys() | held.keys()):
+        if name not in ("dtype", "transformers_version") and held.get(name, _ABSENT) != wanted.get(
+            name, _ABSENT
+        ):
+            cause = f"config.json: {name} is {held.get(name, _ABSENT)}, an export of this drafter has {wanted.get(name, _ABSENT)}"
+            return Rung("settings and tensors", reader.name, float("inf"), False, cause)
+    name = _other_tensor(drafter, format_name, reader)
+    return Rung("settings and tensors", reader.name, 0.0 if not name else float("inf"), not name, name)
+
+
+_ABSENT = "not there"
 
 
 @torch.no_grad()
@@ -196,21 +212,29 @@ def _block_cause(found: list[int], wanted: list[int]) -> str:
 
 
 def _tensor_cause(drafter: BlockDrafter, format_name: str, reader: Reader, parts: Sequence[str]) -> str:
-    """The first tensor of these parts that is not what the drafter's own would be in this format."""
+    """The first tensor of these parts that is not what the drafter's own would be in this format, else the first setting."""
+    if found := _other_tensor(drafter, format_name, reader, parts):
+        return found
+    rest = _rest(drafter, format_name, reader)
+    return rest.cause or "all tensors and settings are the same: how the engine runs them, or its dtype"
+
+
+def _other_tensor(
+    drafter: BlockDrafter, format_name: str, reader: Reader, parts: Sequence[str] | None = None
+) -> str:
+    """Of all tensors, or of these parts, the first that an export of the drafter would hold otherwise, in words; empty = none."""
     wanted = FORMATS[format_name].make(drafter).tensors
     held = load_file(reader.folder / "model.safetensors")
     for name in sorted(wanted.keys() | held.keys()):
-        if name.removeprefix("encoder.").split(".")[0].removesuffix("_enc") not in (*parts, "output_norm"):
+        part = name.removeprefix("encoder.").split(".")[0]
+        if parts is not None and part not in (*parts, "output_norm_enc"):
             continue
         if name not in held or name not in wanted:
             return f"tensor {name} is {'missing' if name not in held else 'not of this drafter'}"
         apart = distance(held[name], wanted[name].to(held[name].dtype))
-        if apart > 1e-2:
+        if held[name].is_floating_point() != wanted[name].is_floating_point() or not apart <= 1e-6:
             return f"tensor {name} differs by {apart:.2g} of its size"
-    biased = reader.config.get("transformer_layer_config", reader.config).get("attention_bias")
-    if biased is not None and bool(biased) != drafter.config.attention_bias:
-        return f"attention_bias: {str(biased).lower()} in config.json, {str(drafter.config.attention_bias).lower()} was trained"
-    return "all tensors are the same: head counts, rms_norm_eps or hidden_act in config.json, or how the engine runs them"
+    return ""
 
 
 # ---- whole outputs ----

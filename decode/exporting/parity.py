@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from align.common.errors import UserError
+from align.common.errors import UserError, in_one_line
 from align.common.hub import local_path, model_folder
 from align.common.text import plural
 from align.models.block import BlockDrafter
@@ -22,7 +22,7 @@ from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
 from decode.exporting import causal
-from decode.exporting.folder import card_of, measured_lines, read_record, write_block
+from decode.exporting.folder import card_of, check_free, measured_lines, read_record, write_block
 from decode.exporting.formats import FORMATS
 from decode.exporting.ladder import climb, replay, stock_model
 from decode.exporting.reader import Reader, TransformersReader, package, readers
@@ -70,8 +70,9 @@ def exported(
         )
     opened = load_target(target, "float32", device, trust_remote_code=trust_remote_code)
     network = load_drafter(drafter, opened)
-    for name in folders:  # before anything is written
+    for name, out in folders.items():  # before anything is written
         FORMATS[name].make(network)
+        check_free(out)
     source = (
         local_path(drafter)
         if local_path(drafter).is_dir()
@@ -220,8 +221,11 @@ def compare(
     model = stock_model(drafter.target)
     outputs, ours = decoded(drafter, prompts, max_new_tokens)
     for verdict in verdicts:
-        for reader in readers(verdict.format, verdict.folder, model):
-            rungs = climb(drafter, verdict.format, reader, prompts[0])
+        with in_one_line(f"{verdict.folder}: can't be read as {verdict.format}"):
+            found = readers(verdict.format, verdict.folder, model)
+        for reader in found:
+            with in_one_line(f"{verdict.folder}: {reader.name} can't run it"):
+                rungs = climb(drafter, verdict.format, reader, prompts[0])
             for rung in rungs:
                 verdict.add(reader.name, rung.same, rung.line)
             if rungs[-1].same:

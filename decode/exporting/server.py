@@ -51,8 +51,12 @@ class Server:
     """
 
     def __init__(self, url: str, timeout: float = 600.0) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        try:
+            parts = urlsplit(url)
+            _ = parts.port
+        except ValueError:
+            parts = urlsplit("")
+        if " " in url or parts.scheme not in ("http", "https") or not parts.netloc:
             raise UserError(f"--engine={url!r}: no address; an example: http://127.0.0.1:8000")
         self.url, self.timeout = url.rstrip("/").removesuffix("/v1"), timeout
         models = self._json("/v1/models").get("data")

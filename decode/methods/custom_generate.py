@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import RLock
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,9 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
+from align.common.hub import local_path
+from align.models.block import BlockDrafter
+from align.models.standalone import DiffusionDrafter
 from align.target.interface import install
 from align.target.model import Target
 from align.target.proof import proven
@@ -33,7 +37,6 @@ _KEPT = "_specalign"
 """The attribute of a model under which what was opened for it is kept, as long as the model lives."""
 _IGNORED = {
     "attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position",
-    "token_type_ids", "mm_token_type_ids",
 }  # fmt: skip
 """What `generate` prepares itself for a text of tokens."""
 
@@ -76,15 +79,14 @@ def custom_generate(
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
-    drafter: str | Path | Drafter | Decoder | None = None,
+    drafter: str | Path | Drafter | None = None,
     method: str | None = None,
     **model_kwargs: Any,
 ) -> Any:
     """What `generate` calls in place of its own loop.
 
     Args:
-        drafter: a folder or hub id, `lookup`, None (plain decoding), or one already loaded, as `decode.load` takes it; or a
-            `Decoder` for this very model.
+        drafter: a folder or hub id, `lookup`, None (plain decoding), or one already loaded, as `decode.load` takes it.
         method: a system by name, as `decode.load` takes it.
 
     Returns:
@@ -95,14 +97,17 @@ def custom_generate(
     """
     config, streamer = generation_config, _streamer_of(inspect.currentframe())
     _check(config, model_kwargs, input_ids, streamer)
-    with _ours(model) as (target, decoders):
-        decoder = drafter if isinstance(drafter, Decoder) else _decoder(target, decoders, drafter, method)
-        if decoder.target is not target:
-            raise UserError("drafter: this Decoder was made for another model; give its drafter's folder")
+    with _ONE, _ours(model) as (target, decoders):
+        if config.max_length > target.context_limit:
+            raise UserError(
+                f"max_length={config.max_length}: the context of {target.spec!r} holds {target.context_limit} tokens; lower max_new_tokens"
+            )
+        decoder = _decoder(target, decoders, drafter, method)
         drafting = _drafting(config)
         verifier = decoder.verifier_for(drafting)
         keep = bool(config.return_dict_in_generate and (config.output_scores or config.output_logits))
         engines, masks = list[ProcessedEngine](), _masks(input_ids, model_kwargs.get("attention_mask"))
+        _check_positions(masks, model_kwargs.get("position_ids"))
         for number, (row, mask) in enumerate(zip(input_ids, masks, strict=True)):
             shown = row.tolist()
             engines.append(
@@ -159,6 +164,18 @@ def _check(config: Any, model_kwargs: dict[str, Any], input_ids: Tensor, streame
         )
     if other := next((k for k, v in model_kwargs.items() if v is not None and k not in _IGNORED), None):
         raise UserError(f"{other}: only tokens and attention_mask are taken as input")
+    for name in ("cache", "past_key_values"):
+        held = model_kwargs.get(name)
+        if held is not None and held.get_seq_length() > 0:
+            raise UserError(
+                f"{name}: holds tokens already; every request is read from its beginning, leave it out"
+            )
+    if input_ids.shape[1] == 0:
+        raise UserError("input_ids: there is no token to continue")
+    if type(getattr(config, "watermarking_config", None)).__name__ == "SynthIDTextWatermarkingConfig":
+        raise UserError(
+            "watermarking_config: SynthID's processor remembers the order of its calls, which drafts change; leave it out"
+        )
     if streamer is not None and len(input_ids) > 1:
         raise UserError(f"streamer: {len(input_ids)} texts are written at once; a streamer takes one")
 
@@ -181,6 +198,21 @@ def _masks(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
     if bool((mask[:, 1:] < mask[:, :-1]).any()):
         raise UserError("attention_mask: padding stands behind tokens; pad on the left (padding_side='left')")
     return mask
+
+
+def _check_positions(masks_BL: Tensor, positions_BL: Tensor | None) -> None:
+    if not bool(masks_BL[:, -1].all()):
+        raise UserError("attention_mask: a text has no token but padding")
+    if positions_BL is not None and positions_BL.dim() == 2:
+        plain = masks_BL.long().cumsum(1) - 1
+        if not bool((positions_BL == plain)[masks_BL.expand_as(positions_BL == plain)].all()):
+            raise UserError(
+                "position_ids: others than 0, 1, 2, … from a text's first token are not taken; leave them out"
+            )
+
+
+_ONE = RLock()
+"""One call at a time: each puts our attention into its model and takes it out."""
 
 
 @contextmanager
@@ -206,7 +238,18 @@ def _ours(model: Any) -> Iterator[tuple[Target, dict[Any, Decoder]]]:
 
 def _decoder(target: Target, decoders: dict[Any, Decoder], drafter: Any, method: str | None) -> Decoder:
     """Opened once for each model."""
-    key = (str(drafter) if isinstance(drafter, str | Path) else id(drafter), method)
+    if not (
+        drafter is None
+        or isinstance(drafter, str | Path | BlockDrafter | DiffusionDrafter)
+        or hasattr(drafter, "law")
+    ):
+        raise UserError(
+            f"drafter={type(drafter).__name__}: give a folder or hub id, 'lookup', or a drafter of this project"
+        )
+    key: tuple[Any, ...] = (str(drafter) if isinstance(drafter, str | Path) else id(drafter), method)
+    weights = local_path(drafter) / "model.safetensors" if isinstance(drafter, str | Path) else None
+    if weights is not None and weights.is_file():  # trained again into the same folder
+        key = (*key, weights.stat().st_mtime_ns, weights.stat().st_ino)
     if key not in decoders:
         decoders[key] = load(target, drafter, method=method)
     return decoders[key]
@@ -214,7 +257,8 @@ def _decoder(target: Target, decoders: dict[Any, Decoder], drafter: Any, method:
 
 def _output(config: Any, input_ids: Tensor, engines: list[ProcessedEngine]) -> Any:
     longest = max(len(engine.out.tokens) for engine in engines)
-    pad = config.pad_token_id if config.pad_token_id is not None else 0
+    prepared = getattr(config, "_pad_token_tensor", None)  # the end of text where there is none
+    pad = 0 if prepared is None else int(prepared)
     new = [engine.out.tokens + [int(pad)] * (longest - len(engine.out.tokens)) for engine in engines]
     sequences = torch.cat(
         (input_ids, torch.tensor(new, dtype=input_ids.dtype, device=input_ids.device)), dim=1

@@ -59,7 +59,7 @@ def test_an_export_drafts_what_was_trained(
     (reader,) = readers(format_name, tmp_path / "out", model)[:1]
     rungs = climb(drafter, format_name, reader, PROMPT)
     assert all(rung.same for rung in rungs), [r.line for r in rungs]
-    wanted = [r for r in RUNGS if r != "mask" or isinstance(reader, FilesReader)]
+    wanted = [r for r in RUNGS if r != "mask" or isinstance(reader, FilesReader)] + ["settings and tensors"]
     assert [rung.name for rung in rungs] == wanted
 
 
@@ -130,7 +130,9 @@ def _theta(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 
 
 def _partial(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    pass  # planted in the reader's tables: no config of Qwen3 says it
+    config["rope_parameters"]["partial_rotary_factor"] = (
+        0.5  # and in the reader's tables: Qwen3's module does not read it
+    )
 
 
 def _mask_token(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -159,6 +161,22 @@ def _bias(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
             tensors[f"layers.{i}.self_attn.{part}_proj.bias"] = torch.zeros(size)
 
 
+def _heads(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    config["num_attention_heads"] = 1
+
+
+def _factor(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    config["rope_parameters"]["partial_rotary_factor"] = 0.5
+
+
+def _nan(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    tensors["norm.weight"][0] = torch.nan
+
+
+def _confidence(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    tensors["markov_head.markov_w1.weight"][-1] += 1  # a token that no draft reads
+
+
 def _norm(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     tensors["hidden_norm.weight"] = tensors["hidden_norm.weight"] * 1.5
 
@@ -183,6 +201,10 @@ FAULTS: list[tuple[str, str, Fault, str, str]] = [
     ("speculators", "d2t", _shifted, "draft tokens", "d2t"),
     ("dflash", "bias", _bias, "hidden states", "layers.0.self_attn.k_proj.bias"),
     ("dflash", "a norm", _norm, "fused context", "hidden_norm.weight"),
+    ("dflash", "head count", _heads, "settings and tensors", "num_attention_heads is 1"),
+    ("dflash", "partial rotary in the files", _factor, "settings and tensors", "rope_parameters"),
+    ("dflash", "no number", _nan, "hidden states", "tensor norm.weight"),
+    ("dspark", "a row that is not read", _confidence, "settings and tensors", "markov_head.markov_w1.weight"),
     ("dspark", "a Markov table", _markov, "draft logits", "markov_head.markov_w1.weight"),
 ]
 

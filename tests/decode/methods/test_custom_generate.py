@@ -221,15 +221,26 @@ def _law(model: Any, text: list[int], steps: int) -> dict[tuple[int, ...], float
         ({"num_beams": 2}, "num_beams=2"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
         ({"guidance_scale": 1.5}, "guidance_scale"),
+        ({"position_ids": 3 * torch.arange(6)[None]}, "position_ids"),
+        ({"token_type_ids": torch.ones_like(IDS)}, "token_type_ids|not used by the model"),
+        ({"max_new_tokens": 100000}, "max_length=100006"),
+        ({"drafter": 3}, "drafter=int"),
         ({"drafter": "nowhere/at-all"}, "nowhere/at-all"),
     ],
 )
 def test_what_it_cannot_honour_is_refused(model: Any, drafter: str, words: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+    given = {"drafter": drafter, "max_new_tokens": 4, "pad_token_id": 0, **words}
+    with pytest.raises(ValueError, match=says):  # a UserError is one; transformers refuses some first
+        model.generate(IDS, custom_generate=decode.custom_generate, **given)
+
+
+def test_ended_rows_are_padded_as_generate_pads_them(model: Any, drafter: str) -> None:
+    ids, words = torch.tensor([PROMPT, [5, 7, 9, 1, 3, 2]]), {"max_new_tokens": 12, "do_sample": False}
+    eos = model.generate(ids, pad_token_id=0, **words)[0, -6].item()
+    own = model.generate(ids, eos_token_id=eos, **words)
+    assert torch.equal(
+        own,
         model.generate(
-            IDS,
-            max_new_tokens=4,
-            pad_token_id=0,
-            custom_generate=decode.custom_generate,
-            **{"drafter": drafter, **words},
-        )
+            ids, eos_token_id=eos, custom_generate=decode.custom_generate, drafter=drafter, **words
+        ),
+    )
