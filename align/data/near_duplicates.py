@@ -55,10 +55,7 @@ class NearDuplicates:
             for name in (self.file, self.file.with_name(self.file.name + "-journal")):
                 name.unlink(missing_ok=True)
             self._open(self.file)
-        except (
-            OSError,
-            sqlite3.Error,
-        ):  # nothing can be written there: remembered as long as this process lives
+        except (OSError, sqlite3.Error):  # no file can be there: remembered as long as this process lives
             self._open(None)
 
     def close(self) -> None:
@@ -80,9 +77,14 @@ class NearDuplicates:
         self._run("INSERT OR REPLACE INTO state VALUES (0, ?)", what)
         self._run("COMMIT")
 
+    def mark(self) -> None:
+        """What is added from here on is forgotten at `forget`."""
+        self._run("SAVEPOINT mark")
+
     def forget(self) -> None:
-        """Forget what was added since the last `keep`."""
-        self._table.rollback()
+        """Forget what was added since `mark`, and nothing that was added before."""
+        self._run("ROLLBACK TO mark")
+        self._run("RELEASE mark")
 
     def _run(self, statement: str, *values: object) -> sqlite3.Cursor:
         try:

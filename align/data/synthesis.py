@@ -310,20 +310,19 @@ class _Batches:
             rows, torch.Generator().manual_seed(_batch_seed(self.recipe.seed, number)), progress
         )
         chosen: list[Row] = []
-        left_over = False
+        full = False
         for row in rows:
+            if not full and len(chosen) >= room:
+                self.seen.mark()  # a later run, which wants more, knows of what is in the shards alone
+                full = True
             if row.broken:
                 dropped[row.broken] += 1
             elif not self.seen.add(_text_key(row.tokens, row.answer_start, len(self.template.prefix))):
                 dropped["near-duplicate"] += 1
-            elif len(chosen) < room:
+            elif not full:
                 chosen.append(row)
-            else:
-                left_over = True
-        if left_over:  # a later run, which wants more, knows of what is in the shards alone
+        if full:
             self.seen.forget()
-            for row in chosen:
-                self.seen.add(_text_key(row.tokens, row.answer_start, len(self.template.prefix)))
         return data.from_lists(
             [r.tokens for r in chosen],
             [r.answer_start for r in chosen],

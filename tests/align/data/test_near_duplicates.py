@@ -55,6 +55,7 @@ def test_a_file_keeps_what_was_kept_and_forgets_the_rest(tmp_path: Path) -> None
     seen = NearDuplicates(0.8, path)
     assert not seen.holds("one") and seen.add(one)
     seen.keep("one")
+    seen.mark()
     assert seen.add(two)
     seen.forget()
     assert seen.add(two)
@@ -95,3 +96,15 @@ def test_another_process_in_the_same_file_is_an_error_of_the_file(tmp_path: Path
     assert one.add([1, 2, 3])
     with pytest.raises(OSError, match="seen.sqlite: database is locked"):
         two.add([4, 5, 6])
+
+
+def test_what_was_added_before_a_mark_stays(tmp_path: Path) -> None:
+    seen = NearDuplicates(0.8, tmp_path / "seen.sqlite")
+    assert seen.add([1, 2, 3])
+    seen.keep("one")
+    seen.clear()
+    assert seen.add([4, 5, 6])
+    seen.mark()
+    assert seen.add([7, 8, 9])
+    seen.forget()
+    assert seen.add([1, 2, 3]) and not seen.add([4, 5, 6]) and seen.add([7, 8, 9])

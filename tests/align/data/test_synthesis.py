@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,26 @@ def test_damaged_and_missing_shards_are_written_again(
     assert synthesize(recipe, target, folder) == manifest
     assert contents() == before
     assert capsys.readouterr().out.count("written again: ") == 2
+
+
+def test_mending_remembers_the_texts_of_all_shards_and_no_others(tmp_path: Path, target: Target) -> None:
+    """The last batch leaves texts over, and is written again behind others."""
+    recipe, folder = (
+        load_recipe(["recipe=debug_block", "data.samples=10", "data.batch_size=4"]),
+        tmp_path / "data",
+    )
+    manifest = synthesize(recipe, target, folder, quiet=True)
+
+    def remembered() -> list[bytes]:
+        with closing(sqlite3.connect(folder / "near-duplicates.sqlite")) as table:
+            return sorted(grams for (grams,) in table.execute("SELECT grams FROM texts"))
+
+    before = remembered()
+    assert len(before) == 10
+    data.shard_path(folder, manifest["shards"] - 1).unlink()
+    (folder / "near-duplicates.sqlite").unlink()
+    assert synthesize(recipe, target, folder, quiet=True) == manifest
+    assert remembered() == before
 
 
 def test_settings_under_which_nothing_new_is_written_end(tmp_path: Path, target: Target) -> None:
