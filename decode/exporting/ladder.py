@@ -17,7 +17,7 @@ from align.common.batch import Anchors, Batch
 from align.models.block import BlockDrafter, target_features
 from align.target.loading import reload
 from align.target.model import Target
-from decode.exporting.formats import FORMATS
+from decode.exporting.formats import FORMATS, Exported
 from decode.exporting.reader import RUNGS, Reader
 
 TOLERANCE = 2e-3
@@ -44,7 +44,7 @@ class Rung:
 
 def climb(drafter: BlockDrafter, format_name: str, reader: Reader, tokens: Sequence[int]) -> list[Rung]:
     """Compare one draft after `tokens`, the last of them the anchor; ends at the first rung that differs."""
-    states = reader.states(list(tokens[:-1]))
+    made, states = FORMATS[format_name].make(drafter), reader.states(list(tokens[:-1]))
     found, wanted = reader.trace(states, tokens[-1]), trained(drafter, tokens)
     rungs = list[Rung]()
     for name in RUNGS:
@@ -55,24 +55,26 @@ def climb(drafter: BlockDrafter, format_name: str, reader: Reader, tokens: Seque
         same = apart == 0 if exact else apart < TOLERANCE
         if name == "draft tokens":
             same = not _worse(found, wanted)
-        cause = "" if same else _cause(name, drafter, format_name, reader, found, wanted, states)
+        cause = "" if same else _cause(name, drafter, made, reader, found, wanted)
         rungs.append(Rung(name, reader.name, apart, same, cause))
         if not same:
             return rungs
-    return [*rungs, _rest(drafter, format_name, reader)]
+    return [*rungs, _rest(made, reader)]
 
 
-def _rest(drafter: BlockDrafter, format_name: str, reader: Reader) -> Rung:
+def _rest(made: Exported, reader: Reader) -> Rung:
     """All settings and tensors, those too that one draft does not show: an engine may read what a reader does not."""
-    wanted, held = FORMATS[format_name].make(drafter).config, reader.config
-    for name in sorted(wanted.keys() | held.keys()):
-        if name not in ("dtype", "transformers_version") and held.get(name, _ABSENT) != wanted.get(
-            name, _ABSENT
-        ):
-            cause = f"config.json: {name} is {held.get(name, _ABSENT)}, an export of this drafter has {wanted.get(name, _ABSENT)}"
-            return Rung("settings and tensors", reader.name, float("inf"), False, cause)
-    name = _other_tensor(drafter, format_name, reader)
-    return Rung("settings and tensors", reader.name, 0.0 if not name else float("inf"), not name, name)
+    cause = _other_setting(made, reader) or _other_tensor(made, reader)
+    return Rung("settings and tensors", reader.name, float("inf") if cause else 0.0, not cause, cause)
+
+
+def _other_setting(made: Exported, reader: Reader) -> str:
+    """The first setting that an export of the drafter would have otherwise, in words; empty = none."""
+    for name in sorted((made.config.keys() | reader.config.keys()) - {"dtype", "transformers_version"}):
+        held, wanted = (values.get(name, _ABSENT) for values in (reader.config, made.config))
+        if held != wanted:
+            return f"config.json: {name} is {held}, an export of this drafter has {wanted}"
+    return ""
 
 
 _ABSENT = "not there"
@@ -153,24 +155,23 @@ def _worse(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
 def _cause(
     name: str,
     drafter: BlockDrafter,
-    format_name: str,
+    made: Exported,
     reader: Reader,
     found: dict[str, Tensor],
     wanted: dict[str, Tensor],
-    states: tuple[Tensor, ...],
 ) -> str:
     """The likely one, in words that name the key."""
     causes: dict[str, Callable[[], str]] = {
-        "tapped features": lambda: _layers_cause(drafter, reader, states),
-        "fused context": lambda: _tensor_cause(drafter, format_name, reader, ("fc", "hidden_norm")),
+        "tapped features": lambda: _layers_cause(drafter, reader),
+        "fused context": lambda: _tensor_cause(made, reader, ("fc", "hidden_norm")),
         "rotary tables": lambda: _rotary_cause(found["rotary tables"], wanted["rotary tables"], drafter),
         "block": lambda: _block_cause(found["block"].tolist(), wanted["block"].tolist()),
         "mask": lambda: (
             "rows of a block do not see the rows after them; the causal flag (is_causal, dflash_config.causal, "
             "sliding_window_non_causal) must say that they do"
         ),
-        "hidden states": lambda: _tensor_cause(drafter, format_name, reader, ("layers", "norm")),
-        "draft logits": lambda: _tensor_cause(drafter, format_name, reader, ("lm_head", "markov_head")),
+        "hidden states": lambda: _tensor_cause(made, reader, ("layers", "norm")),
+        "draft logits": lambda: _tensor_cause(made, reader, ("lm_head", "markov_head")),
         "draft tokens": lambda: (
             "the logits are the same and the tokens are not: d2t must hold token − row for each row of lm_head.weight"
         ),
@@ -178,7 +179,7 @@ def _cause(
     return causes[name]()
 
 
-def _layers_cause(drafter: BlockDrafter, reader: Reader, states: tuple[Tensor, ...]) -> str:
+def _layers_cause(drafter: BlockDrafter, reader: Reader) -> str:
     ours, theirs = list(drafter.config.target_layer_ids), reader.layers
     if ours == theirs:
         return "the same layers are read, and the target gives other states: another target, dtype or prompt"
@@ -211,20 +212,15 @@ def _block_cause(found: list[int], wanted: list[int]) -> str:
     return f"mask_token_id: token {found[1]} stands for a draft, {wanted[1]} was trained"
 
 
-def _tensor_cause(drafter: BlockDrafter, format_name: str, reader: Reader, parts: Sequence[str]) -> str:
+def _tensor_cause(made: Exported, reader: Reader, parts: Sequence[str]) -> str:
     """The first tensor of these parts that is not what the drafter's own would be in this format, else the first setting."""
-    if found := _other_tensor(drafter, format_name, reader, parts):
-        return found
-    rest = _rest(drafter, format_name, reader)
-    return rest.cause or "all tensors and settings are the same: how the engine runs them, or its dtype"
+    same = "all tensors and settings are the same: how the engine runs them, or its dtype"
+    return _other_tensor(made, reader, parts) or _rest(made, reader).cause or same
 
 
-def _other_tensor(
-    drafter: BlockDrafter, format_name: str, reader: Reader, parts: Sequence[str] | None = None
-) -> str:
+def _other_tensor(made: Exported, reader: Reader, parts: Sequence[str] | None = None) -> str:
     """Of all tensors, or of these parts, the first that an export of the drafter would hold otherwise, in words; empty = none."""
-    wanted = FORMATS[format_name].make(drafter).tensors
-    held = load_file(reader.folder / "model.safetensors")
+    wanted, held = made.tensors, load_file(reader.folder / "model.safetensors")
     for name in sorted(wanted.keys() | held.keys()):
         part = name.removeprefix("encoder.").split(".")[0]
         if parts is not None and part not in (*parts, "output_norm_enc"):
@@ -240,20 +236,8 @@ def _other_tensor(
 # ---- whole outputs ----
 
 
-@dataclass(frozen=True)
-class Drafted:
-    """Greedy speculative decoding of one output: accepted drafts of each call."""
-
-    accepted: list[int]
-
-    @property
-    def tau(self) -> float:
-        """Tokens per call of the target, the first token aside."""
-        return 1 + sum(self.accepted) / max(len(self.accepted), 1)
-
-
-def replay(reader: Reader, prompt: Sequence[int], output: Sequence[int]) -> Drafted:
-    """What chains of a reader's drafts are accepted on the way to the target's greedy `output`.
+def replay(reader: Reader, prompt: Sequence[int], output: Sequence[int]) -> list[int]:
+    """How many of a reader's drafts are accepted in each call on the way to the target's greedy `output`.
 
     The target's states over prompt and output come from one forward, so each call costs one draft.
     """
@@ -266,7 +250,7 @@ def replay(reader: Reader, prompt: Sequence[int], output: Sequence[int]) -> Draf
             right += 1
         accepted.append(right)
         at += right + 1
-    return Drafted(accepted)
+    return accepted
 
 
 def stock_model(target: Target) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from align.common.errors import UserError, in_one_line
-from align.common.hub import local_path, model_folder
+from align.common.hub import model_folder
 from align.common.text import plural
 from align.models.block import BlockDrafter
 from align.models.block_checkpoint import load_drafter
@@ -22,6 +22,7 @@ from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
 from decode.exporting import causal
+from decode.exporting.counts import Counts
 from decode.exporting.folder import card_of, check_free, measured_lines, read_record, write_block
 from decode.exporting.formats import FORMATS
 from decode.exporting.ladder import climb, replay, stock_model
@@ -31,8 +32,6 @@ from decode.exporting.verdict import Verdict
 from decode.suites.prompt import Prompt
 from decode.suites.registry import prompts_of
 from decode.suites.tokenized import tokenize_prompts
-
-BLOCKS = ("block", "variable_prefix")
 
 
 def exported(
@@ -58,7 +57,7 @@ def exported(
     """
     if role == "autoregressive":
         return [causal.export(drafter, target, name, out) for name, out in folders.items()]
-    if role not in BLOCKS:
+    if role == "diffusion":
         raise UserError(
             f"--drafter={drafter}: a standalone diffusion drafter is of no engine's format; train with drafter.kind=block and "
             "drafter.context=taps (recipe=smollm2_taps)"
@@ -68,16 +67,11 @@ def exported(
             "--format draft_model: an ordinary language model, which a block drafter is not; --format dflash, or train with "
             "drafter.kind=autoregressive"
         )
-    opened = load_target(target, "float32", device, trust_remote_code=trust_remote_code)
-    network = load_drafter(drafter, opened)
+    network = _opened(drafter, target, device, trust_remote_code)
     for name, out in folders.items():  # before anything is written
         FORMATS[name].make(network)
         check_free(out)
-    source = (
-        local_path(drafter)
-        if local_path(drafter).is_dir()
-        else model_folder(drafter, "drafter", ["config.json", "README.md"])
-    )
+    source = model_folder(drafter, "drafter", ["config.json", "README.md"])
     verdicts = list[Verdict]()
     for name, out in folders.items():
         drafts = network.config.block_size
@@ -87,8 +81,13 @@ def exported(
         verdicts.append(Verdict(name, out, notes=list(made.notes), serve=serve))
     if limit:
         suites, _ = prompts_of("builtin", limit=limit)
-        compare(network, verdicts, tokens_of(opened, suites[0].prompts), max_new_tokens)
+        compare(network, verdicts, tokens_of(network.target, suites[0].prompts), max_new_tokens)
     return verdicts
+
+
+def _opened(drafter: str, target: str, device: str, trust_remote_code: bool) -> BlockDrafter:
+    """With its target, in fp32: what is compared are networks, not roundings."""
+    return load_drafter(drafter, load_target(target, "float32", device, trust_remote_code=trust_remote_code))
 
 
 def in_process(
@@ -112,9 +111,7 @@ def in_process(
     """
     if engine == "dflash":
         package()
-    network = load_drafter(
-        drafter, load_target(target, "float32", device, trust_remote_code=trust_remote_code)
-    )
+    network = _opened(drafter, target, device, trust_remote_code)
     with tempfile.TemporaryDirectory() as made:
         folder = export or Path(made) / engine
         if export is None:
@@ -145,9 +142,7 @@ def served(
     """
     server = Server(url)
     before = server.counts()
-    network = load_drafter(
-        drafter, load_target(target, "float32", device, trust_remote_code=trust_remote_code)
-    )
+    network = _opened(drafter, target, device, trust_remote_code)
     texts = tokens_of(network.target, prompts)
     outputs, ours = decoded(network, texts, max_new_tokens)
     theirs = [server.greedy(text, max_new_tokens) for text in texts]
@@ -158,13 +153,11 @@ def served(
     others = next((f"; {why}" for why in same if why not in ("", _TIE)), "")
     line = f"outputs: {equal} of {len(texts)} as plain greedy decoding here, {ties} differ from a near-tie of p on{others}"
     verdict.add(name, equal + ties == len(texts), line)
-    tau, most = _tau([o.accepted for o in ours]), network.config.block_size
-    positions = " ".join(f"{c:.0f}" for c in counts.at_position)
+    own = Counts.of([o.accepted for o in ours], network.config.block_size)
     verdict.add(
         name,
-        abs(tau - counts.tau) < SERVED * tau,
-        f"acceptance: {_counts('ours', [o.accepted for o in ours], most)}; the server's: {counts.calls:.0f} calls, "
-        f"τ {counts.tau:.3f}, accepted at each position {positions}",
+        abs(own.tau - counts.tau) < SERVED * own.tau,
+        f"acceptance: ours: {own.line}; the server's: {counts.line}",
     )
     return verdict
 
@@ -243,15 +236,15 @@ def _whole(
     drafter: BlockDrafter,
 ) -> None:
     """Rounds and accepted drafts over whole outputs, and transformers' own generation where it is the reader."""
-    theirs = [replay(reader, p, o).accepted for p, o in zip(prompts, outputs, strict=True)]
+    theirs = [replay(reader, p, o) for p, o in zip(prompts, outputs, strict=True)]
     equal = sum(a == b for a, b in zip(ours, theirs, strict=True))
-    most = drafter.config.block_size
+    own, other = (Counts.of(accepted, drafter.config.block_size) for accepted in (ours, theirs))
     line = (
         f"whole outputs: {equal} of {plural(len(ours), 'prompt')} accepted call for call alike; "
-        f"{_counts('ours', ours, most)}, {_counts('theirs', theirs, most)}"
+        f"ours: {own.line}, theirs: {other.line}"
     )
     # another order of sums may turn a near-tie of two drafts; a fault turns many
-    verdict.add(reader.name, abs(_tau(ours) - _tau(theirs)) < 0.02 * _tau(ours), line)
+    verdict.add(reader.name, abs(own.tau - other.tau) < 0.02 * own.tau, line)
     if isinstance(reader, TransformersReader):
         same = sum(_generated(reader, p, len(o)) == o for p, o in zip(prompts, outputs, strict=True))
         verdict.add(
@@ -261,22 +254,11 @@ def _whole(
         )
 
 
-def _counts(whose: str, calls: list[list[int]], most: int) -> str:
-    flat = [a for one in calls for a in one]
-    positions = " ".join(str(sum(a > k for a in flat)) for k in range(most))
-    return f"{whose}: {len(flat)} calls, τ {_tau(calls):.3f}, accepted at each position {positions}"
-
-
-def _tau(calls: list[list[int]]) -> float:
-    flat = [a for one in calls for a in one]
-    return 1 + sum(flat) / max(len(flat), 1)
-
-
 @torch.no_grad()
 def _generated(reader: TransformersReader, prompt: list[int], count: int) -> list[int]:
     """transformers' own speculative decoding, greedy."""
     ids = torch.tensor([prompt], device=reader.model.device)
-    words: dict[str, Any] = {"assistant_model": reader.assistant, "speculation_type": "dflash"}
+    words: dict[str, Any] = {"assistant_model": reader.network, "speculation_type": "dflash"}
     out = reader.model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **words
     )

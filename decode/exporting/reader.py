@@ -85,6 +85,10 @@ class Reader(ABC):
         """As the target reads them, (n, D)."""
         return self.model.get_input_embeddings()(tokens.to(self.model.device)).float()
 
+    def _raw(self, tokens: Tensor) -> Tensor:
+        """Rows of the embedding as they stand there."""
+        return F.embedding(tokens.to(self.model.device), self.model.get_input_embeddings().weight).float()
+
     def head(self) -> Tensor:
         """(V, D)."""
         return self.model.get_output_embeddings().weight.float()
@@ -152,13 +156,8 @@ class FilesReader(Reader):
         first = 0 if self.from_anchor else 1
         cos, sin = self._tables(count + rows)
         mask = self._mask(count, rows)
-        scale = float((self.config.get("dflash_config") or {}).get("input_embedding_scale", 1.0))
-        raw = scale != 1 and "dflash_config" in self.config
-        x = (
-            F.embedding(tokens, self.model.get_input_embeddings().weight).float() * scale
-            if raw
-            else self.embed(tokens)
-        )
+        scale = self.get("input_embedding_scale")  # where it is not said, the model's own embedding scales
+        x = self.embed(tokens) if scale is None else self._raw(tokens) * float(scale)
         found: dict[str, Tensor] = {
             "tapped features": features,
             "fused context": context,
@@ -249,7 +248,46 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-class TransformersReader(Reader):
+class EngineReader(Reader):
+    """An engine's own class for drafters.
+
+    settings: what holds `target_layer_ids`, `mask_token_id` and `block_size`. network: the class's instance.
+    """
+
+    settings: Any
+    network: Any
+
+    @property
+    def layers(self) -> list[int]:
+        return list(self.settings.target_layer_ids)
+
+    @abstractmethod
+    def fused(self, features: Tensor) -> Tensor:
+        """The context, (n, D)."""
+
+    @abstractmethod
+    def hidden(self, embedded_1RD: Tensor, features: Tensor, positions_1L: Tensor) -> Tensor:
+        """Hidden states of the block, (1, R, D)."""
+
+    def _trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]:
+        features = self.features(states)
+        tokens = torch.tensor([anchor] + [self.settings.mask_token_id] * (self.settings.block_size - 1))
+        positions = torch.arange(len(features) + len(tokens), device=features.device)[None]
+        embedded = self.embed(tokens)[None]
+        hidden = self.hidden(embedded, features, positions)[0, 1:]
+        logits = hidden @ self.head().T
+        return {
+            "tapped features": features,
+            "fused context": self.fused(features),
+            "rotary tables": torch.cat(self.network.rotary_emb(embedded, positions), dim=-1)[0],
+            "block": torch.cat((tokens, torch.tensor([1]))),
+            "hidden states": hidden,
+            "draft logits": logits,
+            "draft tokens": logits.argmax(-1).cpu(),
+        }
+
+
+class TransformersReader(EngineReader):
     """transformers' own assistant class."""
 
     name = "transformers"
@@ -258,70 +296,43 @@ class TransformersReader(Reader):
         from transformers import AutoModel
 
         super().__init__(folder, model)
-        self.assistant: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).eval().to(model.device)
+        self.network = AutoModel.from_pretrained(folder, dtype=torch.float32).eval().to(model.device)
+        self.settings = self.network.config
 
-    @property
-    def layers(self) -> list[int]:
-        return list(self.assistant.config.target_layer_ids)
+    def fused(self, features: Tensor) -> Tensor:
+        return self.network.encoder(features)
 
-    def _trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]:
-        features, config = self.features(states), self.assistant.config
-        tokens = torch.tensor([anchor] + [config.mask_token_id] * (config.block_size - 1))
-        count = len(features) + len(tokens)
-        positions = torch.arange(count, device=features.device)[None]
-        embedded = self.embed(tokens)[None]
-        tables = self.assistant.rotary_emb(embedded, positions)
-        hidden = self.assistant(
-            noise_embeds=embedded,
+    def hidden(self, embedded_1RD: Tensor, features: Tensor, positions_1L: Tensor) -> Tensor:
+        return self.network(
+            noise_embeds=embedded_1RD,
             context_hidden_states=features[None],
-            position_ids=positions,
+            position_ids=positions_1L,
             attention_mask=None,
-        ).last_hidden_state[0, 1:]
-        logits = hidden @ self.head().T
-        return {
-            "tapped features": features,
-            "fused context": self.assistant.encoder(features),
-            "rotary tables": torch.cat(tables, dim=-1)[0],
-            "block": torch.cat((tokens, torch.tensor([1]))),
-            "hidden states": hidden,
-            "draft logits": logits,
-            "draft tokens": logits.argmax(-1).cpu(),
-        }
+        ).last_hidden_state
 
 
-class PackageReader(Reader):
+class PackageReader(EngineReader):
     """The dflash package's own class."""
 
     name = "the dflash package"
 
     def __init__(self, folder: Path, model: Any) -> None:
         super().__init__(folder, model)
-        self.drafter: Any = package().DFlashDraftModel.from_pretrained(folder, dtype=torch.float32).eval()
-        self.drafter.to(model.device)
+        self.network = package().DFlashDraftModel.from_pretrained(folder, dtype=torch.float32).eval()
+        self.settings = self.network.to(model.device)
 
-    @property
-    def layers(self) -> list[int]:
-        return list(self.drafter.target_layer_ids)
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Raw rows times the scale that the config says."""
+        scale = float(getattr(self.network.config, "dflash_config", {}).get("input_embedding_scale", 1.0))
+        return self._raw(tokens) * scale
 
-    def _trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]:
-        features, drafter = self.features(states), self.drafter
-        tokens = torch.tensor([anchor] + [drafter.mask_token_id] * (drafter.block_size - 1))
-        positions = torch.arange(len(features) + len(tokens), device=features.device)[None]
-        scale = float(getattr(drafter.config, "dflash_config", {}).get("input_embedding_scale", 1.0))
-        embedded = F.embedding(tokens, self.model.get_input_embeddings().weight).float()[None] * scale
-        hidden = drafter(target_hidden=features[None], noise_embedding=embedded, position_ids=positions)[
-            0, 1:
-        ]
-        logits = hidden @ self.head().T
-        return {
-            "tapped features": features,
-            "fused context": drafter.hidden_norm(drafter.fc(features)),
-            "rotary tables": torch.cat(drafter.rotary_emb(embedded, positions), dim=-1)[0],
-            "block": torch.cat((tokens, torch.tensor([1]))),
-            "hidden states": hidden,
-            "draft logits": logits,
-            "draft tokens": logits.argmax(-1).cpu(),
-        }
+    def fused(self, features: Tensor) -> Tensor:
+        return self.network.hidden_norm(self.network.fc(features))
+
+    def hidden(self, embedded_1RD: Tensor, features: Tensor, positions_1L: Tensor) -> Tensor:
+        return self.network(
+            target_hidden=features[None], noise_embedding=embedded_1RD, position_ids=positions_1L
+        )
 
 
 def package() -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -13,34 +12,10 @@ from urllib.request import Request, urlopen
 
 from align.common.errors import UserError
 from align.common.text import short
+from decode.exporting.counts import Counts
 
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+?)(?:_total)?(?:\{(?P<labels>[^}]*)\})? (?P<value>[-+.\deE]+)$")
 _COUNTERS = "vllm:spec_decode_num_"
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Of speculative decoding since a server started: calls, drafted and accepted tokens, accepted ones by position."""
-
-    calls: float = 0
-    drafted: float = 0
-    accepted: float = 0
-    at_position: tuple[float, ...] = ()
-
-    def since(self, before: Counts) -> Counts:
-        """What came after `before`."""
-        earlier = [*before.at_position, *[0.0] * (len(self.at_position) - len(before.at_position))]
-        return Counts(
-            self.calls - before.calls,
-            self.drafted - before.drafted,
-            self.accepted - before.accepted,
-            tuple(a - b for a, b in zip(self.at_position, earlier, strict=True)),
-        )
-
-    @property
-    def tau(self) -> float:
-        """Tokens per call."""
-        return 1 + self.accepted / self.calls if self.calls else 1.0
 
 
 class Server:

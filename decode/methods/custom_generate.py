@@ -24,7 +24,6 @@ from align.common.hub import local_path
 from align.models.block import BlockDrafter
 from align.models.standalone import DiffusionDrafter
 from align.target.interface import install
-from align.target.model import Target
 from align.target.proof import proven
 from decode.drafters.base import Drafter
 from decode.engine.decoder import Decoder
@@ -48,6 +47,24 @@ class _Opened:
         name = getattr(model, "name_or_path", "") or type(model).__name__
         self.target, self.decoders = proven(model, _NoTokenizer(), name, fast=False), dict[Any, Decoder]()
         self.weights = _weights(model)
+
+    def decoder(self, drafter: Any, method: str | None) -> Decoder:
+        """Opened once."""
+        if not (
+            drafter is None
+            or isinstance(drafter, str | Path | BlockDrafter | DiffusionDrafter)
+            or hasattr(drafter, "law")
+        ):
+            raise UserError(
+                f"drafter={type(drafter).__name__}: give a folder or hub id, 'lookup', or a drafter of this project"
+            )
+        key: tuple[Any, ...] = (str(drafter) if isinstance(drafter, str | Path) else id(drafter), method)
+        weights = local_path(drafter) / "model.safetensors" if isinstance(drafter, str | Path) else None
+        if weights is not None and weights.is_file():  # trained again into the same folder
+            key = (*key, weights.stat().st_mtime_ns, weights.stat().st_ino)
+        if key not in self.decoders:
+            self.decoders[key] = load(self.target, drafter, method=method)
+        return self.decoders[key]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -97,12 +114,13 @@ def custom_generate(
     """
     config, streamer = generation_config, _streamer_of(inspect.currentframe())
     _check(config, model_kwargs, input_ids, streamer)
-    with _ONE, _ours(model) as (target, decoders):
+    with _ONE, _ours(model) as ours:
+        target = ours.target
         if config.max_length > target.context_limit:
             raise UserError(
                 f"max_length={config.max_length}: the context of {target.spec!r} holds {target.context_limit} tokens; lower max_new_tokens"
             )
-        decoder = _decoder(target, decoders, drafter, method)
+        decoder = ours.decoder(drafter, method)
         drafting = _drafting(config)
         verifier = decoder.verifier_for(drafting)
         keep = bool(config.return_dict_in_generate and (config.output_scores or config.output_logits))
@@ -203,12 +221,12 @@ def _masks(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
 def _check_positions(masks_BL: Tensor, positions_BL: Tensor | None) -> None:
     if not bool(masks_BL[:, -1].all()):
         raise UserError("attention_mask: a text has no token but padding")
-    if positions_BL is not None and positions_BL.dim() == 2:
-        plain = masks_BL.long().cumsum(1) - 1
-        if not bool((positions_BL == plain)[masks_BL.expand_as(positions_BL == plain)].all()):
-            raise UserError(
-                "position_ids: others than 0, 1, 2, … from a text's first token are not taken; leave them out"
-            )
+    plain = masks_BL.long().cumsum(1) - 1
+    given = plain if positions_BL is None or positions_BL.dim() != 2 else positions_BL
+    if not bool(((given == plain) | ~masks_BL).all()):
+        raise UserError(
+            "position_ids: others than 0, 1, 2, … from a text's first token are not taken; leave them out"
+        )
 
 
 _ONE = RLock()
@@ -216,7 +234,7 @@ _ONE = RLock()
 
 
 @contextmanager
-def _ours(model: Any) -> Iterator[tuple[Target, dict[Any, Decoder]]]:
+def _ours(model: Any) -> Iterator[_Opened]:
     """The model as a target for the time of a call: our attention goes in and comes out again, and nothing else is changed."""
     before, training = model.config._attn_implementation, model.training
     grads = {name: p.requires_grad for name, p in model.named_parameters()}
@@ -228,31 +246,12 @@ def _ours(model: Any) -> Iterator[tuple[Target, dict[Any, Decoder]]]:
             setattr(model, _KEPT, kept)
         model.eval()
         install(model, own=kept.target.attention == "its own, eager")
-        yield kept.target, kept.decoders
+        yield kept
     finally:
         model.set_attn_implementation(before)
         model.train(training)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(grads[name])
-
-
-def _decoder(target: Target, decoders: dict[Any, Decoder], drafter: Any, method: str | None) -> Decoder:
-    """Opened once for each model."""
-    if not (
-        drafter is None
-        or isinstance(drafter, str | Path | BlockDrafter | DiffusionDrafter)
-        or hasattr(drafter, "law")
-    ):
-        raise UserError(
-            f"drafter={type(drafter).__name__}: give a folder or hub id, 'lookup', or a drafter of this project"
-        )
-    key: tuple[Any, ...] = (str(drafter) if isinstance(drafter, str | Path) else id(drafter), method)
-    weights = local_path(drafter) / "model.safetensors" if isinstance(drafter, str | Path) else None
-    if weights is not None and weights.is_file():  # trained again into the same folder
-        key = (*key, weights.stat().st_mtime_ns, weights.stat().st_ino)
-    if key not in decoders:
-        decoders[key] = load(target, drafter, method=method)
-    return decoders[key]
 
 
 def _output(config: Any, input_ids: Tensor, engines: list[ProcessedEngine]) -> Any:

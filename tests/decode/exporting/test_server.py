@@ -19,7 +19,7 @@ from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder, prompt_tokens
 from decode.exporting import parity
-from decode.exporting.server import Counts, Server
+from decode.exporting.server import Server
 from decode.suites.prompt import Prompt
 from tests.builders import PROMPT, overfit_block_network
 
@@ -147,8 +147,3 @@ def test_answers_of_another_kind(served: tuple[App, str], path: str, sent: str |
 def test_no_server(url: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         Server(url)
-
-
-def test_counts_since() -> None:
-    later = Counts(10, 40, 12, (8, 3, 1)).since(Counts(4, 16, 2, (2,)))
-    assert later == Counts(6, 24, 10, (6, 3, 1)) and later.tau == 1 + 10 / 6 and Counts().tau == 1

@@ -88,10 +88,10 @@ def test_drafts_are_accepted_and_the_model_stays_as_it_was(model: Any, drafter: 
     assert model.config._attn_implementation == before and model.training
     assert all(p.requires_grad for p in model.parameters())
     model.eval().requires_grad_(False)
-    with _ours(model) as (target, decoders):
-        chosen = next(iter(decoders.values())).drafter
+    with _ours(model) as ours:
+        chosen = next(iter(ours.decoders.values())).drafter
         engine = ProcessedEngine(
-            target,
+            ours.target,
             PROMPT,
             24,
             Sampling(),
