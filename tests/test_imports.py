@@ -43,7 +43,9 @@ ROOMS = {
     "decode.engine decode.methods decode.suites decode.reporting",
     "decode.benchmark": "align.common align.target decode.method_names decode.speculation decode.drafters "
     "decode.wrappers decode.engine decode.methods decode.suites decode.reporting decode.losslessness",
-    "decode.exporting": "align.common align.target decode.method_names align.models decode.drafters decode.engine decode.suites",
+    "decode.portable": "",
+    "decode.exporting": "align.common align.target decode.method_names align.models decode.drafters decode.engine decode.suites "
+    "decode.portable",
     "decode.cli": "align.common align.folder decode.method_names",
 }
 """What each room may import. Commands (align.train, decode.eval, …) may import any room of their own package and

@@ -35,7 +35,7 @@ def check_free(out: Path) -> None:
     record = read_object(out / RECORD) if (out / RECORD).is_file() else {}
     named = record.get("files")
     mine = {RECORD, *named} if isinstance(named, list) and record.get("format") in EXPORTS else set()
-    if other := next((p.name for p in sorted(out.iterdir()) if p.name not in mine), None):
+    if other := next((name for name in _files(out) if name not in mine), None):
         raise UserError(f"--out={out}: holds {other!r}, which no export wrote; name another folder")
 
 
@@ -55,6 +55,7 @@ def write_block(
     texts = {
         "config.json": json.dumps(made.config, indent=2) + "\n",
         "README.md": card + notes,
+        **made.files,
     }
     write_folder(out, {"format": format_name, "target": drafter.config.target}, texts, tensors)
     return made
@@ -79,14 +80,21 @@ def write_folder(
         if tensors:
             save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
         for name, text in texts.items():
+            (part / name).parent.mkdir(exist_ok=True)
             (part / name).write_text(text, encoding="utf-8")
-        files = sorted(path.name for path in part.iterdir())
+        files = _files(part)
         (part / RECORD).write_text(json.dumps({**record, "files": files}, indent=2) + "\n")
         part.chmod(0o777 & ~_umask())
         _swap(part, out)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def _files(folder: Path) -> list[str]:
+    """All in it by their place there; a folder without files and a link are named too."""
+    found = [p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir() or not any(p.iterdir())]
+    return sorted(p.relative_to(folder).as_posix() for p in found)
 
 
 def _swap(part: Path, out: Path) -> None:
@@ -119,7 +127,7 @@ def card_of(
     drafter_folder: Path, format_name: str, target: str, name: str, drafts: int, measured: list[str]
 ) -> str:
     """README.md: what it is, what serves it, what was measured. `measured`: lines of the drafter's own card."""
-    python = format_name == "transformers"
+    python = format_name in ("transformers", "custom_generate")
     serve = "\n".join(f"    {line}" for line in FORMATS[format_name].serve(target, "FOLDER", drafts))
     return "\n".join(
         [
@@ -127,7 +135,7 @@ def card_of(
             f"library_name: {'transformers' if python else 'vllm' if format_name != 'speculators' else 'speculators'}",
             f"base_model: {target}",
             f"license: {licence_of(drafter_folder)}",
-            "tags: [speculative-decoding, discrete-diffusion, drafter]",
+            f"tags: [speculative-decoding, discrete-diffusion, drafter{', custom_generate' if format_name == 'custom_generate' else ''}]",
             "---",
             "",
             f"# {name}: drafts {drafts} tokens a pass for {target}",

@@ -6,12 +6,14 @@
 | `transformers` | transformers' own assistant (`speculation_type="dflash"`) | fill-in | no | the target's whole one |
 | `speculators` | the `speculators` package, vLLM | fill-in | no | `d2t`, `t2d`, `lm_head.weight` |
 | `dspark` | vLLM, SGLang | anchor-first | yes | vLLM: `d2t`, `lm_head.weight` |
+| `custom_generate` | `generate(custom_generate=…)` of transformers, with source of its own | both | yes | yes |
 
 DFlash: arXiv 2602.06036; DSpark: arXiv 2607.05147. What a format can't hold is refused, with the key that trains what it can.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,18 +23,22 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.models.block import BlockDrafter
+from align.models.block_checkpoint import ARCHITECTURE
 from align.models.block_config import BlockConfig
 from align.models.markov import dspark_tensors
 from align.target.model import Target
+from decode.portable import drafter as portable_drafter
+from decode.portable import generate as portable_loop
 
 
 @dataclass
 class Exported:
-    """What a folder holds. notes: what a user must know of it, a sentence each."""
+    """What a folder holds. notes: what a user must know of it, a sentence each; files: further ones, path in the folder → text."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,37 @@ def dspark(drafter: BlockDrafter) -> Exported:
     return made
 
 
+def custom_generate(drafter: BlockDrafter) -> Exported:
+    """A repository that transformers' `generate` runs: the drafter's own files, its network and its loop as source.
+
+    Raises:
+        UserError: a target whose tokens can't be taken back, a tapped last layer.
+    """
+    c, target = drafter.config, drafter.target
+    if target.anatomy.recurrent:
+        raise UserError(
+            f"--format custom_generate: {target.spec!r} keeps a state that transformers' cache can't take back; "
+            "use decode.custom_generate here"
+        )
+    if c.context == "taps":
+        _check_last_layer(drafter, "custom_generate")
+    tensors = {name: p.detach() for name, p in drafter.named_parameters()}
+    if drafter.draft_vocab is not None:
+        tensors["draft_vocab"] = drafter.draft_vocab.to(torch.int32)
+    config = {"architectures": [ARCHITECTURE], "model_type": "block_drafter", **c.to_dict()}
+    return Exported(config, tensors, files=portable_files())
+
+
+def portable_files() -> dict[str, str]:
+    """The source that such a repository holds, by its place there."""
+    loop = inspect.getsource(portable_loop).replace("from decode.portable.drafter", "from .drafter")
+    return {
+        "custom_generate/generate.py": loop,
+        "custom_generate/drafter.py": inspect.getsource(portable_drafter),
+        "custom_generate/requirements.txt": "torch>=2.5\ntransformers>=5.0\nsafetensors\n",
+    }
+
+
 def _vllm(method: str, more: int = 0) -> Callable[[str, str, int], list[str]]:
     def lines(target: str, folder: str, drafts: int) -> list[str]:
         said = f'{{"method":"{method}","model":"{folder}","num_speculative_tokens":{drafts}}}'
@@ -198,11 +235,22 @@ def _transformers_lines(target: str, folder: str, drafts: int) -> list[str]:
     ]
 
 
+def _custom_lines(target: str, folder: str, drafts: int) -> list[str]:
+    return [
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f'tokenizer = AutoTokenizer.from_pretrained("{target}")',
+        f'model = AutoModelForCausalLM.from_pretrained("{target}")',
+        'words = tokenizer("your prompt", return_tensors="pt")',
+        f'out = model.generate(**words, custom_generate="{folder}", trust_remote_code=True, max_new_tokens=100)',
+    ]
+
+
 FORMATS = {
     "dflash": Format(dflash, _vllm("dflash")),
     "speculators": Format(speculators, _speculators_lines),
     "dspark": Format(dspark, _vllm("dspark")),
     "transformers": Format(transformers_assistant, _transformers_lines),
+    "custom_generate": Format(custom_generate, _custom_lines),
 }
 
 _WIDENED = "the drafter was trained over a part of the vocabulary; the format holds none, so it drafts over the target's whole one"
@@ -225,7 +273,7 @@ def _check_plain(drafter: BlockDrafter, name: str) -> None:
 
 
 def _check_layers(drafter: BlockDrafter, name: str) -> None:
-    c, target = drafter.config, drafter.target
+    c = drafter.config
     if c.context != "taps":
         raise UserError(
             f"--format {name}: drafter.context={c.context} is of no engine's format; train with drafter.context=taps "
@@ -234,11 +282,7 @@ def _check_layers(drafter: BlockDrafter, name: str) -> None:
     for option in ("convolution", "self_conditioning"):
         if getattr(c, option):
             raise UserError(f"--format {name}: it has no drafter.{option}; train with drafter.{option}=false")
-    if target.num_layers - 1 in c.target_layer_ids:
-        raise UserError(
-            f"--format {name}: layer {target.num_layers - 1} is the target's last, which transformers gives with its norm "
-            f"and engines without; train with drafter.target_layers that end below it"
-        )
+    _check_last_layer(drafter, name)
     if c.value_dim or c.places or not c.qk_norm:
         what = (
             "values of another width than keys"
@@ -251,6 +295,15 @@ def _check_layers(drafter: BlockDrafter, name: str) -> None:
             f"--format {name}: its layers are Qwen3's, this drafter's have {what}; no engine's format holds them"
         )
     _rope(drafter, name)
+
+
+def _check_last_layer(drafter: BlockDrafter, name: str) -> None:
+    last = drafter.target.num_layers - 1
+    if last in drafter.config.target_layer_ids:
+        raise UserError(
+            f"--format {name}: layer {last} is the target's last, which transformers gives with its norm "
+            f"and engines without; train with drafter.target_layers that end below it"
+        )
 
 
 def _rope(drafter: BlockDrafter, name: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,19 +60,19 @@ def climb(drafter: BlockDrafter, format_name: str, reader: Reader, tokens: Seque
         rungs.append(Rung(name, reader.name, apart, same, cause))
         if not same:
             return rungs
-    return [*rungs, _rest(made, reader)]
+    return [*rungs, rest(made, reader.folder, reader.config, reader.name)]
 
 
-def _rest(made: Exported, reader: Reader) -> Rung:
+def rest(made: Exported, folder: Path, config: dict[str, Any], reader: str) -> Rung:
     """All settings and tensors, those too that one draft does not show: an engine may read what a reader does not."""
-    cause = _other_setting(made, reader) or _other_tensor(made, reader)
-    return Rung("settings and tensors", reader.name, float("inf") if cause else 0.0, not cause, cause)
+    cause = _other_setting(made, config) or _other_tensor(made, folder)
+    return Rung("settings and tensors", reader, float("inf") if cause else 0.0, not cause, cause)
 
 
-def _other_setting(made: Exported, reader: Reader) -> str:
+def _other_setting(made: Exported, config: dict[str, Any]) -> str:
     """The first setting that an export of the drafter would have otherwise, in words; empty = none."""
-    for name in sorted((made.config.keys() | reader.config.keys()) - {"dtype", "transformers_version"}):
-        held, wanted = (values.get(name, _ABSENT) for values in (reader.config, made.config))
+    for name in sorted((made.config.keys() | config.keys()) - {"dtype", "transformers_version"}):
+        held, wanted = (values.get(name, _ABSENT) for values in (config, made.config))
         if held != wanted:
             return f"config.json: {name} is {held}, an export of this drafter has {wanted}"
     return ""
@@ -215,12 +216,16 @@ def _block_cause(found: list[int], wanted: list[int]) -> str:
 def _tensor_cause(made: Exported, reader: Reader, parts: Sequence[str]) -> str:
     """The first tensor of these parts that is not what the drafter's own would be in this format, else the first setting."""
     same = "all tensors and settings are the same: how the engine runs them, or its dtype"
-    return _other_tensor(made, reader, parts) or _rest(made, reader).cause or same
+    return (
+        _other_tensor(made, reader.folder, parts)
+        or rest(made, reader.folder, reader.config, reader.name).cause
+        or same
+    )
 
 
-def _other_tensor(made: Exported, reader: Reader, parts: Sequence[str] | None = None) -> str:
+def _other_tensor(made: Exported, folder: Path, parts: Sequence[str] | None = None) -> str:
     """Of all tensors, or of these parts, the first that an export of the drafter would hold otherwise, in words; empty = none."""
-    wanted, held = made.tensors, load_file(reader.folder / "model.safetensors")
+    wanted, held = made.tensors, load_file(folder / "model.safetensors")
     for name in sorted(wanted.keys() | held.keys()):
         part = name.removeprefix("encoder.").split(".")[0]
         if parts is not None and part not in (*parts, "output_norm_enc"):

@@ -21,7 +21,7 @@ from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
-from decode.exporting import causal
+from decode.exporting import causal, drop_in
 from decode.exporting.counts import Counts
 from decode.exporting.folder import card_of, check_free, measured_lines, read_record, write_block
 from decode.exporting.formats import FORMATS
@@ -214,6 +214,11 @@ def compare(
     model = stock_model(drafter.target)
     outputs, ours = decoded(drafter, prompts, max_new_tokens)
     for verdict in verdicts:
+        if verdict.format == "custom_generate":
+            with in_one_line(f"{verdict.folder}: transformers can't run it"):
+                accepted = [c.accepted for c in ours]
+                drop_in.compare(drafter, verdict, model, prompts, [o.tokens for o in outputs], accepted)
+            continue
         with in_one_line(f"{verdict.folder}: can't be read as {verdict.format}"):
             found = readers(verdict.format, verdict.folder, model)
         for reader in found:

@@ -1,0 +1,84 @@
+"""A `custom_generate` folder is compared as a user runs it, and faults in it are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from align.common.errors import UserError
+from align.models.block_checkpoint import load_drafter, save_drafter
+from align.target.loading import load_target
+from align.target.model import Target
+from decode.exporting import drop_in
+from decode.exporting.folder import write_block
+from decode.exporting.formats import FORMATS
+from decode.exporting.ladder import stock_model
+from decode.exporting.parity import decoded, exported
+from decode.exporting.verdict import Verdict
+from tests.builders import PROMPT, block_network, overfit_block_network
+from tests.target_models import tiny_target
+
+
+def test_an_export_is_the_drafter_and_a_drafter_of_this_project_still(tmp_path: Path, target: Target) -> None:
+    save_drafter(
+        block_network(target, "shared_kv", markov_rank=8),
+        tmp_path / "drafter",
+        card="---\nlicense: mit\n---\n",
+    )
+    (verdict,) = exported(
+        str(tmp_path / "drafter"), "block", "debug", {"custom_generate": tmp_path / "out"}, device="cpu", limit=1,
+        max_new_tokens=8,
+    )  # fmt: skip
+    assert verdict.same and len(verdict.lines) == 3, verdict.lines
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "custom_generate]" in card and "trust_remote_code=True" in card and "license: mit" in card
+    names = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    assert {
+        "custom_generate/generate.py",
+        "custom_generate/drafter.py",
+        "custom_generate/requirements.txt",
+    } < names
+    load_drafter(tmp_path / "out", load_target("debug", "float32", "cpu"))
+
+
+@pytest.mark.parametrize("fault", ["a tensor", "the code"])
+def test_planted_faults(tmp_path: Path, target: Target, fault: str) -> None:
+    drafter, out = overfit_block_network(target, PROMPT), tmp_path / "out"
+    write_block(drafter, "custom_generate", out, torch.float32, "")
+    if fault == "a tensor":
+        held = load_file(out / "model.safetensors")
+        held["layers.0.self_attn.k_norm.weight"] = held["layers.0.self_attn.k_norm.weight"].flip(0) * 3
+        save_file(held, out / "model.safetensors")
+    else:
+        source = out / "custom_generate" / "drafter.py"
+        source.write_text(
+            source.read_text().replace('"rms_norm_eps"', '"rms_norm_eps"] + self.config["head_dim"')
+        )
+    outputs, ours = decoded(drafter, [PROMPT], 20)
+    verdict = Verdict("custom_generate", out)
+    drop_in.compare(
+        drafter,
+        verdict,
+        stock_model(target),
+        [PROMPT],
+        [o.tokens for o in outputs],
+        [o.accepted for o in ours],
+    )
+    assert not verdict.same
+    assert ("k_norm.weight differs" in verdict.lines[0]) == (fault == "a tensor")
+    assert "1 of 1 prompt as plain" in verdict.lines[1]  # whatever the drafter, the output stays
+    assert "0 of 1 prompt accepted" in verdict.lines[2]
+
+
+def test_what_the_format_does_not_hold(target: Target) -> None:
+    last = block_network(
+        target, "taps", options={"target_layers": [0, target.num_layers - 1], "block_layout": "fill_in"}
+    )
+    with pytest.raises(UserError, match="is the target's last"):
+        FORMATS["custom_generate"].make(last)
+    recurrent = tiny_target("qwen3_next")
+    with pytest.raises(UserError, match="keeps a state"):
+        FORMATS["custom_generate"].make(block_network(recurrent, "taps", whole=True))

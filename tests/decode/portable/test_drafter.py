@@ -1,0 +1,138 @@
+"""The network that leaves the house drafts what the trained one drafts, for every kind of drafter and several architectures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from align.models.block import BlockDrafter, BlockSession
+from align.target.model import Target
+from decode.drafters.block import BlockProposer
+from decode.engine.decoder import Decoder
+from decode.exporting.folder import write_block
+from decode.exporting.ladder import stock_model
+from decode.portable.drafter import Drafter
+from decode.portable.generate import _Text, generate
+from tests.builders import PROMPT, block_network
+from tests.target_drafters import trained_drafter
+from tests.target_models import WINDOW, some_text, tiny_model, tiny_target
+
+KINDS: dict[str, tuple[str, bool, dict[str, Any]]] = {
+    "shared": ("shared_kv", True, {}),
+    "fill-in, part of the vocabulary": ("shared_kv", False, {"block_layout": "fill_in"}),
+    "taps": ("taps", True, {"block_layout": "fill_in"}),
+    "silu": ("shared_kv", False, {"markov_rank": 8}),
+    "tanh": ("taps", False, {"markov_rank": 8, "markov": "tanh"}),
+    "linear": ("shared_kv", True, {"markov_rank": 8, "markov": "linear"}),
+    "mlp": ("shared_kv", False, {"markov_rank": 8, "markov": "mlp"}),
+    "vanilla": ("taps", True, {"markov_rank": 8, "markov": "vanilla", "confidence_head": True}),
+    "gated": ("shared_kv", False, {"markov_rank": 8, "markov": "gated"}),
+    "convolution": ("shared_kv", False, {"convolution": True, "block_layout": "fill_in"}),
+    "two passes": ("taps", False, {"self_conditioning": True, "block_layout": "fill_in"}),
+    "two passes, anchor first": ("shared_kv", True, {"self_conditioning": True, "markov_rank": 8}),
+}
+
+
+@pytest.fixture(scope="module")
+def model(target: Target) -> Any:
+    return stock_model(target)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_are_those_of_the_trained_network(
+    tmp_path: Path, target: Target, model: Any, kind: str
+) -> None:
+    context, whole, options = KINDS[kind]
+    drafter = block_network(target, context, whole=whole, options={"block_size": 4, **options})
+    assert_same(drafter, model, tmp_path / "out", [PROMPT, [5, 9, 200, 31, 8, 77, 140]])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "context"),
+    [
+        ("gemma3_text", "taps"),  # sliding layers, a scale in the embedding
+        ("gemma2", "shared_kv"),
+        ("phi", "shared_kv"),  # turned in part
+        ("glm4", "shared_kv"),  # in neighbouring pairs
+        ("gpt2", "shared_kv"),  # learned positions
+        ("qwen3_moe", "taps"),
+    ],
+)
+def test_architectures(tmp_path: Path, architecture: str, context: str) -> None:
+    target = tiny_target(architecture)
+    texts = [some_text(target, WINDOW + 16, seed)[0].tolist() for seed in range(2)]
+    drafter = trained_drafter(target, texts, context, steps=2, layers=2)
+    assert_same(drafter, tiny_model(architecture, target.vocab_size), tmp_path / "out", [texts[0]])
+
+
+def assert_same(
+    drafter: BlockDrafter, model: Any, out: Path, prompts: list[list[int]], new: int = 12
+) -> None:
+    """Every call accepts what ours accepts, every draft is ours, and outputs are plain ones."""
+    write_block(drafter, "custom_generate", out, torch.float32, "")
+    ours = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
+    for prompt in prompts:
+        wanted, accepted = ours.generate(prompt, max_new_tokens=new), list[int]()
+        found = generate(
+            model,
+            torch.tensor([prompt]),
+            drafter=str(out),
+            accepted=accepted,
+            max_new_tokens=new,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        assert found[0, len(prompt) :].tolist() == wanted.tokens
+        assert accepted == wanted.accepted
+        assert drafts_of(Drafter(out, model), model, prompt) == drafts_here(drafter, prompt)
+
+
+@torch.no_grad()
+def drafts_of(drafter: Drafter, model: Any, tokens: list[int]) -> list[int]:
+    """What it drafts after the last of the tokens."""
+    text = _Text(
+        model, drafter, torch.tensor([tokens]), torch.ones(len(tokens), dtype=torch.bool), _Quiet(), [], None
+    )
+    text.cache = DynamicCache()
+    out = text._call(torch.tensor([tokens[:-1]]), 1)
+    before = text._read(out.hidden_states, len(tokens) - 1)
+    return drafter.drafts(tokens[-1], before, text._context())
+
+
+class _Quiet:
+    """Settings that ask for nothing."""
+
+    return_dict_in_generate = output_scores = output_logits = False
+
+
+def drafts_here(drafter: BlockDrafter, tokens: list[int]) -> list[int]:
+    target = drafter.target
+    cache = target.new_cache(1, len(tokens) + 16)
+    session = BlockSession(drafter, cache, len(tokens) + 16)
+    out = target.forward(torch.tensor([tokens[:-1]]), cache=cache, taps=session.taps)
+    session.observe(out.hidden_BLD, out.taps_BLFD, len(tokens) - 1)
+    hidden_KD, token, found = session.hidden(tokens[-1]), tokens[-1], list[int]()
+    inputs_Kr = session.bias_inputs(hidden_KD)
+    for k, row in enumerate(drafter.logits(hidden_KD)):
+        if inputs_Kr is not None:
+            row = row + session.bias(inputs_Kr[k], torch.tensor([token]))[0]
+        best = row.argmax()
+        token = int(best if drafter.draft_vocab is None else drafter.draft_vocab[best])
+        found.append(token)
+    return found
+
+
+def test_a_model_of_another_shape_is_refused(tmp_path: Path, target: Target) -> None:
+    write_block(
+        block_network(target, "taps", whole=True), "custom_generate", tmp_path / "out", torch.float32, ""
+    )
+    with pytest.raises(ValueError, match="the drafter was made for"):
+        Drafter(tmp_path / "out", tiny_model("llama", 300))
+    deeper = tiny_model("llama", target.vocab_size)
+    deeper.config.num_hidden_layers += 1
+    with pytest.raises(ValueError, match="made for a target of . layers"):
+        Drafter(tmp_path / "out", deeper)
