@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.generation.utils import GenerateDecoderOnlyOutput
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from decode.portable.drafter import Context, Drafter
 
@@ -72,7 +72,7 @@ def _drafter(model: Any, name: str) -> Drafter:
     opened = model.__dict__.setdefault("_drafters", {})
     if name not in opened:
         paths = [cached_file(name, file) for file in ("config.json", "model.safetensors")]
-        opened[name] = Drafter(Path(paths[0]).parent, model)
+        opened[name] = Drafter(Path(str(paths[0])).parent, model)
     return opened[name]
 
 
@@ -107,7 +107,8 @@ def decode(
     if not generation_config.return_dict_in_generate:
         return sequences
     logits, scores = (_steps([text.rows[which] for text in texts], longest) for which in (0, 1))
-    return GenerateDecoderOnlyOutput(
+    made: Any = GenerateDecoderOnlyOutput  # its fields are said to be narrower than they are
+    return made(
         sequences=sequences,
         logits=logits if generation_config.output_logits else None,
         scores=scores if generation_config.output_scores else None,
@@ -169,7 +170,7 @@ class _Text:
     def _call(self, block_1R: Tensor, rows: int) -> Any:
         """The model over the block and what its cache holds; logits of the last rows alone where it can leave out the others."""
         takes = inspect.signature(self.model.forward).parameters
-        more = {"logits_to_keep": rows} if "logits_to_keep" in takes else {}
+        more: dict[str, Any] = {"logits_to_keep": rows} if "logits_to_keep" in takes else {}
         more["cache" if "cache" in takes else "past_key_values"] = self.cache
         return self.model(input_ids=block_1R, use_cache=True, output_hidden_states=True, **more)
 
@@ -200,7 +201,7 @@ class _Text:
     def _context(self) -> Context:
         if self.drafter.taps:
             return self.context
-        layers = [self.cache.layers[i] for i in self.drafter.layers]
+        layers: list[Any] = [self.cache.layers[i] for i in self.drafter.layers]
         return [(layer.keys, layer.values) for layer in layers]
 
 
