@@ -110,6 +110,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
+def plain_of(name: str) -> str:
+    """The plain way of its kind: `vLLM with the drafter` → `vLLM`."""
+    return name.partition(" with ")[0]
+
+
 def _decode(decoder: Decoder, accepted: list[list[int]]) -> Any:
     """Outputs of a decoder; accepted drafts of each call are added to `accepted`."""
 
@@ -136,7 +141,7 @@ def measured(
         print(f"{number + 1}/{len(prompts)} prompts", file=sys.stderr, flush=True)
     speeds: dict[str, Any] = {}
     for name in ways:
-        base = name.removesuffix(" with the drafter")
+        base = plain_of(name)
         each, basis = (
             {
                 ("prompts", str(i)): s / max(len(o), 1)
