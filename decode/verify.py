@@ -8,20 +8,22 @@
     half       outputs in bf16 differ from plain decoding's by rounding ties alone
 
 A difference is a rounding tie only where decode/losslessness/divergence.py can explain it by rounding. Exit code 1 when a bug is found.
-`--self-test` plants known bugs in the running engine, one at a time, and says which of them the checks catch with this number of samples.
+`--self-test` plants known bugs in the running engine, one at a time, and says which of them the checks catch with this number of samples;
+the same command goes on with one that was stopped while it planted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from align.common.claims import Claim
 from align.common.errors import cli
 from align.common.text import say
 from decode.cli import Parser, path, whole
 from decode.losslessness.cases import QUICK, THOROUGH, VerifyConfig, check
-from decode.losslessness.verdict import write_verdict
+from decode.losslessness.verdict import Caught, Check, read_tested, write_verdict
 
 
 def parser() -> Parser:
@@ -69,13 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prompts = check(config)
         from decode.losslessness.checks import run
 
-        checks, pair, caught = run(
-            config,
-            prompts,
-            say,
-            lambda checks, pair, caught: write_verdict(config.out, checks, pair, False, caught),
-        )
-        say("\n" + write_verdict(config.out, checks, pair, True, caught))
+        asked = config.asked() if config.self_test else None
+        earlier = read_tested(config.out, asked) if asked else ([], [])
+
+        def done(checks: Sequence[Check], pair: Mapping[str, Any], caught: Sequence[Caught]) -> None:
+            write_verdict(config.out, checks, pair, False, caught, asked)
+
+        checks, pair, caught = run(config, prompts, say, done, earlier)
+        say("\n" + write_verdict(config.out, checks, pair, True, caught, asked))
     say(f"Verdict: {config.out / 'verdict.md'}")
     if not all(check.passed for check in checks):
         raise SystemExit(1)

@@ -9,44 +9,49 @@ A speed is worth something on an idle machine alone. No test runs this.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
 
+from align.common.errors import cli
+from align.common.text import say
 from align.target.loading import DEFAULT_TARGET, load_target
 from align.target.model import Target
+from decode.cli import Parser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.calls", description="What does one call of a target cost here?"
-    )
+    parser = Parser(prog="python -m tests.calls", description="What does one call of a target cost here?")
     parser.add_argument("--target", default=DEFAULT_TARGET)
-    parser.add_argument("--rows", default="1,2,3,5,9,16", help="new tokens a call, with commas between")
-    parser.add_argument("--contexts", default="128,2048,7000", help="tokens before them")
+    parser.add_argument(
+        "--rows", type=numbers, default="1,2,3,5,9,16", help="new tokens a call, with commas between"
+    )
+    parser.add_argument("--contexts", type=numbers, default="128,2048,7000", help="tokens before them")
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
-    rows, contexts = ([int(x) for x in text.split(",")] for text in (options.rows, options.contexts))
     target = load_target(options.target, dtype="float32", device="cpu")
     size = weight_bytes(target)
     bandwidth = read_bandwidth()
     limit = size / bandwidth
-    print(f"{options.target}, fp32, {torch.get_num_threads()} threads; {size / 1e6:.0f} MB are read for a token; memory reads at "
+    say(f"{options.target}, fp32, {torch.get_num_threads()} threads; {size / 1e6:.0f} MB are read for a token; memory reads at "
           f"{bandwidth / 1e9:.1f} GB/s: {limit * 1e3:.1f} ms at least, {1 / limit:.1f} tokens/s at most\n")  # fmt: skip
-    print(
+    say(
         "| context | rows | one call, ms | share of the limit | over 1 row | modules, ms | over 1 row |\n|---|---|---|---|---|---|---|"
     )
-    for context in contexts:
+    for context in options.contexts:
         first: list[float] = []
-        for count in rows:
+        for count in options.rows:
             times = timed(target, context, count, options.repeats)
             first = first or times
             fused, modules = times
-            print(f"| {context} | {count} | {fused * 1e3:.2f} | {limit / fused:.0%} | {fused / first[0]:.2f} | {modules * 1e3:.2f} | "
-                  f"{modules / first[1]:.2f} |", flush=True)  # fmt: skip
+            say(f"| {context} | {count} | {fused * 1e3:.2f} | {limit / fused:.0%} | {fused / first[0]:.2f} | {modules * 1e3:.2f} | "
+                  f"{modules / first[1]:.2f} |")  # fmt: skip
+
+
+def numbers(text: str) -> list[int]:
+    return [int(x) for x in text.split(",")]
 
 
 def weight_bytes(target: Target) -> int:
@@ -97,4 +102,4 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    cli(main)()

@@ -21,6 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from align.common.errors import cli
+from align.common.text import say
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.data import shards
@@ -44,10 +46,10 @@ def main() -> None:
     parser.add_argument("--open", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.open:
-        print(json.dumps(opened(recipe_of(options.folder, options.samples[0]))))
+        say(json.dumps(opened(recipe_of(options.folder, options.samples[0]))))
         return
     with tempfile.TemporaryDirectory() as temporary:
-        print(
+        say(
             "| samples | tokens | on disk | first time | with the index | memory |\n|---|---|---|---|---|---|"
         )
         for samples in options.samples:
@@ -65,10 +67,9 @@ def main() -> None:
             ]
             first, again = (json.loads(subprocess.check_output(words)) for _ in range(2))
             most = max(first["megabytes"], again["megabytes"])
-            print(
+            say(
                 f"| {samples:,} | {tokens / 1e6:,.1f}M | {size / 1e6:,.0f} MB | {first['seconds']:.1f} s | "
                 f"{again['seconds']:.1f} s | {most:.0f} MB |",
-                flush=True,
             )
 
 
@@ -127,4 +128,4 @@ def _own_megabytes() -> float:
 
 
 if __name__ == "__main__":
-    main()
+    cli(main)()

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from align.common.errors import cli
+from align.common.text import say
 from align.target.names import DEFAULT_TARGET
 from decode.reporting.statistics import paired_ratio
 from decode.suites.registry import prompts_of
@@ -81,15 +83,15 @@ def main(words: list[str]) -> int:
                 times.setdefault((name, method), {})["suite", prompt.id] = seconds
             if found["here"] != found["other"]:
                 different += 1
-                print(f"{prompt.id}, {method}: other tokens")
+                say(f"{prompt.id}, {method}: other tokens")
     for checkout in both.values():
         checkout.process.communicate()
-    print(f"{len(prompts)} prompts, {different} outputs differ")
+    say(f"{len(prompts)} prompts, {different} outputs differ")
     for method in dict.fromkeys(method for _, method in times):
         ratio = paired_ratio(times["other", method], times["here", method])
-        print(f"{method}: this checkout is {ratio} times as fast as the other one")
+        say(f"{method}: this checkout is {ratio} times as fast as the other one")
     return int(different > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    cli(lambda: sys.exit(main(sys.argv[1:])))()

@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 
 from align.common.errors import UserError, cli
+from align.common.text import say
 from align.models.block_checkpoint import load_drafter
 from align.target.loading import load_target, resolve_folder
 from align.target.names import DEFAULT_TARGET
@@ -138,7 +138,7 @@ def measured(
             started = time.perf_counter()
             outputs[name].append(ways[name](prompt, count))
             seconds[name].append(time.perf_counter() - started)
-        print(f"{number + 1}/{len(prompts)} prompts", file=sys.stderr, flush=True)
+        say(f"{number + 1}/{len(prompts)} prompts", error=True)
     speeds: dict[str, Any] = {}
     for name in ways:
         base = plain_of(name)
@@ -216,7 +216,7 @@ def _awaited(process: subprocess.Popen[bytes], port: int, log: Path) -> Server:
 
 
 def tell(report: dict[str, Any]) -> None:
-    print(
+    say(
         "| | tokens/s | speed-up [95%] | τ | accepted at each position | outputs as vLLM's plain ones |\n|---|---|---|---|---|---|"
     )
     for name, speed in report["tokens_per_s"].items():
@@ -226,10 +226,8 @@ def tell(report: dict[str, Any]) -> None:
         at = " ".join(f"{a:.0f}" for a in report["accepted_at_position"][engine]) if drafts else ""
         said = "1" if not drafts else f"{up[0]:.2f}× [{up[1]:.2f}, {up[2]:.2f}]" if up else "one prompt: none"
         same = report["identical_to_vllm_plain"][name]
-        print(
-            f"| {name} | {speed['tokens_per_s']:.1f} | {said} | {tau} | {at} | {same}/{report['prompts']} |"
-        )
+        say(f"| {name} | {speed['tokens_per_s']:.1f} | {said} | {tau} | {at} | {same}/{report['prompts']} |")
 
 
 if __name__ == "__main__":
-    main()
+    cli(main)()

@@ -139,8 +139,14 @@ def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.view(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path: Path, target: Target, architecture: str = "llama", tokenizer: str = "gpt2") -> None:
-    """The debug target as a GGUF file."""
+def write_gguf(
+    path: Path,
+    target: Target,
+    architecture: str = "llama",
+    tokenizer: str = "gpt2",
+    frequencies: torch.Tensor | None = None,
+) -> None:
+    """The debug target as a GGUF file. `frequencies`: what those of its positions are divided by."""
     config, vocab = target.model.config, target.tokenizer.get_vocab()
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_head_count(config.num_attention_heads)
@@ -173,6 +179,8 @@ def write_gguf(path: Path, target: Target, architecture: str = "llama", tokenize
             if projection in heads:
                 weight = _interleaved(weight, heads[projection])
         writer.add_tensor(stored, np.ascontiguousarray(weight.numpy()))
+    if frequencies is not None:
+        writer.add_tensor("rope_freqs.weight", frequencies.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

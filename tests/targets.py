@@ -29,7 +29,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from align.common.errors import UserError
+from align.common.errors import UserError, cli, nearest
+from align.common.text import say
 from align.target.debug import debug_model
 from align.target.loading import load_target
 from align.target.model import Target
@@ -66,6 +67,10 @@ PAGE = Path(__file__).parents[1] / "docs/targets.md"
 def main(names: list[str]) -> int:
     transformers.logging.set_verbosity_error()
     if names and names != ["wrappers"]:
+        if unknown := [name for name in names if name not in (*NAMES.split(), *WRAPPERS.split())]:
+            raise UserError(
+                f"{unknown[0]!r} is no architecture of these tables{nearest(unknown[0], NAMES.split())}"
+            )
         return faults([*map(printed, names)])
     found = 0
     if not names:
@@ -75,7 +80,7 @@ def main(names: list[str]) -> int:
 
 def printed(name: str) -> str:
     line = wrapped_row(name) if name in WRAPPERS.split() else row(name)
-    print(line, flush=True)
+    say(line)
     return line
 
 
@@ -100,7 +105,7 @@ def row(name: str) -> str:
         why = str(error).partition(f"architecture {name.partition('_alibi')[0]!r} ")[2]
         return f"| {name} | refused: {why[:150].replace('|', '/')} | | | | | | | | | | |"
     except Exception:
-        traceback.print_exc()
+        say(traceback.format_exc(), error=True)
         return f"| {name} | traceback | | | | | | | | | | |"
     return f"| {name} | {' | '.join(cells)} |"
 
@@ -120,7 +125,7 @@ def wrapped_row(name: str) -> str:
         except ImportError as error:
             return f"| {name} | not tried: {' '.join(str(error).split()).partition(' but ')[0]} |{rest}"
         except Exception:
-            traceback.print_exc()
+            say(traceback.format_exc(), error=True)
             return f"| {name} | traceback |{rest}"
 
 
@@ -231,4 +236,4 @@ def in_a_tree(target: Target, own: Any) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    cli(lambda: sys.exit(main(sys.argv[1:])))()

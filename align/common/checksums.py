@@ -1,4 +1,5 @@
-"""Checksums of a drafter's weights, in a file beside them that other loaders pass over."""
+"""Checksums of a drafter's weights, and of all files of a folder that was made by ourselves, in a file beside them that other loaders
+pass over."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from align.common.schema import convert, read_json
 CHECKSUMS = "checksums.json"
 
 
-def write_checksums(folder: Path) -> None:
-    """Of the weights in the folder."""
-    files = sorted(folder.glob("*.safetensors"))
+def write_checksums(folder: Path, names: str = "*.safetensors") -> None:
+    """Of the files in the folder whose names are like this; by default of the weights."""
+    files = sorted(path for path in folder.glob(names) if path.is_file() and path.name != CHECKSUMS)
     text = json.dumps({path.name: sha256_file(path) for path in files}, indent=2) + "\n"
     write_atomically(folder / CHECKSUMS, lambda part: part.write_text(text))
 
@@ -30,3 +31,12 @@ def check_checksums(folder: Path) -> None:
             raise UserError(
                 f"{file}: has changed since it was saved; fetch or train it again, or remove {CHECKSUMS} if that was you"
             )
+
+
+def unchanged(folder: Path) -> bool:
+    """Whether every file that its checksums name is there and as it was written. False for a folder without checksums."""
+    try:
+        checksums = convert(read_json(folder / CHECKSUMS), dict[str, str], "", str(folder / CHECKSUMS))
+        return bool(checksums) and all(sha256_file(folder / Path(n).name) == s for n, s in checksums.items())
+    except (UserError, OSError):
+        return False

@@ -12,8 +12,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
+from align.common.streams import close_output, open_streams, unread
 from align.common.text import guard_library_output, say
 
 
@@ -78,11 +79,12 @@ def what_happened(error: BaseException) -> tuple[str, int] | None:
 
 def cli(main: Callable[..., Any]) -> Callable[..., None]:
     """Wrap a command: what a user or the machine caused becomes `error: …` on stderr and an exit code (`what_happened`), Ctrl-C
-    and SIGTERM exit code 130.
+    and SIGTERM exit code 130. Where nobody reads its output any more (`… | head`) it ends without a word, as other programs do.
     """
 
     @functools.wraps(main)
     def run(*args: Any, **kwargs: Any) -> None:
+        open_streams()
         guard_library_output()
         alone = threading.current_thread() is threading.main_thread()
         if alone and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -90,28 +92,31 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
         try:
             main(*args, **kwargs)
             sys.stdout.flush()
+        except SystemExit:  # --help, or a verdict
+            close_output()
+            raise
         except KeyboardInterrupt:
-            say("interrupted: run the same command again to continue", error=True)
-            raise SystemExit(130) from None
-        except BrokenPipeError:  # `… | head`: the reader has had enough
-            _close_output()
-            raise SystemExit(0) from None
+            _end("interrupted: run the same command again to continue", 130)
         except Exception as error:
+            if isinstance(error, BrokenPipeError) and unread():
+                _end("", _UNREAD)
             found = what_happened(error)
             if found is None:
                 raise
-            line, code = found
-            _close_output()
-            say(f"error: {' '.join(line.split())}", error=True)
-            raise SystemExit(code) from None
+            _end(f"error: {' '.join(found[0].split())}", found[1])
 
     return run
 
 
-def _close_output() -> None:
-    """Where standard output can't be written, what is left for it goes nowhere: the interpreter would fail over it at its end."""
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
+_UNREAD = 128 + 13
+"""What a shell says of a program that wrote to a closed pipe: not 0, for its work is not done."""
+
+
+def _end(line: str, code: int) -> NoReturn:
+    """Say why, if anybody listens, and exit."""
+    close_output()
+    if line:
         with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            say(line, error=True)
+        close_output()
+    raise SystemExit(code) from None

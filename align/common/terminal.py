@@ -11,11 +11,13 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.text import Text
 
+from align.common.streams import encodable
 from align.common.text import printable
 
 
 class PlainConsole(Console):
-    """Shows every text as it is: no markup, no emoji, no colour by content, control characters as escapes.
+    """Shows every text as it is: no markup, no emoji, no colour by content, control characters as escapes,
+    what the encoding lacks in plain letters.
 
     Args:
         wide: break no line where there is no terminal, unless COLUMNS says where.
@@ -29,12 +31,19 @@ class PlainConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Before it is measured: an escape takes more room than its character."""
-        return super().render_str(printable(text), **options)
+        return super().render_str(self._shown(text), **options)
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Rich's segments; only its own control codes stay codes."""
         for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else printable(text), style, control)
+            yield Segment(text if control else self._shown(text), style, control)
+
+    def on_broken_pipe(self) -> None:
+        """Rich would exit with code 1."""
+        raise BrokenPipeError
+
+    def _shown(self, text: str) -> str:
+        return encodable(printable(text), self.encoding)
 
     def say(self, line: str, wrap: bool = True) -> None:
         """Print a line; `wrap`: broken between words where it is too long."""

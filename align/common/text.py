@@ -10,6 +10,8 @@ import sys
 import warnings
 from typing import Any, TextIO
 
+from align.common.streams import encodable
+
 # C0 but tab and newline, DEL, C1, line separators, the marks that reverse the reading order, halves of surrogate pairs
 _CONTROL = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
@@ -30,10 +32,7 @@ def markdown_text(text: str) -> str:
 def say(text: str = "", end: str = "\n", error: bool = False) -> None:
     """Print, at once, what a terminal can show; `error`: to standard error."""
     stream: TextIO = sys.stderr if error else sys.stdout
-    shown = printable(text) + end
-    stream.write(
-        shown.encode(stream.encoding or "utf-8", "replace").decode(stream.encoding or "utf-8", "replace")
-    )
+    stream.write(encodable(printable(text) + end, stream.encoding))
     stream.flush()
 
 

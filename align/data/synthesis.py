@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from align.common.errors import UserError, in_one_line
 from align.common.files import sha256_file
+from align.common.terminal import PlainConsole
 from align.common.text import say
 from align.config.recipe import Recipe
 from align.data import shards as data
@@ -396,7 +397,7 @@ class _WritingProgress:
         self.started = self.printed = time.monotonic()
         self.bar = Progress(
             TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
-            disable=quiet,
+            console=PlainConsole(), disable=quiet,
         )  # fmt: skip
         self.task = self.bar.add_task("write", total=total, completed=done, rate="")
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from align.common.checksums import unchanged, write_checksums
 from align.common.errors import UserError
 from align.common.files import UNFINISHED, sha256_file, to_disk
 from align.common.hub import cache_folder
@@ -40,6 +41,7 @@ _KEYS = {
     "ffn_down": "mlp.down_proj",
 }
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_FREQUENCIES = "rope_freqs.weight"
 # llama.cpp stores Llama's q and k rows in interleaved rotary order; Qwen's are left alone.
 _PERMUTED = {"llama"}
 _CLASSES = dict(zip(OWN, ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), strict=True))
@@ -49,32 +51,44 @@ _DEAD_AFTER = 24 * 3600.0
 
 
 def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
-    """The hub-layout folder made from the GGUF at `path`; converted at the first call, reused afterwards. `check`: reads and checks the
-    header of a file that is to be converted.
+    """The hub-layout folder made from the GGUF at `path`; converted at the first call, reused afterwards as long as its files are what
+    was written. `check`: reads and checks the header of a file that is to be converted.
 
     Raises:
         UserError: what no reader can make a model of, or a tokenizer that is not supported.
     """
     destination = cache_folder() / "targets" / f"{path.stem}-{sha256_file(path)[:12]}"
-    if (destination / "config.json").is_file():
+    if unchanged(destination):
         return destination
     header = check(path)
     destination.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(destination.parent)
+    if destination.exists():
+        say(f"{destination}: is not what was converted from {path.name}; converting it again", error=True)
+        _remove(destination)
     part = Path(tempfile.mkdtemp(dir=destination.parent, suffix=UNFINISHED))
     try:
         (_convert if header.architecture in OWN else _convert_by_transformers)(path, header, part)
+        write_checksums(part, "*")
         for file in (*(p for p in part.rglob("*") if p.is_file()), part):
             to_disk(file)
         try:
             os.replace(part, destination)
             to_disk(destination.parent)
         except OSError:  # another process was faster
-            if not (destination / "config.json").is_file():
+            if not unchanged(destination):
                 raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return destination
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder that others may be reading: under another name, so that nobody finds half of it."""
+    away = Path(tempfile.mkdtemp(dir=folder.parent, suffix=UNFINISHED))
+    with suppress(FileNotFoundError):  # another process was faster
+        os.replace(folder, away / folder.name)
+    shutil.rmtree(away, ignore_errors=True)
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -95,6 +109,7 @@ def _convert(path: Path, header: Header, part: Path) -> None:
         raise UserError(f"{path}: not a readable GGUF file ({type(error).__name__}: {error})") from None
     config = _config(fields, header.architecture)
     weights = _weights(reader, config, permuted=header.architecture in _PERMUTED)
+    _scale_positions(config, weights.pop(_FREQUENCIES, None))
     config["tie_word_embeddings"] = "lm_head.weight" not in weights
     config["vocab_size"] = weights["model.embed_tokens.weight"].shape[0]
     save_file(weights, str(part / "model.safetensors"), metadata={"format": "pt"})
@@ -187,9 +202,26 @@ def _weights(reader: Any, config: dict[str, Any], permuted: bool) -> dict[str, t
             weights[f"model.layers.{layer}.{_KEYS[part]}.{kind}"] = array.contiguous()
         elif name in _TOP:
             weights[f"{_TOP[name]}.{kind}"] = array.contiguous()
-        elif name != "rope_freqs":
+        elif tensor.name == _FREQUENCIES:
+            weights[_FREQUENCIES] = array
+        else:
             raise UserError(f"GGUF tensor {tensor.name!r} has no place in this architecture")
     return weights
+
+
+def _scale_positions(config: dict[str, Any], factors: torch.Tensor | None) -> None:
+    """Frequencies divided by factors of their own, as Llama 3.1's are: in transformers' words a longrope that is the same at every
+    length."""
+    if factors is None or bool((factors == 1).all()):
+        return
+    factor = factors.tolist()
+    config["rope_parameters"] |= {
+        "rope_type": "longrope",
+        "short_factor": factor,
+        "long_factor": factor,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": config["max_position_embeddings"],
+    }
 
 
 def _unpermute(array: torch.Tensor, heads: int) -> torch.Tensor:

@@ -30,10 +30,12 @@ _SIZES = {
 
 class Header(NamedTuple):
     """values: the numbers and strings of the metadata, without its arrays. types: how many tensors there are of each of GGUF's types, by
-    its number."""
+    its number. shapes: of the tensors, by name, as torch has them. lengths: of the metadata's arrays."""
 
     values: dict[str, Any]
     types: dict[int, int]
+    shapes: dict[str, tuple[int, ...]]
+    lengths: dict[str, int]
 
     @property
     def architecture(self) -> str:
@@ -70,19 +72,23 @@ class _Reader:
         self.number("I")
         tensors, pairs = self.number("Q"), self.number("Q")
         values: dict[str, Any] = {}
+        lengths: dict[str, int] = {}
         for _ in range(pairs):
-            key = self.text()
-            values[key] = self.value(self.number("I"))
+            key, kind = self.text(), self.number("I")
+            if kind == _ARRAY:
+                lengths[key] = self.array()
+            else:
+                values[key] = self.value(kind)
         types: Counter[int] = Counter()
+        shapes: dict[str, tuple[int, ...]] = {}
         for _ in range(tensors):
-            self.text()
-            dimensions = self.number("I")
+            name, dimensions = self.text(), self.number("I")
             if dimensions > _MOST_DIMENSIONS:
                 raise ValueError(f"a tensor of {dimensions} dimensions")
-            self.at += 8 * dimensions
+            shapes[name] = tuple(reversed([self.number("Q") for _ in range(dimensions)]))
             types[self.number("I")] += 1
             self.number("Q")
-        return Header({k: v for k, v in values.items() if v is not None}, dict(types))
+        return Header(values, dict(types), shapes, lengths)
 
     def number(self, form: str) -> Any:
         value = struct.unpack_from(self.order + form, self.data, self.at)[0]
@@ -99,13 +105,18 @@ class _Reader:
         return self.data[self.at - count : self.at]
 
     def value(self, kind: int) -> Any:
-        """A value, None for an array, which is passed over."""
+        """A value; None for an array."""
         if kind in _NUMBERS:
             return self.number(_NUMBERS[kind])
         if kind == _STRING:
             return self.text()
         if kind != _ARRAY:
             raise ValueError(f"unknown type {kind}")
+        self.array()
+        return None
+
+    def array(self) -> int:
+        """Pass over an array; its length."""
         inner, count = self.number("I"), self.number("Q")
         size = struct.calcsize(_NUMBERS[inner]) if inner in _NUMBERS else 8
         if count * size > len(self.data) - self.at:  # its reader would go on behind the end of the file
@@ -121,7 +132,7 @@ class _Reader:
         else:
             for _ in range(count):
                 self.value(inner)
-        return None
+        return int(count)
 
 
 def check_known(path: Path, header: Header) -> None:

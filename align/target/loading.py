@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from logging import LogRecord, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from align.common.errors import UserError, nearest, what_happened
 from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id, model_folder, package_file
 from align.common.schema import SHORT_DTYPES, read_object
-from align.common.text import cut, guard_library_output
+from align.common.text import cut, guard_library_output, say
 from align.folder.chat import Chat
 from align.gguf.convert import converted_folder
 from align.target.debug import DEBUG, debug_model
@@ -96,7 +97,7 @@ def load_target(
 
 
 def _loaded(opener: Any, folder: Path | str, spec: str, options: dict[str, Any], place: torch.device) -> Any:
-    """The model with all its weights, there. Raises UserError where its checkpoint lacks some."""
+    """The model with all its weights, there; a line names surplus ones. Raises UserError where its checkpoint lacks some."""
     pair: Any = opener.from_pretrained(
         str(folder), attn_implementation=OWN, use_safetensors=None, output_loading_info=True, **options
     )
@@ -106,6 +107,13 @@ def _loaded(opener: Any, folder: Path | str, spec: str, options: dict[str, Any],
         raise UserError(
             f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another shape"
             + (f", and {len(lacking) - 1} more" if len(lacking) > 1 else "")
+        )
+    surplus = sorted(found["unexpected_keys"])
+    if surplus:
+        more = f", and {len(surplus) - 1} more" if len(surplus) > 1 else ""
+        say(
+            f"note: {spec}: its checkpoint holds weights that the network has not, and that are left out: {surplus[0]!r}{more}",
+            error=True,
         )
     there = model.device.type == place.type and place.index in (None, model.device.index)
     return model if there else model.to(place)  # quantised ones may not be moved
@@ -147,14 +155,19 @@ def _processors_template(folder: Path | str, revision: str | None) -> str | None
 
 
 def quiet_loading() -> None:
-    """No bar for the seconds that weights take to load; what transformers finds wrong is still said."""
+    """No bar for the seconds that weights take to load, and no table of keys: who loads says in a line what is wrong with them."""
     from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils import logging
 
     guard_library_output()
+    getLogger("transformers.modeling_utils").addFilter(_no_table_of_keys)
     logging.disable_progress_bar()
     if not os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"):
         enable_progress_bars()  # a download may take minutes
+
+
+def _no_table_of_keys(record: LogRecord) -> bool:
+    return "LOAD REPORT" not in str(record.msg)
 
 
 def _cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:

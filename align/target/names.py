@@ -16,6 +16,7 @@ from align.common.schema import SHORT_DTYPES, read_object
 from align.common.strict_yaml import parse_yaml
 from align.common.tables import read_text
 from align.folder.quantised import check_quantised
+from align.gguf.fitting import check_fits
 from align.gguf.header import Header, check_known, read_header
 from align.target.debug import DEBUG
 
@@ -110,11 +111,13 @@ def check_gguf(path: Path) -> Header:
     """The header of a GGUF file that can be a target.
 
     Raises:
-        UserError: not such a file, one part of several, an unknown architecture, or a size that it has no weights for.
+        UserError: not such a file, one part of several, an unknown architecture, a size that it has no weights for, or metadata that
+            its tensors contradict.
     """
     header = read_header(path)
     check_known(path, header)
     check_values(header.sizes, path.stat().st_size, str(path), header.names)
+    check_fits(path, header)
     return header
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError, nearest
+from align.common.provenance import code_hash, decoding_versions
 from align.target.names import check_given
 from decode.method_names import LOSSY, ORDERS
 from decode.methods.build import build, open_parts, verifier_of
@@ -54,6 +55,11 @@ class VerifyConfig:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     system: str | None = None
     out: Path = Path("runs/verify")
+
+    def asked(self) -> dict[str, Any]:
+        """The options, and the code that runs, as JSON has them: what a stopped self-test goes on with."""
+        values = {key: str(value) if isinstance(value, Path) else value for key, value in vars(self).items()}
+        return {**values, "code": code_hash(), "versions": decoding_versions()}
 
 
 @dataclass(frozen=True)

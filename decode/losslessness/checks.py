@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -11,6 +11,7 @@ from typing import Any
 
 from align.common.errors import UserError
 from align.common.provenance import decoding_versions, git_commit, machine
+from align.common.text import plural
 from align.target.loading import has_fast_bf16, load_target
 from decode.engine.decoder import Decoder
 from decode.losslessness.cases import Cases, VerifyConfig, cases_of
@@ -55,8 +56,12 @@ def run(
     prompts: Sequence[Prompt],
     say: Callable[[str], object],
     done: Callable[[Sequence[Check], dict[str, Any], Sequence[Caught]], object],
+    earlier: tuple[Sequence[Check], Sequence[Caught]] = ((), ()),
 ) -> tuple[list[Check], dict[str, Any], list[Caught]]:
     """Run all checks. After each, `say` gets a line and `done` the results so far.
+
+    Args:
+        earlier: the checks of a self-test that was stopped, which are not run again, and what it had planted.
 
     Returns:
         The checks, what they were run on, and the bugs that the self-test planted, caught or missed.
@@ -86,10 +91,12 @@ def run(
         "versions": decoding_versions(),
         "git_commit": git_commit(),
     }
-    checks: list[Check] = []
-    caught: list[Caught] = []
+    checks, caught = list(earlier[0]), list(earlier[1])
     plan = _Plan(config, cases, room)
-    for work in plan.checks():
+    if caught:
+        say(f"going on after {plural(len(caught), 'planted bug')}: the checks passed before")
+        plan.was_sampled(checks)
+    for work in () if caught else plan.checks():
         started = monotonic()
         check = work()
         check.seconds = monotonic() - started
@@ -101,7 +108,7 @@ def run(
             "nothing was drafted on these prompts, so nothing is shown: take more of them, or longer outputs"
         )
     if config.self_test and all(check.passed for check in checks):
-        for found in plan.self_test():
+        for found in plan.self_test({one.bug for one in caught}):
             caught.append(found)
             say(str(found))
             done(checks, pair, caught)
@@ -162,9 +169,15 @@ class _Plan:
         self.sampled.append((name, decoder, check))
         return check
 
-    def self_test(self) -> Iterator[Caught]:
-        """Plant each bug in the case in which it shows most."""
-        for bug in BUGS:
+    def was_sampled(self, checks: Sequence[Check]) -> None:
+        """Take the sampled checks from an earlier run."""
+        for name, case in self.drawn:
+            check = next(c for c in checks if (c.name, c.method) == ("sampled", name))
+            self.sampled.append((name, self.cases.open(self.cases.target, case), check))
+
+    def self_test(self, planted: Container[str] = ()) -> Iterator[Caught]:
+        """Plant each bug, but those that are `planted` already, in the case in which it shows most."""
+        for bug in (bug for bug in BUGS if bug.name not in planted):
             fitting = [
                 (name, decoder, check)
                 for name, decoder, check in self.sampled

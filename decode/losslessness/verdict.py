@@ -56,16 +56,30 @@ def _idle(check: Check) -> bool:
     return check.method != "plain" and not check.figures.get("drafted")
 
 
+def read_tested(folder: Path, asked: Mapping[str, Any]) -> tuple[list[Check], list[Caught]]:
+    """The checks of a self-test that was stopped, and what it had planted; nothing where the folder holds none, or one that was
+    `asked` something else, by other code."""
+    try:
+        record = json.loads((folder / "verdict.json").read_text(encoding="utf-8"))
+        if record["finished"] or not record["self_test"] or record["asked"] != asked:
+            return [], []
+        return [Check(**c) for c in record["checks"]], [Caught(**c) for c in record["self_test"]]
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return [], []
+
+
 def write_verdict(
     folder: Path,
     checks: Sequence[Check],
     pair: Mapping[str, Any],
     finished: bool,
     caught: Sequence[Caught] = (),
+    asked: Mapping[str, Any] | None = None,
 ) -> str:
     """Write verdict.md and verdict.json, also of an unfinished run. Returns the page."""
     text = page(checks, pair, finished, caught)
     record = {
+        "asked": asked,
         "pair": pair,
         "checks": [asdict(c) for c in checks],
         "self_test": [asdict(c) for c in caught],

@@ -18,6 +18,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from align.common.text import say
 from decode.speculation.rules import Drafts, Outcomes
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import ancestors, chain, depths
@@ -363,6 +364,6 @@ DOMINATES = [
 
 
 if __name__ == "__main__":
-    print(table())
-    print()
-    print(gains())
+    say(table())
+    say()
+    say(gains())

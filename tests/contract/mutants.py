@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from align.common.text import say
 from decode.speculation import drafts as drafts_module
 from decode.speculation import rules
 from decode.speculation.rules import Drafts, Outcomes
@@ -303,4 +304,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    say(table())

@@ -54,7 +54,9 @@ def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
-def test_the_self_test_says_what_these_samples_catch(drafter: str, tmp_path: Path) -> None:
+def test_the_self_test_says_what_these_samples_catch(
+    drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main([*arguments(f"block={drafter}", tmp_path), "--methods", "block", "--self-test"])
     record = json.loads((tmp_path / "verdict.json").read_text())
     caught = {c["bug"]: c["caught"] for c in record["self_test"]}
@@ -65,6 +67,14 @@ def test_the_self_test_says_what_these_samples_catch(drafter: str, tmp_path: Pat
     page = (tmp_path / "verdict.md").read_text()
     assert page.startswith("# LOSSLESS")
     assert f"## Self-test: {sum(tried)} of {len(tried)} planted bugs caught" in page
+    # stopped and begun again, it plants the rest alone
+    path, kept = tmp_path / "verdict.json", record["self_test"][:-2]
+    path.write_text(json.dumps({**record, "finished": False, "self_test": kept}))
+    capsys.readouterr()
+    main([*arguments(f"block={drafter}", tmp_path), "--methods", "block", "--self-test"])
+    said, again = capsys.readouterr().out, json.loads(path.read_text())
+    assert again["self_test"] == record["self_test"] and again["finished"]
+    assert f"going on after {len(kept)} planted bugs" in said and "ok  greedy" not in said
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from align.common.text import say
 from tests.fuzz.worker import fuzz
 
 
@@ -31,12 +32,12 @@ def main() -> int:
             from tests.fuzz.cases import Corpus, run
 
             found = run(Corpus(Path(scratch)), options.seed, options.case, show=True)
-            print(found or "nothing wrong")
+            say(found or "nothing wrong")
             return bool(found)
         count, findings = fuzz(Path(scratch), options.seed, options.minutes, options.cases, options.first)
     for line in findings:
-        print(line)
-    print(f"{count} cases, {len(findings)} findings (seed {options.seed})")
+        say(line)
+    say(f"{count} cases, {len(findings)} findings (seed {options.seed})")
     return bool(findings)
 
 

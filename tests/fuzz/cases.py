@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from align import synthesize, train
-from align.common.text import printable
+from align.common.text import printable, say
 from align.config.parser import shipped
 from align.config.recipe import keys
 from decode import eval, generate, report, verify
@@ -99,10 +99,10 @@ def run(corpus: Corpus, seed: int, number: int, show: bool = False) -> str:
     main, words, what = r.choices(list(KINDS), list(KINDS.values()))[0](corpus, r)
     name = f"{main.__module__} {' '.join(map(repr, words))[:600]}{' · ' * bool(what)}{what}"
     if show:
-        print(printable(name), flush=True)
+        say(printable(name))
     code, out, err = corpus.run(main, words)
     if show:
-        print(f"exit {code}\n--- stdout\n{printable(out)}\n--- stderr\n{printable(err)}")
+        say(f"exit {code}\n--- stdout\n{printable(out)}\n--- stderr\n{printable(err)}")
     why = fault(code, out, err)
     return f"{why}: {printable(name)}" if why else ""
 

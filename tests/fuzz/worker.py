@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from align.common.text import say
 
 LIMIT_S = 120
 """A case that takes longer hangs."""
@@ -28,7 +29,7 @@ def fuzz(
             worker = None
         if found:
             findings.append(f"case {number}: {found}")
-            print(findings[-1], file=sys.stderr, flush=True)
+            say(findings[-1], error=True)
         number += 1
     if worker is not None:
         worker.stop()

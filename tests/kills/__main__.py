@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from align.common.text import say
+
 ALONE = {
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE",
     "JE_ARROW_MALLOC_CONF": "background_thread:false", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
@@ -87,17 +89,17 @@ def _run(place: object, points: list[str], seed: int) -> list[str]:
             found = {"kill": kill, "disk": full_disk}[kind](place, seed, int(number), said.append)
         except (subprocess.CalledProcessError, PermissionError) as error:
             why = getattr(error, "stderr", None) or error
-            print(f"full disks are left out: no disk can be mounted here ({why})")
+            say(f"full disks are left out: no disk can be mounted here ({why})")
             break
         except RuntimeError as error:
             found = str(error)
         counts[kind] += 1
         line = f"{i}/{len(points)} {point} · {' · '.join(said)}"
-        print(f"{line} · {'FOUND: ' + found if found else 'ok'}", flush=True)
+        say(f"{line} · {'FOUND: ' + found if found else 'ok'}")
         if found:
             findings.append(point)
-            print(f"   again: python -m tests.kills --seed {seed} --point {point}", flush=True)
-    print(
+            say(f"   again: python -m tests.kills --seed {seed} --point {point}")
+    say(
         f"{counts['kill']} kills, {counts['disk']} full disks, {len(findings)} findings (seed {seed}, "
         f"{(time.monotonic() - begun) / 60:.0f} minutes){': ' + ', '.join(findings) if findings else ''}"
     )

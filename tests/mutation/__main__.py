@@ -27,6 +27,7 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from align.common.text import say
 from tests.mutation import choice, recording
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.forks import warm_up
@@ -62,7 +63,7 @@ def main() -> int:
     drawn = [m for room in rooms for m in drawn_from(room, options.per_room, options.seed)]
     mutants = [m for m in drawn if options.only in m.name]
     if options.list:
-        print("\n".join(m.name for m in mutants))
+        say("\n".join(m.name for m in mutants))
         return 0
     warm_up()
     tests: list[Test] = []
@@ -91,11 +92,11 @@ def recorded(root: Path, folder: Path, tests_of: str, pool: Pool, tree: Callable
     left = [path for path in files if not recording.recorded_to(folder, root, path).exists()]
     start = time.monotonic()
     for i, path in enumerate(pool.imap_unordered(partial(_record, folder, tree), left), 1):
-        print(f"{tests_of}: recorded {i}/{len(left)} ({time.monotonic() - start:.0f} s) {path}", flush=True)
+        say(f"{tests_of}: recorded {i}/{len(left)} ({time.monotonic() - start:.0f} s) {path}")
     found = [test for path in files for test in recording.read(recording.recorded_to(folder, root, path))]
     for test in found:
         if not test.passed:
-            print(f"left out: {test.name} does not pass on the tree as it is")
+            say(f"left out: {test.name} does not pass on the tree as it is")
     return [test for test in found if test.passed]
 
 
@@ -129,7 +130,7 @@ def judge_all(
             fates[mutant.name].killed = killed
             fates[mutant.name].survived.update(row["survived"])
             what = f"killed: {killed}" if killed else f"survived {len(survived)} tests"
-            print(f"{i}/{len(left)} ({seconds:.0f} s) {mutant.name}\n    {what}", flush=True)
+            say(f"{i}/{len(left)} ({seconds:.0f} s) {mutant.name}\n    {what}")
 
 
 def _judge(
@@ -154,10 +155,10 @@ def report(mutants: list[Mutant], tests: list[Test], fates: dict[str, Fate]) -> 
     for mutant in alive:
         keys = {test.key for test in choice.reaching(ROOT, mutant, tests)}
         met = f"survived {len(keys & fates[mutant.name].survived)} of {len(keys)} tests"
-        print(f"{mutant.path}:{mutant.line} {met if keys else 'no test reaches it'}")
-        print(f"  - {mutant.old.strip()}\n  + {mutant.new.strip()}")
+        say(f"{mutant.path}:{mutant.line} {met if keys else 'no test reaches it'}")
+        say(f"  - {mutant.old.strip()}\n  + {mutant.new.strip()}")
     killed = len(mutants) - len(alive) - len(argued)
-    print(f"{len(mutants)} mutants: {killed} killed, {len(argued)} argued equivalent, {len(alive)} alive")
+    say(f"{len(mutants)} mutants: {killed} killed, {len(argued)} argued equivalent, {len(alive)} alive")
     return bool(alive)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from align.common.text import say
 from tests.mutation.forks import in_child
 
 FOLDERS = (
@@ -89,7 +90,7 @@ def record(folder: Path, tree: Path, path: str, rooms: tuple[str, ...]) -> None:
     to = recorded_to(folder, tree, path)
     status = in_child(tree, [path], Recorder(tree, rooms, to))
     if not to.exists():
-        print(f"left out: {path} ends with {status} on the tree as it is", flush=True)
+        say(f"left out: {path} ends with {status} on the tree as it is")
         to.write_text(json.dumps({"shared": {}, "tests": []}))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from align.common.checksums import check_checksums, write_checksums
+from align.common.checksums import check_checksums, unchanged, write_checksums
 from align.common.errors import UserError
 
 
@@ -25,3 +25,18 @@ def test_what_has_changed_is_refused_and_folders_of_old_pass(tmp_path: Path) -> 
         (tmp_path / "checksums.json").write_text(text)
         with pytest.raises(UserError, match=says):
             check_checksums(tmp_path)
+
+
+def test_a_folder_of_our_own_is_unchanged_or_not(tmp_path: Path) -> None:
+    assert not unchanged(tmp_path) and not unchanged(tmp_path / "nowhere")
+    for name in ("a.json", "b.txt"):
+        (tmp_path / name).write_text(name)
+    write_checksums(tmp_path, "*")
+    (tmp_path / "c.txt").write_text("of somebody else")
+    assert unchanged(tmp_path)
+    (tmp_path / "b.txt").write_text("c")
+    assert not unchanged(tmp_path)
+    (tmp_path / "b.txt").unlink()
+    assert not unchanged(tmp_path)
+    (tmp_path / "checksums.json").write_text("{}")
+    assert not unchanged(tmp_path)

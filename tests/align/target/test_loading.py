@@ -85,6 +85,21 @@ def test_broken_folders_and_files(tmp_path: Path) -> None:
         load_target(str(junk))
 
 
+def test_surplus_weights_are_named_in_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of autoregressive drafters too, which are opened so; those of other kinds are refused with them."""
+    target = load_target("debug")
+    target.model.save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(str(path)) | {"model.odd": torch.ones(2), "odder": torch.ones(1)}
+    save_file(weights, str(path), metadata={"format": "pt"})
+    capfd.readouterr()
+    load_target(str(tmp_path))
+    said = capfd.readouterr().err
+    assert said.endswith("weights that the network has not, and that are left out: 'model.odd', and 1 more\n")
+    assert said.count("\n") == 1
+
+
 def test_unknown_dtype_and_device() -> None:
     with pytest.raises(UserError, match="did you mean 'float32'"):
         load_target("debug", dtype="flot32")

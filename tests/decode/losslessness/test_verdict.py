@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from decode.losslessness.verdict import Check, line, write_verdict
+from decode.losslessness.cases import VerifyConfig
+from decode.losslessness.verdict import Caught, Check, line, read_tested, write_verdict
 
 PAIR = {"target": "t", "drafter": "d", "prompts": 3, "max_new_tokens": 8, "device": "cpu", "git_commit": None}
 RIGHT = Check("greedy", "block", True, 3, {"drafted": 9, "accepted": 4}, "equal")
@@ -55,3 +56,19 @@ def test_methods_that_were_not_seen_stand_in_a_line_each(tmp_path: Path) -> None
         "moves 0.21 of the probability" in sentence
         and "from 0.34 on in every one that accepted enough." in sentence
     )
+
+
+def test_another_self_test_is_begun_anew(tmp_path: Path) -> None:
+    asked = VerifyConfig(self_test=True).asked()
+    assert read_tested(tmp_path, asked) == ([], [])
+    bug = Caught("odd", "greedy", "chain", True, "")
+    write_verdict(tmp_path, [RIGHT], PAIR, False, [bug], asked)
+    assert read_tested(tmp_path, asked) == ([RIGHT], [bug])
+    assert (
+        read_tested(tmp_path, {**asked, "samples": 1})
+        == read_tested(tmp_path, {**asked, "code": ""})
+        == ([], [])
+    )
+    for text in ("[]", "{", "{}", "null"):
+        (tmp_path / "verdict.json").write_text(text)
+        assert read_tested(tmp_path, asked) == ([], [])
