@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         summary, folder = evaluate(config, console, shlex.join(["python", "-m", "decode.eval", *words]))
     from decode.reporting.render import print_report
 
-    print_report(summary, folder, console)
+    print_report(summary, folder, console, sources=False)  # `evaluate` has named them
     console.say(next_step(summary, config), wrap=False)
     if summary["bugs"]:
         raise SystemExit(1)

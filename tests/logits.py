@@ -7,15 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from align.losses.divergences import (
-    DIVERGENCES,
-    LOG_ZERO,
-    DraftRows,
-    RowStatistics,
-    TargetPlaces,
-    row_statistics,
-    target_places,
-)
+from align.diffusion.parameterization import LOG_ZERO
+from align.losses.divergences import DIVERGENCES, DraftRows, RowStatistics, row_statistics
+from align.losses.target_places import TargetPlaces, target_places
 
 ALL = frozenset(DIVERGENCES)
 
@@ -121,3 +115,15 @@ def make(
 
 
 DIFFERENTIABLE = ("log_q_label", *DIVERGENCES)
+
+
+KINDS = {
+    "full": {},
+    "pruned": {"kept": 9},
+    "one_token": {"kept": 1},
+    "markov": {"rank": 3},
+    "pruned_markov": {"kept": 8, "rank": 2},
+    "warm_target": {"temperature": 0.7},
+    "warm_both": {"temperature": 1.5, "draft_temperature": 1.5, "kept": 9, "rank": 2},
+}
+"""Options of `make`, by name."""

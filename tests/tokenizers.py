@@ -44,6 +44,15 @@ def byte_level(size: int = 500, texts: int = 7, prefix: bool = False) -> Any:
     return wrap(core, ["<|end|>", "<|begin|>", "<|turn|>"], eos_token="<|end|>", bos_token="<|begin|>")
 
 
+def code_with(merges: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
+    """Single bytes, and these merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*alphabet, *("".join(m) for m in merges)]
+    core = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=merges))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return wrap(core, ["<eos>"], eos_token="<eos>")
+
+
 @cache
 def digits() -> Any:
     """Byte-level with cuts of its own and no token for bytes that its text lacks."""

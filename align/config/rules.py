@@ -36,7 +36,13 @@ def _together(recipe: Recipe) -> list[str]:
         for name in recipe.trainer.logger
         if name not in LOGGERS
     ]
-    rules = [*_run_rules(recipe), *_drafter_rules(recipe), *_objective_rules(recipe), *_trainer_rules(recipe)]
+    rules = [
+        *_run_rules(recipe),
+        *_kind_rules(recipe),
+        *_network_rules(recipe),
+        *_objective_rules(recipe),
+        *_trainer_rules(recipe),
+    ]
     return found + [text for broken, text in rules if broken]
 
 
@@ -64,10 +70,9 @@ def _run_rules(recipe: Recipe) -> list[tuple[bool, str]]:
     ]
 
 
-def _drafter_rules(recipe: Recipe) -> list[tuple[bool, str]]:
-    """Of the network."""
+def _kind_rules(recipe: Recipe) -> list[tuple[bool, str]]:
+    """Of the drafter's kind: what block drafters alone have, and what their heads need."""
     d, standalone = recipe.drafter, recipe.drafter.kind in ("ddit", "masked_lm")
-    layers = d.target_layers if d.context == "shared_kv" and d.kind == "block" else None
     return [
         (
             not standalone and recipe.stage != "calibrate",
@@ -105,6 +110,14 @@ def _drafter_rules(recipe: Recipe) -> list[tuple[bool, str]]:
             d.train == "confidence_head" and d.init is None,
             "drafter.train=confidence_head freezes all else: it needs drafter.init, a drafter that is trained",
         ),
+    ]
+
+
+def _network_rules(recipe: Recipe) -> list[tuple[bool, str]]:
+    """Of the network's noise, sizes and layers."""
+    d = recipe.drafter
+    layers = d.target_layers if d.context == "shared_kv" and d.kind == "block" else None
+    return [
         (
             d.kind == "masked_lm" and d.graph == "uniform",
             "drafter.graph=uniform: a masked language model undoes the mask (absorbing)",

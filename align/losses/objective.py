@@ -16,14 +16,8 @@ from torch.nn import functional as F
 
 from align.common.errors import UserError, nearest
 from align.diffusion.parameterization import LOG_ZERO
-from align.losses.divergences import (
-    DIVERGENCES,
-    DraftRows,
-    RowStatistics,
-    TargetPlaces,
-    row_statistics,
-    target_places,
-)
+from align.losses.divergences import DIVERGENCES, DraftRows, RowStatistics, row_statistics
+from align.losses.target_places import TargetPlaces, target_places
 
 __all__ = [
     "DIVERGENCES",

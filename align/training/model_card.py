@@ -97,7 +97,6 @@ def write_card(
     """Markdown with hub metadata. `run`: steps, tokens_seen, positions, minutes, parameters; `text`: the manifest of other
     text."""
     found, chat = training_versions(), Chat(recipe.data.template_kwargs, recipe.data.system)
-    acceptance = [v for k, v in validation.items() if k.startswith("acceptance_")]
     lines = [
         "---",
         f"library_name: {about.library}",
@@ -125,23 +124,7 @@ def write_card(
         *([] if text is None else [_text_row(recipe, text)]),
         f"| training | {run['steps']:,} steps, {run['tokens_seen']:,} text tokens seen, {run['positions']:,} drafted positions, "
         f"{run['minutes']:.1f} minutes |",
-    ]
-    for name, temperature in (("greedy", 0), ("sampling", 1)):
-        if f"tau_{name}" in validation:
-            tau, error = validation[f"tau_{name}"], validation[f"tau_{name}_se"]
-            anchors = int(validation[f"anchors_{name}"])
-            lines.append(
-                f"| expected τ, {name} | {tau:.3f} ± {error:.3f} (standard error; {anchors:,} places of held-out text at "
-                f"temperature {temperature}) |"
-            )
-    if "bound" in validation:
-        lines.append(
-            f"| bound on held-out blocks, given the text before | {validation['bound']:.3f} ± {validation['bound_se']:.3f} nats a "
-            f"token (standard error), perplexity {validation['perplexity']:.1f} |"
-        )
-    if acceptance:
-        lines.append(f"| acceptance Σmin(p, q) by position | {' / '.join(f'{a:.3f}' for a in acceptance)} |")
-    lines += [
+        *_validation_rows(validation),
         f"| versions | torch {found['torch']}, transformers {found['transformers']}, commit {found['git_commit']} |",
         "",
         "The recipe, resolved:",
@@ -152,6 +135,27 @@ def write_card(
         "",
     ]
     return "\n".join(lines)
+
+
+def _validation_rows(validation: dict[str, float]) -> list[str]:
+    """What the last validation measured."""
+    rows = []
+    for name, temperature in (("greedy", 0), ("sampling", 1)):
+        if f"tau_{name}" in validation:
+            tau, error = validation[f"tau_{name}"], validation[f"tau_{name}_se"]
+            anchors = int(validation[f"anchors_{name}"])
+            rows.append(
+                f"| expected τ, {name} | {tau:.3f} ± {error:.3f} (standard error; {anchors:,} places of held-out text at "
+                f"temperature {temperature}) |"
+            )
+    if "bound" in validation:
+        rows.append(
+            f"| bound on held-out blocks, given the text before | {validation['bound']:.3f} ± {validation['bound_se']:.3f} nats a "
+            f"token (standard error), perplexity {validation['perplexity']:.1f} |"
+        )
+    if acceptance := [v for k, v in validation.items() if k.startswith("acceptance_")]:
+        rows.append(f"| acceptance Σmin(p, q) by position | {' / '.join(f'{a:.3f}' for a in acceptance)} |")
+    return rows
 
 
 def _text_row(recipe: Recipe, text: dict[str, Any]) -> str:

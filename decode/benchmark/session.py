@@ -114,6 +114,7 @@ def begin(
                 f"{loaded.name}: {len(refused)} of {plural(len(loaded.prompts), 'prompt')}, which this target can't take; "
                 f"the first is {refused[0]}"
             )
+            console.say(f"left out: {skipped[-1]}", wrap=False)
         prepared.append((loaded, pairs))
     if not any(pairs for _, pairs in prepared):
         raise UserError(f"no prompt can be answered: {skipped[0]}")

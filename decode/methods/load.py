@@ -67,31 +67,18 @@ def load(
     Raises:
         UserError: what can't be found, read or combined, and an option that there is not.
     """
-    for name in unknown:
-        known = inspect.signature(load).parameters
-        raise UserError(
-            f"decode.load has no option {name!r}{nearest(name, [k for k in known if k != 'unknown'])}"
-        )
+    _refuse(unknown)
     if copying is None:
         copying = method is None and drafter is not None and drafter not in NO_FOLDERS
     tokenizer = None if drafter_tokenizer is None else str(drafter_tokenizer)
     options = DraftOptions(verifier, draft_tokens, tree_nodes, steps, order, copying, tokenizer)
-    if method is not None:
-        chosen = read_method(method)  # before anything is loaded: it may be misspelt
-        if options.given and ANY not in chosen.needs:
-            raise UserError(
-                f"method={method!r} takes its options behind colons ({chosen.system.name}:gamma=4)"
-            )
-        folders = drafters_by_role(None if drafter is None else str(drafter))
-        check_parts([chosen], folders)
-    else:
-        chosen, folders = _by_drafter(drafter, options)
+    # before anything is loaded: it may be misspelt
+    chosen, folders = _by_drafter(drafter, options) if method is None else _by_name(method, drafter, options)
     own = {key: value for key, value in options.of_a_method.items() if key in {*chosen.system.keys, *COMMON}}
     chosen = chosen.with_defaults(own)
-    where = target
-    if isinstance(where, str):
+    if isinstance(target, str):
         where = load_target(
-            where,
+            target,
             dtype=dtype,
             device=device,
             trust_remote_code=trust_remote_code,
@@ -102,11 +89,30 @@ def load(
         raise UserError(
             "template_kwargs and system are the target's: this one is loaded, give them to load_target"
         )
+    else:
+        where = target
     if drafter is None or isinstance(drafter, str | Path):
         parts = open_parts([chosen], folders, where, tokenizer)
     else:
         parts = Parts(where, {ANY: drafter})
     return (assemble if method is None else build)(chosen, parts, draft_tokens)
+
+
+def _refuse(unknown: Mapping[str, Any]) -> None:
+    """Raises UserError for an option that `load` does not have."""
+    known = [name for name in inspect.signature(load).parameters if name != "unknown"]
+    for name in unknown:
+        raise UserError(f"decode.load has no option {name!r}{nearest(name, known)}")
+
+
+def _by_name(name: str, drafter: object, options: DraftOptions) -> tuple[Method, dict[str, str]]:
+    """The method of this name, and the folders of the drafters that it needs by their kinds."""
+    chosen = read_method(name)
+    if options.given and ANY not in chosen.needs:
+        raise UserError(f"method={name!r} takes its options behind colons ({chosen.system.name}:gamma=4)")
+    folders = drafters_by_role(None if drafter is None else str(drafter))
+    check_parts([chosen], folders)
+    return chosen, folders
 
 
 def _by_drafter(drafter: object, options: DraftOptions) -> tuple[Method, dict[str, str]]:

@@ -40,12 +40,12 @@ def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     return summary, records
 
 
-def print_report(summary: dict[str, Any], folder: Path, console: PlainConsole) -> None:
-    """Print table, sources, baseline and verdict."""
+def print_report(summary: dict[str, Any], folder: Path, console: PlainConsole, sources: bool = True) -> None:
+    """Print table, sources (unless they are on the screen already), baseline and verdict."""
     console.print(table(summary))
     for points in against_tables(summary):
         console.print(points)
-    for line in (*source_lines(summary), baseline_line(summary)):
+    for line in (*(source_lines(summary) if sources else ()), baseline_line(summary)):
         if line:
             console.say(line)
     console.say(f"\n{summary['verdict']}\n")

@@ -75,6 +75,7 @@ def test_the_command_prints_table_sources_verdict_and_what_is_next(
         "3/3 rounds",
     ):
         assert part in output, part
+    assert output.count("prompts from") == 1  # named at the start, not again beside the table
 
 
 def test_a_group_leaves_out_what_no_source_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

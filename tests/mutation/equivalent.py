@@ -7,9 +7,9 @@ EQUIVALENT: dict[str, str] = {
     "top2 = penalised(logits_MV, sampling, before).topk(2, dim=(1)).values": _MATRIX,
     "decode/drafters/diffusion.py DiffusionDrafts._next: rank_R = -logits_RV.log_softmax(-1).amax(-1) → "
     "rank_R = -logits_RV.log_softmax(-1).amax((1))": _MATRIX,
-    'align/losses/divergences.py _values: values["forward_kl"] = (p_U * log_p_U).sum(-1)[where] - (p * log_q).sum(-1) → '
+    'align/losses/divergence_gradients.py _values: values["forward_kl"] = (p_U * log_p_U).sum(-1)[where] - (p * log_q).sum(-1) → '
     'values["forward_kl"] = (p_U * log_p_U).sum((1))[where] - (p * log_q).sum(-1)': _MATRIX,
-    "align/losses/divergences.py _Rows.forward: log_z = log_q.logsumexp(-1, keepdim=True) → "
+    "align/losses/divergence_gradients.py Rows.forward: log_z = log_q.logsumexp(-1, keepdim=True) → "
     "log_z = log_q.logsumexp((1), keepdim=True)": _MATRIX,
     "decode/speculation/rules.py _inflation: over_BN = 1 - (1 - beta_BN) ** siblings_BN > middle_BN * beta_BN → "
     "over_BN = 1 - (1 - beta_BN) ** siblings_BN >= middle_BN * beta_BN": "equal only at ρ itself, and at β = 0, where ρ has no effect",

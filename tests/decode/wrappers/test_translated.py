@@ -16,8 +16,9 @@ from align.target.loading import load_target
 from align.target.model import Target, TargetOutput
 from decode import Decoder, Sampling
 from decode.drafters.base import Request
+from decode.wrappers.byte_tokenizer import ByteTokenizer
 from decode.wrappers.translated import TranslatedDrafter, TranslatedSession
-from decode.wrappers.vocabularies import ByteTokenizer, VocabularyMap
+from decode.wrappers.vocabularies import VocabularyMap
 from tests.fakes import TableTarget
 from tests.tokenizers import KINDS, TEXT, byte_level, debug, sentencepiece
 

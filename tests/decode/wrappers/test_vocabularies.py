@@ -9,22 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from align.common.errors import UserError
-from decode.wrappers.vocabularies import ByteTokenizer, VocabularyMap
-from tests.tokenizers import KINDS, TEXT, byte_level, debug, digits, sentencepiece, smollm2, wrap
+from decode.wrappers.vocabularies import VocabularyMap
+from tests.byte_streams import quick, stream
+from tests.tokenizers import KINDS, TEXT, byte_level, code_with, debug, digits, sentencepiece, smollm2, wrap
 
-HARD = [
-    "  two  spaces\n\n\tand tabs ",
-    "👩‍👩‍👧‍👦 😀é é \U0010ffff \ud7ff",
-    "<|end|></s><0x41>▁<eos>",
-    "\x00\x04\x1d",
-]
-COMPLETE = [kind for kind in KINDS if kind not in ("byte-level, bytes missing", "smollm2")]
 PAIRS = [
     ("sentencepiece", "byte-level"),
     ("byte-level", "sentencepiece"),
@@ -34,18 +28,6 @@ PAIRS = [
     ("bytes", "byte-level"),
     ("byte-level", "smollm2"),
 ]
-# hypothesis' own text() reads tables of all of Unicode for seconds
-character = st.one_of(st.integers(0, 0xFF), st.integers(0, 0xD7FF), st.integers(0xE000, 0x10FFFF)).map(chr)
-words = st.lists(character, max_size=20).map("".join)
-text = st.one_of(st.sampled_from(TEXT + HARD), words).map(lambda s: s.encode())
-fragments = st.one_of(text, st.binary(max_size=6), st.just("😀".encode()[:2]), st.just("😀".encode()[2:]))
-stream = st.lists(fragments, max_size=6).map(b"".join)
-quick = settings(max_examples=40, deadline=None, derandomize=True)
-
-
-@cache
-def code(kind: str) -> ByteTokenizer:
-    return ByteTokenizer(KINDS[kind](), "target")
 
 
 @cache
@@ -57,42 +39,6 @@ def whole(found: tuple[int, list[int]]) -> list[int]:
     kept, tail = found
     assert kept == 0
     return tail
-
-
-@pytest.mark.parametrize("kind", COMPLETE)
-@quick
-@given(data=stream)
-def test_any_bytes_are_spelt_exactly(kind: str, data: bytes) -> None:
-    tokens = code(kind).encode(data)
-    assert code(kind).spell(tokens) == data and -1 not in tokens
-
-
-@pytest.mark.parametrize("kind", ["byte-level, bytes missing", "smollm2"])
-@quick
-@given(data=stream)
-def test_bytes_without_a_token_are_marked(kind: str, data: bytes) -> None:
-    tokens = code(kind).encode(data)
-    spelt = [code(kind).piece(token) if token >= 0 else bytes([0x100 - 1]) for token in tokens]
-    lacking = bytes(b for b in range(256) if bytes([b]) not in code(kind).of)
-    assert len(lacking) > 0
-    assert b"".join(spelt) == bytes(0xFF if b in lacking else b for b in data)
-
-
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_on_plain_text_the_tokens_are_the_tokenizers_own(kind: str) -> None:
-    tokenizer = KINDS[kind]()
-    for line in TEXT[:5]:
-        own = tokenizer(line, add_special_tokens=False)["input_ids"]
-        expected = code(kind).encode(code(kind).prefix + line.encode())
-        assert [t for t in expected if t >= 0] == own
-
-
-@pytest.mark.parametrize(
-    "kind", ["byte-level, space in front", "sentencepiece", "sentencepiece, legacy", "unigram"]
-)
-def test_in_the_middle_of_a_text_no_space_is_put_in_front(kind: str) -> None:
-    word = code(kind).encode(b"tokens")
-    assert code(kind).spell(word) == b"tokens" and len(word) < len(b"tokens")
 
 
 @pytest.mark.parametrize(("drafter", "target"), PAIRS)
@@ -248,15 +194,6 @@ def spelt(vocabulary: VocabularyMap, tokens: list[int]) -> list[bytes]:
     return [vocabulary.target.piece(token) for token in tokens]
 
 
-def code_with(merges: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
-    """Single bytes, and these merges."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = [*alphabet, *("".join(m) for m in merges)]
-    core = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=merges))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return wrap(core, ["<eos>"], eos_token="<eos>")
-
-
 def test_last_tokens_that_may_become_one_are_left_out() -> None:
     vocabulary = VocabularyMap(debug(), code_with([("l", "a"), ("w", "s"), ("la", "ws")]))
     d, t = vocabulary.drafter, vocabulary.target
@@ -337,13 +274,6 @@ def test_special_tokens_have_roles_and_text_never_is_one() -> None:
     # a mark that the drafter lacks is text to it, the others are its own
     assert context == [d.bos, *d.encode(b" <|turn|>Hello"), d.eos]
     assert d.eos not in whole(vocabulary.to_drafter(t.encode(b"a</s>"), []))
-
-
-def test_text_that_looks_like_a_special_token_is_cut_as_text() -> None:
-    tokenizer = code_with([("<", "e")])
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(False, use_regex=False)
-    side = ByteTokenizer(tokenizer, "target")
-    assert [side.piece(token) for token in side.encode(b"<eos>")] == [b"<e", b"o", b"s", b">"]
 
 
 def test_in_a_draft_the_role_decides_in_the_context_the_name() -> None:
