@@ -29,6 +29,8 @@ ROOMS = {
     "align.data": "align.common align.config align.folder align.target",
     "align.outputs": "align.common align.config align.target align.diffusion align.models align.losses",
     "align.training": "align.common align.config align.folder align.target align.diffusion align.models align.losses align.data align.outputs",
+    "align.planning": "align.common align.config align.folder align.target align.diffusion align.models align.losses align.data align.outputs "
+    "align.training",
     "decode.method_names": "",
     "decode.speculation": "align.common",
     "decode.drafters": "align.common align.kernels align.target align.models decode.speculation",
