@@ -46,6 +46,7 @@ ROOMS = {
     "decode.benchmark": "align.common align.target decode.method_names decode.speculation decode.drafters "
     "decode.wrappers decode.engine decode.methods decode.suites decode.reporting decode.losslessness",
     "decode.exporting": "align.common align.target decode.method_names align.models decode.drafters decode.engine decode.suites",
+    "decode.advising": "align.common align.target decode.speculation decode.drafters decode.engine decode.methods",
     "decode.cli": "align.common align.folder decode.method_names",
 }
 """What each room may import. Commands (align.train, decode.eval, …) may import any room of their own package and

@@ -44,6 +44,7 @@ def _learning(recipe: Recipe, target: Skeleton, drafter: DrafterSize, used: int)
     length, kind = recipe.data.length, recipe.drafter.kind
     whole = 3 if drafter.trained == drafter.parameters else 2
     places = min(length, used + drafter.drafted)
+    tokens: float
     if kind == "block":
         tokens, seen = used * drafter.rows, float(length)
         shown = (

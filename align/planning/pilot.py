@@ -14,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from align.common.batch import PackedRow
 from align.config.hardware import target_device
 from align.config.recipe import Recipe
+from align.data.stream import Stream
 from align.data.supply import Supply, open_supply
 from align.data.synthesis import Synthesis
 from align.planning.compute import Seconds, rows_trained
@@ -185,14 +187,14 @@ def _train(own: Recipe, target: Target, found: Pilot) -> None:
 class _Again:
     """A stream whose first places come again after so many."""
 
-    def __init__(self, stream: object, places: int) -> None:
+    def __init__(self, stream: Stream, places: int) -> None:
         self.stream, self.places = stream, places
 
     def key(self, place: int) -> int:
-        return int(self.stream.key(place % self.places))  # type: ignore[attr-defined]
+        return self.stream.key(place % self.places)
 
-    def row(self, key: int) -> object:
-        return self.stream.row(key)  # type: ignore[attr-defined]
+    def row(self, key: int) -> PackedRow:
+        return self.stream.row(key)
 
 
 SHRINK = 0.8
