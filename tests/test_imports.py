@@ -29,6 +29,8 @@ ROOMS = {
     "align.data": "align.common align.config align.folder align.target",
     "align.outputs": "align.common align.config align.target align.diffusion align.models align.losses",
     "align.training": "align.common align.config align.folder align.target align.diffusion align.models align.losses align.data align.outputs",
+    "align.planning": "align.common align.config align.folder align.target align.diffusion align.models align.losses align.data align.outputs "
+    "align.training",
     "decode.method_names": "",
     "decode.speculation": "align.common",
     "decode.drafters": "align.common align.kernels align.target align.models decode.speculation",
@@ -46,6 +48,7 @@ ROOMS = {
     "decode.portable": "",
     "decode.exporting": "align.common align.target decode.method_names align.models decode.drafters decode.engine decode.suites "
     "decode.portable",
+    "decode.advising": "align.common align.target decode.speculation decode.drafters decode.engine decode.methods",
     "decode.cli": "align.common align.folder decode.method_names",
 }
 """What each room may import. Commands (align.train, decode.eval, …) may import any room of their own package and

@@ -82,11 +82,11 @@ def load_target(
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
-        opener = _opener(folder, spec, options)
-        if opener is AutoModelForMultimodalLM and not getattr(tokenizer, "chat_template", None):
+        opens = opener(folder, spec, options)
+        if opens is AutoModelForMultimodalLM and not getattr(tokenizer, "chat_template", None):
             tokenizer.chat_template = _processors_template(folder, revision)
         chat.check(tokenizer, spec)
-        model = _loaded(opener, folder, spec, {"dtype": number, **options}, place)
+        model = _loaded(opens, folder, spec, {"dtype": number, **options}, place)
         target = proven(model, tokenizer, spec, fast, round_to_bf16)
         target.revision, target.trust_remote_code, target.chat = revision, trust_remote_code, chat
         return target
@@ -119,7 +119,7 @@ def _loaded(opener: Any, folder: Path | str, spec: str, options: dict[str, Any],
     return model if there else model.to(place)  # quantised ones may not be moved
 
 
-def _opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
+def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
     """The class of transformers that opens it: as a causal language model; else with its towers for images or sound, which text
     alone does not reach.
 

@@ -141,6 +141,39 @@ class MilestoneCallback(Callback):
             pl_module.final_weights = {}  # those of the end are still to come
 
 
+class StepTimes(Callback):
+    """How long things take, in seconds, for a plan: `steps` as (seconds, rows that the target had not read before), the first
+    step left out; `validation` of the last one, `saving` of what follows it."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, int]] = []
+        self.validation = self.saving = 0.0
+        self.started = self.ended = 0.0
+        self._seen: set[int] = set()
+        self._fresh = self._since = self._validated = 0.0
+
+    def on_train_batch_start(
+        self, trainer: lightning.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        now = time.monotonic()
+        if batch_idx > 1:
+            self.steps.append((now - self._since, int(self._fresh)))
+        self.started = self.started or now
+        self._since, self._fresh = now, len({*batch.keys} - self._seen)
+        self._seen |= {*batch.keys}
+
+    def on_validation_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        self.steps.append((time.monotonic() - self._since, int(self._fresh)))
+        self._validated = time.monotonic()
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        self.ended = time.monotonic()
+        self.validation = self.ended - self._validated
+
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        self.saving = time.monotonic() - self.ended
+
+
 class CheckpointCallback(Callback):
     """Saves and stops. A step that is validated is saved after it, so that going on from there repeats nothing.
 

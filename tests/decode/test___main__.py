@@ -11,6 +11,7 @@ def test_every_command_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     main()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[3:]] == [
+        "decode.advise",
         "decode.compare",
         "decode.eval",
         "decode.export",

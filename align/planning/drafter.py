@@ -1,0 +1,320 @@
+"""The size of the drafter that a recipe makes, from the target's sizes alone: its network on torch's `meta` device. Of
+`drafter.init` the config.json is read, here or on the hub, never the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from align.common.errors import UserError
+from align.common.hub import is_hub_id, local_path, model_folder
+from align.common.schema import read_object
+from align.config.parser import load_recipe, shipped
+from align.config.recipe import PARTS, DrafterConfig, Recipe
+from align.models.block import BlockDrafter
+from align.models.block_config import BlockConfig
+from align.models.ddit import DDiT, DDiTConfig
+from align.models.masked_checkpoint import from_config
+from align.models.published_config import read_plan
+from align.planning.skeleton import Skeleton
+from align.training.geometry import shared_layers, tap_layers
+from align.training.makers import markov_kind
+
+
+@dataclass(frozen=True)
+class DrafterSize:
+    """Sizes in numbers, not bytes.
+
+    parameters: its own, the target's embedding and head not among them. trained: with gradient and optimizer state. frozen: own
+    and not trained (LoRA's base). layers: of them, those that every row is multiplied with. tables: embedding and head of its own.
+    rows: of a block's input. vocabulary: over which it drafts. context_width: numbers of the target's that it is shown of a token.
+    """
+
+    kind: str
+    parameters: int
+    trained: int
+    layers: int
+    count: int
+    hidden_size: int
+    inner_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocabulary: int
+    rows: int
+    drafted: int
+    tables: int = 0
+    context: int = 0
+    markov_rank: int = 0
+    passes: int = 1
+
+    @property
+    def own_head(self) -> bool:
+        """Whether its head is its own, so that logits have weight gradients."""
+        return self.tables > 0
+
+
+def drafter_size(recipe: Recipe, target: Skeleton) -> DrafterSize:
+    """Of the drafter that `align.train` with this recipe trains.
+
+    Raises:
+        UserError: an option that does not fit the target, or a `drafter.init` whose config can't be had.
+    """
+    d = _before(recipe)
+    if d.kind == "block":
+        return _block(d, target)
+    if d.kind == "ddit":
+        return _ddit(d, target)
+    return _masked_lm(d, target) if d.kind == "masked_lm" else _autoregressive(d, target)
+
+
+def _before(recipe: Recipe) -> DrafterConfig:
+    """The drafter group, with that of the shipped recipe which makes `drafter.init` in its place where nobody has made it yet."""
+    d = recipe.drafter
+    if d.init is None or (local_path(d.init) / "config.json").is_file() or is_hub_id(d.init):
+        return d
+    maker = Path(d.init).parent.name
+    if maker not in shipped():
+        return d
+    first = load_recipe([f"recipe={maker}"]).drafter
+    return replace(
+        first,
+        block_size=d.block_size,
+        lora_rank=d.lora_rank,
+        lora_targets=d.lora_targets,
+        confidence_head=d.confidence_head,
+        train=d.train,
+    )
+
+
+def _config_of(init: str) -> dict[str, Any]:
+    """The config.json of `drafter.init`."""
+    try:
+        folder = model_folder(init, "drafter.init", ["*.json", "*.yaml"])
+    except UserError:
+        hint = "name a folder that holds its config.json (drafter.init=FOLDER), or drafter.init=null for a fresh one"
+        what = "its config.json can't be had here" if is_hub_id(init) else "no such folder"
+        raise UserError(f"drafter.init={init!r}: {what}; {hint}") from None
+    if not (folder / "config.json").is_file():
+        raise UserError(f"drafter.init={init!r}: {folder} has no config.json")
+    return read_object(folder / "config.json")
+
+
+def _count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _block(d: DrafterConfig, target: Skeleton) -> DrafterSize:
+    config = (
+        _fresh_block(d, target)
+        if d.init is None
+        else BlockConfig.from_dict(_config_of(d.init), f"drafter.init={d.init!r}")
+    )
+    config.confidence_head = d.confidence_head
+    config.convolution |= d.convolution
+    config.self_conditioning |= d.self_conditioning
+    if d.init is not None and d.markov is not None:
+        config.markov, config.markov_width = markov_kind(d)
+        config.markov_rank = d.markov_rank
+    nowhere: Any = None
+    with torch.device("meta"):
+        drafter = BlockDrafter(config, nowhere)
+    own = dict(drafter.named_parameters())
+    trained = {n: p for n, p in own.items() if d.train == "all" or PARTS["confidence"] in n}
+    shared = config.context == "shared_kv"
+    kept = 2 * config.num_key_value_heads * config.head_dim if shared else config.hidden_size
+    return DrafterSize(
+        kind="block",
+        parameters=sum(p.numel() for p in own.values()),
+        trained=sum(p.numel() for p in trained.values()),
+        layers=_count(drafter.layers),
+        count=len(drafter.layers),
+        hidden_size=config.hidden_size,
+        inner_size=config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        vocabulary=config.draft_vocab_size or config.vocab_size,
+        rows=config.rows,
+        drafted=config.block_size,
+        context=kept * len(config.target_layer_ids),
+        markov_rank=config.markov_rank,
+        passes=2 if config.self_conditioning else 1,
+    )
+
+
+def _fresh_block(d: DrafterConfig, target: Skeleton) -> BlockConfig:
+    """As `align.training.makers.block_config` makes it of a loaded target; how positions are written has no size."""
+    if d.layers > target.num_layers:
+        raise UserError(f"drafter.layers={d.layers}: target {target.spec!r} has {target.num_layers} layers")
+    count = target.num_layers
+    if d.markov_rank > target.hidden_size:
+        raise UserError(
+            f"drafter.markov_rank={d.markov_rank}: at most {target.hidden_size}, the target's width"
+        )
+    named = d.target_layers
+    if named is not None and not all(-count <= i < count for i in named):
+        raise UserError(
+            f"drafter.target_layers={named}: target {target.spec!r} has the layers 0 to {count - 1}"
+        )
+    start = shared_layers(count, d.layers)
+    taps = tap_layers(count, d.taps)
+    chosen = [i % count for i in named] if named else (start if d.context == "shared_kv" else taps)
+    markov, width = markov_kind(d)
+    vocab = d.draft_vocab if 0 < d.draft_vocab < target.vocab_size else 0
+    return BlockConfig(
+        context=d.context,
+        block_size=d.block_size,
+        block_layout=d.block_layout or "anchor_first",
+        target_layer_ids=[max(0, i) for i in chosen],
+        init_layer_ids=chosen if d.context == "shared_kv" else start,
+        hidden_size=target.hidden_size,
+        intermediate_size=target.inner_size,
+        num_attention_heads=target.num_heads,
+        num_key_value_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        rms_norm_eps=1e-6,
+        hidden_act="silu",
+        vocab_size=target.vocab_size,
+        mask_token_id=0,
+        num_target_layers=count,
+        rope_theta=1e4,
+        target=target.spec,
+        target_sha256="",
+        qk_norm=d.context == "taps",
+        draft_vocab_size=vocab,
+        markov_rank=d.markov_rank,
+        markov=markov,
+        markov_width=width,
+        convolution=d.convolution,
+        self_conditioning=d.self_conditioning,
+        confidence_head=d.confidence_head,
+    )
+
+
+def _ddit(d: DrafterConfig, target: Skeleton) -> DrafterSize:
+    if d.init is not None:
+        values = _config_of(d.init)
+        family = str(values.get("model_type") or "sedd")
+        config = read_plan(values, family, f"drafter.init={d.init!r}", torch.empty(0)).config
+    else:
+        absorbing = d.graph == "absorbing"
+        config = DDiTConfig(
+            vocab_size=target.vocab_size + absorbing,
+            hidden_size=d.hidden_size,
+            n_blocks=d.layers,
+            n_heads=d.heads,
+            cond_dim=d.cond_dim,
+            time_input=d.time_input,
+            norm_bias=d.time_input == "none",
+            attention=d.attention,
+        )
+    with torch.device("meta"):
+        network = DDiT(config)
+    every, tables = _count(network), 2 * config.vocab_size * config.hidden_size
+    return DrafterSize(
+        kind="ddit",
+        parameters=every,
+        trained=every,
+        layers=every - tables,
+        count=config.n_blocks,
+        hidden_size=config.hidden_size,
+        inner_size=4 * config.hidden_size,
+        num_heads=config.n_heads,
+        num_kv_heads=config.n_heads,
+        head_dim=config.head_dim,
+        vocabulary=config.vocab_size,
+        rows=d.block_size,
+        drafted=d.block_size,
+        tables=tables,
+    )
+
+
+def _of_targets_layers(d: DrafterConfig, target: Skeleton) -> list[int]:
+    count = target.num_layers
+    if d.layers > count:
+        raise UserError(f"drafter.layers={d.layers}: target {target.spec!r} has {count} layers")
+    return [i % count for i in d.target_layers] if d.target_layers else shared_layers(count, d.layers)
+
+
+def _masked_lm(d: DrafterConfig, target: Skeleton) -> DrafterSize:
+    if d.init is not None:
+        found = _opened(d, target)
+    else:
+        chosen = _of_targets_layers(d, target)
+        tables = 0 if d.share_embedding else (1 if target.tied else 2) * target.embedding
+        found = _like_target(target, "masked_lm", [target.layers[i] for i in chosen], tables, d.block_size)
+    if not d.lora_rank:
+        return found
+    # peft freezes the rest; the updates are rank × (inputs + outputs) of every layer that is named
+    named = [(i, o) for name, i, o in target.linears if name.endswith(tuple(d.lora_targets))]
+    added = found.count * sum(d.lora_rank * (i + o) for i, o in named)
+    if not added:
+        raise UserError(f"drafter.lora_targets={d.lora_targets}: no linear layer of that name")
+    return DrafterSize(**{**vars(found), "parameters": found.parameters + added, "trained": added})
+
+
+def _opened(d: DrafterConfig, target: Skeleton) -> DrafterSize:
+    """A masked language model from its config.json: a published one, or one that was made of a target's layers."""
+    values, where = _config_of(str(d.init)), f"drafter.init={d.init!r}"
+    if "base_config" in values:
+        layers = [target.layers[i] for i in values.get("layers", [])]
+        tables = 0 if values.get("share_embedding") else (1 if target.tied else 2) * target.embedding
+        return _like_target(target, "masked_lm", layers, tables, d.block_size)
+    with torch.device("meta"):
+        network = from_config(values, where)
+    c = network.model.config
+    every = _count(network)
+    embedding = network.model.get_input_embeddings().weight.numel()
+    tables = embedding * (1 if c.tie_word_embeddings else 2)
+    heads = c.num_attention_heads
+    return DrafterSize(
+        kind="masked_lm",
+        parameters=every,
+        trained=every,
+        layers=every - tables,
+        count=c.num_hidden_layers,
+        hidden_size=c.hidden_size,
+        inner_size=int(getattr(c, "intermediate_size", None) or 4 * c.hidden_size),
+        num_heads=heads,
+        num_kv_heads=int(getattr(c, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(c, "head_dim", None) or c.hidden_size // heads),
+        vocabulary=c.vocab_size,
+        rows=d.block_size,
+        drafted=d.block_size,
+        tables=tables,
+    )
+
+
+def _like_target(target: Skeleton, kind: str, layers: list[int], tables: int, drafted: int) -> DrafterSize:
+    own = sum(layers) + target.last_norm
+    return DrafterSize(
+        kind=kind,
+        parameters=own + tables,
+        trained=own + tables,
+        layers=own,
+        count=len(layers),
+        hidden_size=target.hidden_size,
+        inner_size=target.inner_size,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        vocabulary=target.vocab_size,
+        rows=drafted,
+        drafted=drafted,
+        tables=tables,
+    )
+
+
+def _autoregressive(d: DrafterConfig, target: Skeleton) -> DrafterSize:
+    if d.init is not None:
+        from align.planning.skeleton import skeleton
+
+        start = skeleton(d.init)
+        return _like_target(start, "autoregressive", list(start.layers), 0, d.block_size)
+    chosen = _of_targets_layers(d, target)
+    return _like_target(target, "autoregressive", [target.layers[i] for i in chosen], 0, d.block_size)

@@ -1,0 +1,198 @@
+"""A target without its weights: what its config.json says, and the network of that config on torch's `meta` device, where numbers have
+shapes and take no memory. Enough to plan with; the weights may be on another machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from align.common.errors import UserError
+from align.common.files import expanded
+from align.common.hub import hub_reachable, is_hub_id
+from align.target.anatomy import context_limit, decoder, examine
+from align.target.debug import DEBUG, debug_model
+from align.target.loading import opener, quiet_loading, resolve_folder
+from align.target.names import check_sizes, similar
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """Sizes of a target, in numbers (not bytes).
+
+    parameters: all of them, a tied head counted once. layers: of each layer. active: the same, of experts only those that a token
+    is sent to. embedding, head: V × D. last_norm: behind the layers. kept: numbers that the layers keep of a token (keys, values).
+    """
+
+    spec: str
+    architecture: str
+    parameters: int
+    layers: tuple[int, ...]
+    active: tuple[int, ...]
+    embedding: int
+    tied: bool
+    last_norm: int
+    hidden_size: int
+    inner_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    kept: int
+    vocab_size: int
+    context_limit: int
+    linears: tuple[tuple[str, int, int], ...]
+    """Name, inputs and outputs of the linear layers of its last layer."""
+    weights_here: bool
+    """Whether the weights lie beside the config."""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def head(self) -> int:
+        """Numbers that a token's logits read."""
+        return self.vocab_size * self.hidden_size
+
+
+def skeleton(spec: str, revision: str | None = None, trust_remote_code: bool = False) -> Skeleton:
+    """The sizes of a target from its config.json alone: of a folder, a GGUF file, a hub id (its config alone is fetched) or a debug
+    model.
+
+    Raises:
+        UserError: no config to be had, or one of a model that is no target.
+    """
+    if spec in DEBUG:
+        return _measured(debug_model(DEBUG[spec])[0].to("meta"), spec, True)
+    folder = _config_folder(spec, revision)
+    options = {"revision": revision, "trust_remote_code": trust_remote_code}
+    quiet_loading()
+    if isinstance(folder, Path):
+        check_sizes(folder, f"target {spec!r}")
+    try:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(str(folder), **options)
+        with torch.device("meta"):
+            model = opener(folder, spec, options).from_config(config, trust_remote_code=trust_remote_code)
+    except UserError:
+        raise
+    except Exception as error:  # transformers' errors for broken configs have no common class
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"target {spec!r}: no network can be made of its config.json: {line}") from None
+    here = isinstance(folder, Path) and any(folder.glob("*.safetensors"))
+    return _measured(model, spec, here)
+
+
+def _config_folder(spec: str, revision: str | None) -> Path | str:
+    """Where the config is: a folder, or a hub id whose config is cached or can be fetched."""
+    path = expanded(spec)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(f"target {spec!r}: {path} has no config.json")
+        return path
+    try:
+        found = resolve_folder(spec)
+    except UserError as error:
+        if not is_hub_id(spec):
+            raise
+        raise UserError(
+            f"target {spec!r}: its config.json can't be had here{similar(spec)}; a folder that holds it alone will do: "
+            "target.name=FOLDER"
+        ) from error
+    if isinstance(found, str):
+        from huggingface_hub import hf_hub_download
+
+        try:
+            hf_hub_download(found, "config.json", revision=revision, local_files_only=not hub_reachable())
+        except Exception as error:  # of many kinds
+            raise UserError(
+                f"target {spec!r}: its config.json can't be had ({type(error).__name__}); a folder that holds it alone will do: "
+                "target.name=FOLDER"
+            ) from None
+    return found
+
+
+def _measured(model: Any, spec: str, here: bool) -> Skeleton:
+    """The sizes of a network on `meta`."""
+    config = model.config.get_text_config(decoder=True)
+    body = decoder(model)
+    layers = next(
+        (
+            c
+            for c in body.children()
+            if isinstance(c, torch.nn.ModuleList) and len(c) == config.num_hidden_layers
+        ),
+        None,
+    )
+    if layers is None:
+        raise UserError(f"target {spec!r}: its decoder has no list of layers")
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    vocab, width = head.shape
+    # on `meta` tied weights may be two tensors; they are one as soon as they are loaded
+    tied = bool(getattr(config, "tie_word_embeddings", False)) and embedding.shape == head.shape
+    own = {id(p): p.numel() for p in model.parameters()}
+    total = sum(own.values()) - (head.numel() if tied and embedding is not head else 0)
+    heads = int(getattr(config, "num_attention_heads", 1))
+    kv_heads, head_dim, kept = _kept(model, body, config, heads)
+    outside = sum(p.numel() for child in body.children() if child is not layers for p in child.parameters())
+    return Skeleton(
+        spec=spec,
+        architecture=str(config.model_type),
+        parameters=total,
+        layers=tuple(sum(p.numel() for p in layer.parameters()) for layer in layers),
+        active=tuple(_active(layer, config) for layer in layers),
+        embedding=embedding.numel(),
+        tied=tied,
+        last_norm=max(0, outside - embedding.numel()),
+        hidden_size=width,
+        inner_size=_inner(layers[-1], width),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        kept=kept,
+        vocab_size=vocab,
+        context_limit=context_limit(config),
+        linears=tuple(
+            (name, m.in_features, m.out_features)
+            for name, m in layers[-1].named_modules()
+            if isinstance(m, torch.nn.Linear)
+        ),
+        weights_here=here,
+    )
+
+
+def _kept(model: Any, body: Any, config: Any, heads: int) -> tuple[int, int, int]:
+    """Key heads, width of a key, and numbers that all layers keep of a token: by one token through the network on `meta`, or
+    as the config says where that can't be."""
+    try:
+        shapes = [s for s in examine(model, body).shapes if s is not None]
+        if shapes:
+            return shapes[0].heads, shapes[0].key, sum(s.numbers for s in shapes)
+    except Exception:  # a network that looks at numbers, of which there are none
+        pass
+    kv = int(getattr(config, "num_key_value_heads", None) or heads)
+    width = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    return kv, width, 2 * kv * width * int(config.num_hidden_layers)
+
+
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts")
+
+
+def _active(layer: torch.nn.Module, config: Any) -> int:
+    """Numbers of a layer that a token is multiplied with: of routed experts the share that is chosen."""
+    count = next((int(v) for n in _EXPERTS if (v := getattr(config, n, None))), 1)
+    chosen = next((int(v) for n in _CHOSEN if (v := getattr(config, n, None))), count)
+    return sum(
+        p.numel() * chosen // count if ".experts." in f".{name}." else p.numel()
+        for name, p in layer.named_parameters()
+    )
+
+
+def _inner(layer: torch.nn.Module, width: int) -> int:
+    """Width of the feed-forward part: the widest output of a linear layer."""
+    widest = [m.out_features for m in layer.modules() if isinstance(m, torch.nn.Linear)]
+    return max(widest, default=4 * width)

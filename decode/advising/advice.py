@@ -1,0 +1,146 @@
+"""Which setting is fastest at a batch size, context and temperature, and from where on drafting costs more than it gives.
+
+A round of a batch takes one call of the target over all requests' rows, and for each request the drafting and the host's work; it commits
+τ tokens a request. Plain decoding is the same with one row and nothing drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from decode.advising.costs import SHORT, VerifyCosts
+from decode.advising.observed import PLAIN, Observed, Setting
+
+MOST_BATCH = 32
+
+
+@dataclass
+class Costs:
+    """All that was measured. observed: by (setting, temperature), plain decoding's among them. draft_slope: seconds that a token of
+    context adds to drafting."""
+
+    verify: VerifyCosts
+    observed: dict[tuple[Setting, float], Observed] = field(default_factory=dict)
+    draft_slope: float = 0.0
+
+    def temperatures(self, setting: Setting) -> list[float]:
+        return sorted(t for s, t in self.observed if s == setting)
+
+    def settings(self) -> list[Setting]:
+        """Those that draft."""
+        return sorted({s for s, _ in self.observed} - {PLAIN}, key=lambda s: (s.nodes, s.tokens))
+
+    def value(self, setting: Setting, temperature: float, name: str) -> float:
+        """tau, draft, host or context at a temperature, straight between those that were tried."""
+        heat = self.temperatures(setting)
+        return float(np.interp(temperature, heat, [getattr(self.observed[setting, t], name) for t in heat]))
+
+    def round_seconds(self, setting: Setting, batch: float, context: float, temperature: float) -> float:
+        """Seconds of one round of a batch."""
+        call = self.verify.at(batch, setting.rows, context)
+        seen = self.value(setting, temperature, "context")
+        draft = self.value(setting, temperature, "draft") + self.draft_slope * max(0.0, context - seen) * (
+            setting != PLAIN
+        )
+        return call + batch * (draft + self.value(setting, temperature, "host"))
+
+    def speed(self, setting: Setting, batch: float, context: float, temperature: float) -> float:
+        """Tokens per second of all requests together."""
+        tau = self.value(setting, temperature, "tau")
+        return batch * tau / self.round_seconds(setting, batch, context, temperature)
+
+    def speed_up(self, setting: Setting, batch: float, context: float, temperature: float) -> float:
+        """Over plain decoding."""
+        return self.speed(setting, batch, context, temperature) / self.speed(
+            PLAIN, batch, context, temperature
+        )
+
+
+def with_shorter_chains(costs: Costs, longest: Setting) -> None:
+    """Add the chains shorter than the one that was tried: their acceptance is its beginning, their cost lies between it and none.
+
+    Drafting one pass over a block costs the same whatever is kept of it, so a shorter chain is charged the same.
+    """
+    for temperature in costs.temperatures(longest):
+        own = costs.observed[longest, temperature]
+        for tokens in range(1, longest.tokens):
+            shorter = Setting(tokens)
+            tau = own.tau_of(tokens)
+            costs.observed.setdefault(
+                (shorter, temperature),
+                Observed(
+                    shorter,
+                    temperature,
+                    own.reach[:tokens],
+                    own.draft,
+                    own.host,
+                    own.context,
+                    round(tau * 1000),
+                    1000,
+                ),
+            )
+
+
+@dataclass(frozen=True)
+class Advice:
+    """At one context and temperature. best: for a single request. gains: batch → (setting, speed-up) of the fastest. last: the largest
+    batch up to which drafting gains; 0 = none."""
+
+    context: int
+    temperature: float
+    best: Setting
+    gains: dict[int, tuple[Setting, float]]
+    last: int
+
+
+def advise(
+    costs: Costs, contexts: Sequence[int], temperatures: Sequence[float], batches: Sequence[int]
+) -> list[Advice]:
+    """For every context and temperature."""
+    found = []
+    for context in contexts:
+        for temperature in temperatures:
+            every = {b: _best(costs, b, context, temperature) for b in range(1, MOST_BATCH + 1)}
+            last = 0
+            while last < MOST_BATCH and every[last + 1][1] > 1:
+                last += 1
+            found.append(Advice(context, temperature, every[1][0], {b: every[b] for b in batches}, last))
+    return found
+
+
+def _best(costs: Costs, batch: int, context: int, temperature: float) -> tuple[Setting, float]:
+    tried = [
+        (s, costs.speed_up(s, batch, context, temperature))
+        for s in costs.settings()
+        if applies(costs, s, temperature)
+    ]
+    return max(tried, key=lambda pair: pair[1])
+
+
+def applies(costs: Costs, setting: Setting, temperature: float) -> bool:
+    """Whether the setting was tried up to this temperature."""
+    heat = costs.temperatures(setting)
+    return bool(heat) and heat[0] <= temperature <= heat[-1]
+
+
+def sentence(found: Sequence[Advice]) -> str:
+    """What to do, in one: the setting that is fastest for most, and up to which batch."""
+    best = max({a.best for a in found}, key=lambda s: sum(a.best == s for a in found))
+    lasts = [a.last for a in found]
+    if max(lasts) == 0:
+        return "leave drafting off: nowhere here is it faster than plain decoding"
+    if min(lasts) == MOST_BATCH:
+        off = f"it pays up to batch {MOST_BATCH} everywhere that was looked at"
+    elif min(lasts) == max(lasts):
+        off = f"switch it off above batch {lasts[0]}"
+    else:
+        off = f"switch it off above batch {min(lasts)} to {max(lasts)}, by context and temperature (the table says which)"
+    return f"use {best.words} ({best.options}); {off}"
+
+
+def contexts_up_to(limit: int) -> list[int]:
+    """256 to 8k, as far as the target's context goes."""
+    return [c for c in (SHORT, 1024, 2048, 4096, 8192) if c <= limit] or [limit]

@@ -1,0 +1,61 @@
+"""A target's sizes from its config alone are those of the loaded target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from align.common.errors import UserError
+from align.planning.skeleton import skeleton
+from align.target.debug import DEBUG
+from align.target.loading import load_target
+
+MIXTURE = {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "num_local_experts": 4,
+    "num_experts_per_tok": 1, "tie_word_embeddings": False, "max_position_embeddings": 77,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", DEBUG)
+def test_sizes_are_those_of_the_loaded_target(spec: str) -> None:
+    found, target = skeleton(spec), load_target(spec, fast=False)
+    assert found.parameters == sum(p.numel() for p in target.model.parameters())
+    assert found.layers == tuple(sum(p.numel() for p in layer.parameters()) for layer in target.layers)
+    assert (found.num_kv_heads, found.head_dim) == (target.num_kv_heads, target.head_dim)
+    assert found.kept == sum(shape.numbers for shape in target.anatomy.shapes if shape is not None)
+    assert (found.vocab_size, found.hidden_size) == tuple(target.head_weight_VD.shape)
+    assert (found.context_limit, found.active, found.tied) == (target.context_limit, found.layers, True)
+
+
+def test_a_config_alone_suffices(tmp_path: Path) -> None:
+    """No weights, no tokenizer; of four experts a token is sent to one."""
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    found = skeleton(str(tmp_path))
+    assert (found.architecture, found.num_layers, found.context_limit, found.weights_here) == (
+        "mixtral",
+        2,
+        77,
+        False,
+    )
+    experts = 4 * 3 * 32 * 64
+    assert found.layers[0] - found.active[0] == experts * 3 // 4
+    assert found.parameters == sum(found.layers) + 2 * found.embedding + found.last_norm
+
+
+def test_what_can_not_be_had_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config\.json"):
+        skeleton(str(tmp_path))
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}'
+    )
+    with pytest.raises(UserError, match="encoder and a decoder"):
+        skeleton(str(tmp_path))
+
+
+def test_a_hub_id_out_of_reach_says_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("align.target.loading.hub_reachable", lambda: False)
+    with pytest.raises(UserError, match=r"owner/nothing.*config\.json.*target\.name=FOLDER"):
+        skeleton("owner/nothing")

@@ -1,0 +1,64 @@
+"""The command: a page, a file, an exit code; wrong words in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from align.plan import main
+
+
+def test_a_page_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    main(["recipe=debug_block", f"output={tmp_path / 'run'}", "--rate", "0.5", "--json", str(path)])
+    assert (
+        "measured here on a few samples and steps" in (page := capsys.readouterr().out) and "at 0.5" in page
+    )
+    assert json.loads(path.read_text())["recipe"] == "debug_block" and not (tmp_path / "run").exists()
+
+
+def test_another_machine_needs_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "target"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        '{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672, '
+        '"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256}'
+    )
+    with pytest.raises(SystemExit) as stop:
+        main(
+            [
+                "recipe=smollm2_block",
+                f"target.name={folder}",
+                f"output={tmp_path / 'run'}",
+                "--hardware",
+                "h100x8",
+            ]
+        )
+    page = capsys.readouterr().out
+    assert stop.value.code == 1 and "70.6G parameters" in page and "its weights are not here" in page
+    assert "DOES NOT FIT: training takes" in page and "most of it is target" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["recipe=debug_block", "--rate", "-1"], "--rate -1: must be above 0"),
+        (["recipe=debug_block", "--utilisation", "3"], "at most 1"),
+        (["recipe=debug_block", "--hardware", "h1000"], "did you mean 'h100'"),
+        (["recipe=debug_blok"], "did you mean 'debug_block'"),
+        (["recipe=debug_block", "--rate"], "expected one argument"),
+        (["recipe=debug_block", "target.name=/no/where"], "neither a folder"),
+    ],
+)
+def test_wrong_words_are_one_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    error = capsys.readouterr().err.strip()
+    assert stop.value.code == 2 and says in error and len(error.splitlines()) == 1, error
+
+
+def test_help_lists_options(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    assert "--hardware NAME[xN]" in capsys.readouterr().out

@@ -1,0 +1,55 @@
+"""The command on a tiny target; wrong words in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from decode.advise import main
+
+WORDS = ["--target", "debug", "--drafter", "lookup"]
+
+
+def test_a_page_and_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decode.advising.costs.REPEATS", 1)
+    short = [
+        "--limit",
+        "2",
+        "--max-new-tokens",
+        "6",
+        "--temperatures",
+        "0,1",
+        "--most-batch",
+        "2",
+        "--long",
+        "300",
+    ]
+    main([*WORDS, *short, "--draft-tokens", "2", "--check", "--out", str(tmp_path)])
+    page = capsys.readouterr().out
+    assert "## What is fastest" in page and "## Checked on points" in page
+    assert (tmp_path / "advice.md").read_text() in page.replace(f"\n\n{tmp_path / 'advice.md'}\n", "\n")
+    assert len(json.loads((tmp_path / "advice.json").read_text())["points"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--temperatures", "warm"], "'warm': numbers from 0 to 10"),
+        (["--trees", "5,99"], "--trees"),
+        (["--limit", "1"], "at least 2"),
+        (["--drafer", "x"], "did you mean '--drafter'"),
+        (["--target", "debug"], "no drafter is shipped for debug"),
+        (["--target", "debug", "--drafter", "no/such/folder/at/all"], "no/such/folder"),
+    ],
+)
+def test_wrong_words_are_one_line(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--out", str(tmp_path / "out")])
+    error = capsys.readouterr().err.strip()
+    assert stop.value.code == 2 and says in error and len(error.splitlines()) == 1, error
