@@ -99,7 +99,8 @@ def _save_block(
     if decay := recipe.objective.prefix_decay:  # decode knows D²SD's second drafter by it
         config = replace(config, extra={**config.extra, "prefix_decay": decay})
     vocab = None if drafter.draft_vocab is None else drafter.draft_vocab.cpu()
-    fresh = BlockDrafter(config, drafter.target, vocab)
+    head = None if drafter.head is None else drafter.head.cpu()
+    fresh = BlockDrafter(config, drafter.target, vocab, head)
     _set_weights(fresh, weights)
     save_drafter(fresh, folder, card)
 
