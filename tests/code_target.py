@@ -129,7 +129,7 @@ def train(model: Any, rows: list[tuple[list[int], int]], options: argparse.Names
         optimizer.step()
         optimizer.zero_grad()
         steps, tokens = steps + 1, tokens + int((labels_BL >= 0).sum())
-        if steps % 10 == 1:
+        if steps % 5 == 1:
             print(f"step {steps}, loss {float(loss):.3f}", flush=True)
     return steps, tokens
 

@@ -108,7 +108,7 @@ def _check_kind(s: Settings) -> None:
     elif s.layout != "transformers":
         names, known = s.values.get("architectures"), ARCHITECTURES[s.layout]
         if names is not None and (not isinstance(names, list) or names[:1] not in [[n] for n in known]):
-            raise s.refused(f"architectures={names} is not decoded here; {' and '.join(known)} are")
+            raise s.refused(f"architectures={names}: of this layout {known[0]} alone is decoded here")
         if (kind := s.values.get("model_type", "qwen3")) != "qwen3":
             raise s.refused(f"model_type={kind!r}: the layers of a block drafter are qwen3's")
     projector = s.get("projector_type", s.layout)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -158,6 +159,8 @@ class BlockDrafter(nn.Module):
             self.add_estimate()
         self._head: Tensor | None = None
         self._rounded: _RoundedWeights | None = None
+        self.updates: list[Any] = []
+        """Low-rank updates in training (`align.models.block_checkpoint.with_low_rank`), until they are merged."""
         self.stack: LayerStack | None = None
         """Its layers in one call, after `prepare_for_drafting`, where they are of that kind."""
         self.tree: TreeHead | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from align.common.checksums import CHECKSUMS, check_checksums
-from align.common.errors import UserError
+from align.common.errors import UserError, in_one_line
 from align.common.files import write_atomically
 from align.common.hub import model_folder
 from align.importing.heads import take_heads
@@ -23,6 +24,7 @@ from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.block_layers import BlockLayer
 from align.models.markov import MarkovHead
+from align.models.masked_lm import lora_config
 from align.target.cache import LayerShape
 from align.target.loading import read_config
 from align.target.model import Target
@@ -119,6 +121,30 @@ def with_markov(drafter: BlockDrafter, kind: str, rank: int, width: int, seed: i
     return drafter
 
 
+def with_low_rank(
+    drafter: BlockDrafter, rank: int, alpha: float, targets: Sequence[str], seed: int
+) -> BlockDrafter:
+    """The same drafter, frozen, with low-rank updates of the linear layers whose names end in `targets` (LoRA, arXiv 2106.09685), which
+    start at zero: it drafts as it did. `merge_low_rank` adds them to the weights.
+
+    Raises:
+        UserError: the package `peft` is not installed, or there is no such layer.
+    """
+    config = lora_config(rank, alpha, targets)
+    from peft import LoraModel
+
+    with in_one_line("LoRA"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        drafter.updates = [LoraModel(drafter, {"default": config}, "default")]
+    return drafter
+
+
+def merge_low_rank(drafter: BlockDrafter) -> None:
+    """Add the low-rank updates to the weights that they update; without any, nothing happens."""
+    while drafter.updates:
+        drafter.updates.pop().merge_and_unload()
+
+
 def with_confidence(drafter: BlockDrafter) -> BlockDrafter:
     """The same drafter with a confidence head, fresh unless it has one."""
     if drafter.confidence is not None:
@@ -155,6 +181,8 @@ def save_drafter(
     drafter: BlockDrafter, folder: Path, card: str | None = None, dtype: torch.dtype = torch.bfloat16
 ) -> None:
     """Write the folder: weights in `dtype` (default bf16), config.json, and README.md when a card is given."""
+    if drafter.updates:
+        raise ValueError("merge_low_rank(drafter) before it is saved")
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: p.detach().to(dtype).contiguous().cpu() for name, p in drafter.named_parameters()}
     if drafter.draft_vocab is not None:
@@ -242,7 +270,7 @@ def _imported(path: Path, values: dict[str, Any], layout: str, target: Target) -
     vocab, head = read_vocabulary(tensors, target, path)
     heads = take_heads(tensors, found, found["hidden_size"], path)
     sizes = {"draft_vocab_size": 0 if vocab is None else len(vocab), "own_head": head is not None}
-    config = _config({**found, **heads.settings, **sizes}, where)
+    config = _config({**found, **heads.settings, **sizes, "target": found["target"] or target.spec}, where)
     return config, _Parts(renamed(tensors, path) | heads.tensors, vocab, head)
 
 

@@ -17,7 +17,7 @@ from align.config.recipe import Recipe
 from align.data.draft_vocab import coverage, frequent_tokens
 from align.data.supply import Supply
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import load_drafter, save_drafter
+from align.models.block_checkpoint import load_drafter, merge_low_rank, save_drafter, with_low_rank
 from align.models.block_config import BlockConfig
 from align.models.causal import CausalDrafter, save_causal
 from align.models.standalone import DiffusionDrafter
@@ -28,7 +28,7 @@ from align.training.base_module import Drafter, DrafterModule
 from align.training.block_module import BlockDrafterModule
 from align.training.causal_module import CausalDrafterModule
 from align.training.diffusion_module import DiffusionDrafterModule
-from align.training.makers import block_config, make_block, make_causal, make_standalone
+from align.training.makers import block_config, lora_alpha, make_block, make_causal, make_standalone
 from align.training.model_card import About, about_block, about_causal, about_standalone, write_card
 
 
@@ -101,7 +101,11 @@ def _save_block(
     vocab = None if drafter.draft_vocab is None else drafter.draft_vocab.cpu()
     head = None if drafter.head is None else drafter.head.cpu()
     fresh = BlockDrafter(config, drafter.target, vocab, head)
+    options = recipe.drafter
+    if options.lora_rank:
+        with_low_rank(fresh, options.lora_rank, lora_alpha(options), options.lora_targets, recipe.seed)
     _set_weights(fresh, weights)
+    merge_low_rank(fresh)
     save_drafter(fresh, folder, card)
 
 

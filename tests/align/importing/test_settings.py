@@ -20,7 +20,7 @@ def nested(target: Target, **changes: Any) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("dflash", {"architectures": ["DFlash2DraftModel"]}, "architectures=.*DFlashDraftModel are"),
+    ("dflash", {"architectures": ["DFlash2DraftModel"]}, "architectures=.*DFlashDraftModel alone"),
     ("dflash", {"model_type": "laguna"}, "model_type='laguna'"),
     ("dflash", {"hidden_size": 72, "head_dim": 8}, "hidden_size is 72, target 'debug' has 64"),
     ("dflash", {"vocab_size": 999}, "vocab_size is 999, target 'debug' has"),
