@@ -1,6 +1,6 @@
-"""A target that somebody changed: SmolLM2, finetuned for some minutes on the functions of the installed Python.
+"""A target that somebody changed: SmolLM2, finetuned for some steps on the functions of the installed Python.
 
-    python -m tests.code_target --minutes 8 --out runs/smollm2_code
+    python -m tests.code_target --out runs/smollm2_code
 
 Each function of the standard library that has a docstring becomes one conversation: name, arguments and docstring in the user's turn,
 the source in the assistant's. All weights are trained in fp32 with AdamW (products in bf16 where the processor multiplies it), the
@@ -16,7 +16,6 @@ import json
 import random
 import sysconfig
 import textwrap
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,9 +40,9 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--target", default=DEFAULT_TARGET)
-    add("--minutes", type=float, default=8.0)
-    add("--learning-rate", type=float, default=5e-5)
-    add("--batch-size", type=int, default=4, help="functions a step")
+    add("--steps", type=int, default=30)
+    add("--learning-rate", type=float, default=3e-4)
+    add("--batch-size", type=int, default=2, help="functions a step")
     add("--prompts", type=int, default=1000, help="held-out requests to write")
     add("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -62,12 +61,12 @@ def finetune(options: argparse.Namespace) -> None:
     held, trained = pairs[::HELD_OUT], [p for i, p in enumerate(pairs) if i % HELD_OUT]
     rows = [row for pair in trained if (row := conversation(tokenizer, *pair)) is not None]
     print(f"{len(rows)} functions to train on, {len(held)} held out", flush=True)
-    steps, tokens = train(model, rows, options)
+    tokens = train(model, rows, options)
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     lines = [json.dumps({"prompt": prompt}) + "\n" for prompt, _ in held[: options.prompts]]
     (options.out / "prompts.jsonl").write_text("".join(lines))
-    print(f"{options.out}: {steps} steps, {tokens} tokens of answers, {len(lines)} prompts")
+    print(f"{options.out}: {options.steps} steps, {tokens} tokens of answers, {len(lines)} prompts")
 
 
 def functions() -> Iterator[tuple[str, str]]:
@@ -105,14 +104,14 @@ def conversation(tokenizer: Any, prompt: str, answer: str) -> tuple[list[int], i
     return (ids, len(before)) if len(ids) <= LENGTH else None
 
 
-def train(model: Any, rows: list[tuple[list[int], int]], options: argparse.Namespace) -> tuple[int, int]:
-    """Steps taken and answers' tokens seen: AdamW, the rate falling to nothing over the minutes."""
+def train(model: Any, rows: list[tuple[list[int], int]], options: argparse.Namespace) -> int:
+    """Answers' tokens seen: AdamW, the rate rising over five steps and falling to nothing."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.01)
-    draw, began, steps, tokens = random.Random(1), time.monotonic(), 0, 0
+    draw, tokens = random.Random(1), 0
     model.train()
-    while (done := (time.monotonic() - began) / (60 * options.minutes)) < 1:
+    for step in range(options.steps):
         for group in optimizer.param_groups:
-            group["lr"] = options.learning_rate * min(1.0, (steps + 1) / 10) * (1 - done)
+            group["lr"] = options.learning_rate * min((step + 1) / 5, 1 - step / options.steps)
         batch = draw.sample(rows, options.batch_size)
         longest = max(len(ids) for ids, _ in batch)
         ids_BL = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in batch])
@@ -128,10 +127,10 @@ def train(model: Any, rows: list[tuple[list[int], int]], options: argparse.Names
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        steps, tokens = steps + 1, tokens + int((labels_BL >= 0).sum())
-        if steps % 5 == 1:
-            print(f"step {steps}, loss {float(loss):.3f}", flush=True)
-    return steps, tokens
+        tokens += int((labels_BL >= 0).sum())
+        if step % 5 == 0:
+            print(f"step {step}, loss {float(loss):.3f}", flush=True)
+    return tokens
 
 
 if __name__ == "__main__":
