@@ -75,12 +75,13 @@ def save_trained(module: DrafterModule, supply: Supply, steps: int, name: str = 
     """Write <output>/NAME with a card made from the run; returns the folder. `supply`: what it trained on."""
     recipe, drafter, progress = module.recipe, module.drafter, module.progress
     kind, folder = KINDS[recipe.drafter.kind], Path(recipe.output) / name
+    trained = module.trained()
     run = {
         "steps": steps,
         "tokens_seen": progress.tokens_seen,
         "positions": progress.positions,
         "minutes": progress.seconds / 60,
-        "parameters": sum(w.numel() for w in module.final_weights.values()),
+        "parameters": sum(w.numel() for name, w in module.final_weights.items() if name in trained),
     }
     about = kind.about(recipe, drafter.config, coverage(supply.training, drafter.draft_vocab, drafter.target))
     card = write_card(
