@@ -84,15 +84,15 @@ def test_a_published_drafter_is_calibrated(
     if rank:
         pytest.importorskip("peft")
     theirs = write(tmp_path / "theirs", speculators_config(target), backbone(target) | pruned(target, 0.3))
+    (theirs / "README.md").write_text("---\nbase_model: some/model\nlicense: mit\n---\n")
     words = (f"drafter.init={theirs}", f"output={tmp_path / 'run'}", f"drafter.lora_rank={rank}")
     recipe = load_recipe(["recipe=debug_adapt_dflash", *words, "trainer.learning_rate=1e-2"])
     with_data(recipe, written)
     module = train(recipe, quiet=True)
-    assert (
-        module.validation_numbers["loss"] > 0
-        and len(module.trained()) < len(module.final_weights)
-        or not rank
-    )
+    card = (tmp_path / "run/drafter/README.md").read_text()
+    assert "license: mit\n" in card and "It started from theirs" in card
+    assert ("low-rank updates (rank 2)" in card) == bool(rank)
+    assert f"| trainable parameters | {sum(p.numel() for p in module.trained().values()):,} |" in card
     before, after = load_drafter(theirs, target), load_drafter(tmp_path / "run/drafter", target)
     made = {"target": "debug", "target_sha256": target.hash}
     assert after.config == replace(before.config, **made) and after.head is not None
