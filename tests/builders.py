@@ -228,6 +228,7 @@ BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
         "options": {"markov": "tanh", "block_layout": "fill_in"},
     },
     "linear": {"context": "taps", "markov_rank": 8, "options": {"markov": "linear"}},
+    "rnn": {"context": "taps", "markov_rank": 8, "options": {"markov": "rnn"}},
     "fill-in convolution twice": {
         "context": "shared_kv",
         "confidence": True,

@@ -22,9 +22,10 @@ ROOMS = {
     "align.gguf": "align.common",
     "align.folder": "align.common",
     "align.target": "align.common align.kernels align.gguf align.folder",
-    "align.config": "align.common align.target",
+    "align.importing": "align.common align.target",
+    "align.config": "align.common align.target align.importing",
     "align.diffusion": "align.common",
-    "align.models": "align.common align.kernels align.target align.diffusion",
+    "align.models": "align.common align.kernels align.target align.importing align.diffusion",
     "align.losses": "align.common align.diffusion",
     "align.data": "align.common align.config align.folder align.target",
     "align.outputs": "align.common align.config align.target align.diffusion align.models align.losses",
@@ -36,7 +37,7 @@ ROOMS = {
     "decode.drafters": "align.common align.kernels align.target align.models decode.speculation",
     "decode.wrappers": "align.common align.target decode.speculation decode.drafters",
     "decode.engine": "align.common align.kernels align.target decode.speculation decode.drafters",
-    "decode.methods": "align.common align.target align.models decode.method_names decode.speculation decode.drafters "
+    "decode.methods": "align.common align.target align.importing align.models decode.method_names decode.speculation decode.drafters "
     "decode.wrappers decode.engine",
     "decode.suites": "align.common decode.engine",
     "decode.reporting": "align.common align.folder decode.method_names",
@@ -60,6 +61,7 @@ SEEN_BY_DECODE = {
     "align.folder",
     "align.gguf",
     "align.target",
+    "align.importing",
     "align.models",
     "align.diffusion",
 }

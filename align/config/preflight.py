@@ -15,6 +15,7 @@ from align.config.hardware import accelerator, gpu_count
 from align.config.parser import shipped
 from align.config.recipe import Recipe
 from align.config.run_record import check_record
+from align.importing.layouts import is_block
 from align.target.names import check_name
 
 
@@ -70,9 +71,9 @@ def _check_init(recipe: Recipe) -> None:
         return
     config = local_path(init) / "config.json"
     if config.is_file():
-        said, kind = read_object(config).get("model_type"), recipe.drafter.kind
-        if (said == "block_drafter") != (kind == "block"):
-            other = "a block drafter" if said == "block_drafter" else "no block drafter"
+        block, kind = is_block(read_object(config)), recipe.drafter.kind
+        if block != (kind == "block"):
+            other = "a block drafter" if block else "no block drafter"
             raise UserError(f"drafter.init={init!r}: that is {other}, and drafter.kind={kind}")
     if local_path(init).exists() or is_hub_id(init):
         return

@@ -259,7 +259,10 @@ class DrafterConfig(Group):
         True, "masked_lm: the target's embedding and head, frozen and not stored, instead of copies"
     )
     lora_rank: int = option(
-        0, "masked_lm: rank of low-rank updates, the rest frozen; 0 = train everything", low=0, high=2**16
+        0,
+        "masked_lm, block with init: rank of low-rank updates, the rest frozen; 0 = train everything",
+        low=0,
+        high=2**16,
     )
     lora_alpha: float | None = option(None, "their scale; null = twice the rank", above=0)
     lora_targets: list[str] = option(

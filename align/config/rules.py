@@ -134,7 +134,14 @@ def _network_rules(recipe: Recipe) -> list[tuple[bool, str]]:
             d.kind == "ddit" and d.hidden_size % (2 * d.heads) != 0,
             f"drafter.hidden_size={d.hidden_size} must be a multiple of twice drafter.heads={d.heads}",
         ),
-        (d.lora_rank > 0 and d.kind != "masked_lm", "drafter.lora_rank needs drafter.kind=masked_lm"),
+        (
+            d.lora_rank > 0 and d.kind != "masked_lm" and (d.kind != "block" or d.init is None),
+            "drafter.lora_rank needs drafter.kind=masked_lm, or drafter.kind=block with drafter.init, a drafter that is trained",
+        ),
+        (
+            d.lora_rank > 0 and d.train == "confidence_head",
+            f"drafter.lora_rank={d.lora_rank}: drafter.train=confidence_head freezes all else",
+        ),
         (d.target_layers == [], "drafter.target_layers must name at least one layer"),
         (
             layers is not None and len(layers) != d.layers,

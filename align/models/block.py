@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ from align.kernels.tree import TreeHead
 from align.models.block_config import BlockConfig
 from align.models.block_layers import BlockLayer, ConfidenceHead, RMSNorm
 from align.models.block_stack import draft_stack, drafted, tree_head
-from align.models.markov import MarkovHead, markov_head
+from align.models.markov import MarkovHead, VanillaHead, markov_head
 from align.target.attention import block_mask
 from align.target.cache import KVCache, LayerShape
 from align.target.model import Target
@@ -126,8 +127,15 @@ class BlockDrafter(nn.Module):
     """The network q. Its parameters are the trainable ones; the target is referenced, not owned."""
 
     draft_vocab: Tensor | None
+    head: Tensor | None
 
-    def __init__(self, config: BlockConfig, target: Target, draft_vocab: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        config: BlockConfig,
+        target: Target,
+        draft_vocab: Tensor | None = None,
+        head_VdD: Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
         self._target = [target]  # in a list, so that it is not a submodule
@@ -140,14 +148,19 @@ class BlockDrafter(nn.Module):
         )
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.register_buffer("draft_vocab", draft_vocab, persistent=draft_vocab is not None)
+        if config.own_head != (head_VdD is not None):
+            raise ValueError("own_head and the head's rows go together")
+        self.register_buffer("head", head_VdD, persistent=head_VdD is not None)
         self.markov = self.new_markov() if config.markov_rank else None
-        self.confidence = ConfidenceHead(config.hidden_size) if config.confidence_head else None
+        self.confidence = self.new_confidence() if config.confidence_head else None
         self.places = nn.Parameter(torch.zeros(config.rows, config.hidden_size)) if config.places else None
         self.estimate: nn.Linear | None = None
         if config.self_conditioning:
             self.add_estimate()
         self._head: Tensor | None = None
         self._rounded: _RoundedWeights | None = None
+        self.updates: list[Any] = []
+        """Low-rank updates in training (`align.models.block_checkpoint.with_low_rank`), until they are merged."""
         self.stack: LayerStack | None = None
         """Its layers in one call, after `prepare_for_drafting`, where they are of that kind."""
         self.tree: TreeHead | None = None
@@ -174,8 +187,20 @@ class BlockDrafter(nn.Module):
         """A Markov head after the config, its weights not yet initialised."""
         c = self.config
         return markov_head(
-            c.markov, c.hidden_size, c.markov_rank, c.markov_width, self.draft_size, c.vocab_size
+            c.markov,
+            c.hidden_size,
+            c.markov_rank,
+            c.markov_width,
+            self.draft_size,
+            c.vocab_size,
+            c.markov_bias,
         )
+
+    def new_confidence(self) -> ConfidenceHead:
+        """A confidence head after the config, at its start."""
+        c = self.config
+        before = {"": c.hidden_size, "markov": c.markov_rank, "hidden": 0}[c.confidence_input]
+        return ConfidenceHead(c.hidden_size, before)
 
     @property
     def target(self) -> Target:
@@ -188,7 +213,9 @@ class BlockDrafter(nn.Module):
 
     @property
     def head_weight_VdD(self) -> Tensor:
-        """The frozen head's rows for the draft vocabulary, (Vd, D)."""
+        """The frozen head's rows for the draft vocabulary, (Vd, D): the target's, or those that came with the drafter."""
+        if self.head is not None:
+            return self.head
         if self._head is None:
             weight = self.target.head_weight_VD.detach()
             self._head = weight if self.draft_vocab is None else weight[self.draft_vocab].contiguous()
@@ -293,7 +320,17 @@ class BlockDrafter(nn.Module):
         """Teacher-forced confidence of every row, (B, A, K), or None without that head. Its gradient stays there."""
         if self.confidence is None:
             return None
-        return self.confidence(hidden_BAKD.detach(), self._embed(self._previous(batch, anchors))).float()
+        before = self.before_confidence(self._previous(batch, anchors))
+        return self.confidence(hidden_BAKD.detach(), before.to(hidden_BAKD.dtype)).float()
+
+    def before_confidence(self, previous: Tensor) -> Tensor:
+        """What the confidence head reads of the tokens before, (…) → (…, w), constants."""
+        kind = self.config.confidence_input
+        if kind == "markov":
+            assert isinstance(self.markov, VanillaHead)
+            return self.markov.table(previous).detach()
+        embedded = self._embed(previous)
+        return embedded[..., :0] if kind == "hidden" else embedded
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """The target's embeddings, (…) → (…, D), constants."""
@@ -447,8 +484,8 @@ class BlockSession:
         it are."""
         head = self.drafter.confidence
         assert head is not None
-        embedded = self.drafter.target.embed(previous).to(hidden_D.dtype)
-        return float(head(hidden_D[None], embedded).sigmoid())
+        before = self.drafter.before_confidence(previous).to(hidden_D.dtype)
+        return float(head(hidden_D[None], before).sigmoid())
 
 
 @cache

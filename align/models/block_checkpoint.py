@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from align.common.checksums import CHECKSUMS, check_checksums
-from align.common.errors import UserError
+from align.common.errors import UserError, in_one_line
 from align.common.files import write_atomically
 from align.common.hub import model_folder
+from align.importing.heads import take_heads
+from align.importing.layouts import RECORD, layout_of, made_for
+from align.importing.settings import read_settings
+from align.importing.tensors import INDEX, MASK, read_tensors, read_vocabulary, renamed
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
-from align.models.block_layers import BlockLayer, ConfidenceHead
+from align.models.block_layers import BlockLayer
 from align.models.markov import MarkovHead
+from align.models.masked_lm import lora_config
 from align.target.cache import LayerShape
 from align.target.loading import read_config
 from align.target.model import Target
@@ -27,6 +33,8 @@ from align.target.parts import last_norm, layer_parts
 FRESH = "fresh"
 """In a config's `extra`: the weights of its layers that did not start from the target's."""
 ARCHITECTURE = "TargetConditionedBlockDrafter"
+FILES = ("config.json", "model*.safetensors", INDEX, MASK, RECORD, "README.md", CHECKSUMS)
+"""What is fetched of a hub id."""
 
 
 @torch.no_grad()
@@ -95,7 +103,13 @@ def with_self_conditioning(drafter: BlockDrafter) -> BlockDrafter:
 @torch.no_grad()
 def with_markov(drafter: BlockDrafter, kind: str, rank: int, width: int, seed: int) -> BlockDrafter:
     """The same drafter with a fresh Markov head, its bias zero, in place of the one that it has; random weights from `seed`."""
-    drafter.config = replace(drafter.config, markov=kind, markov_rank=rank, markov_width=width)
+    if drafter.config.confidence_input == "markov":  # which reads the head that goes
+        drafter = without_confidence(drafter)
+        drafter.config = replace(drafter.config, confidence_head=True)
+        drafter.confidence = drafter.new_confidence().to(drafter.norm.weight.device)
+    drafter.config = replace(
+        drafter.config, markov=kind, markov_rank=rank, markov_width=width, markov_bias=False
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         markov = drafter.new_markov()
@@ -107,18 +121,42 @@ def with_markov(drafter: BlockDrafter, kind: str, rank: int, width: int, seed: i
     return drafter
 
 
+def with_low_rank(
+    drafter: BlockDrafter, rank: int, alpha: float, targets: Sequence[str], seed: int
+) -> BlockDrafter:
+    """The same drafter, frozen, with low-rank updates of the linear layers whose names end in `targets` (LoRA, arXiv 2106.09685), which
+    start at zero: it drafts as it did. `merge_low_rank` adds them to the weights.
+
+    Raises:
+        UserError: the package `peft` is not installed, or there is no such layer.
+    """
+    config = lora_config(rank, alpha, targets)
+    from peft import LoraModel
+
+    with in_one_line("LoRA"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        drafter.updates = [LoraModel(drafter, {"default": config}, "default")]
+    return drafter
+
+
+def merge_low_rank(drafter: BlockDrafter) -> None:
+    """Add the low-rank updates to the weights that they update; without any, nothing happens."""
+    while drafter.updates:
+        drafter.updates.pop().merge_and_unload()
+
+
 def with_confidence(drafter: BlockDrafter) -> BlockDrafter:
     """The same drafter with a confidence head, fresh unless it has one."""
     if drafter.confidence is not None:
         return drafter
-    drafter.config = replace(drafter.config, confidence_head=True)
-    drafter.confidence = ConfidenceHead(drafter.config.hidden_size).to(drafter.norm.weight.device)
+    drafter.config = replace(drafter.config, confidence_head=True, confidence_input="")
+    drafter.confidence = drafter.new_confidence().to(drafter.norm.weight.device)
     return drafter
 
 
 def without_confidence(drafter: BlockDrafter) -> BlockDrafter:
     """The same drafter without such a head, which would predict the acceptance of weights that further training changes."""
-    drafter.config = replace(drafter.config, confidence_head=False)
+    drafter.config = replace(drafter.config, confidence_head=False, confidence_input="")
     drafter.confidence = None
     return drafter
 
@@ -143,10 +181,14 @@ def save_drafter(
     drafter: BlockDrafter, folder: Path, card: str | None = None, dtype: torch.dtype = torch.bfloat16
 ) -> None:
     """Write the folder: weights in `dtype` (default bf16), config.json, and README.md when a card is given."""
+    if drafter.updates:
+        raise ValueError("merge_low_rank(drafter) before it is saved")
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: p.detach().to(dtype).contiguous().cpu() for name, p in drafter.named_parameters()}
     if drafter.draft_vocab is not None:
         tensors["draft_vocab"] = drafter.draft_vocab.to(torch.int32).cpu()
+    if drafter.head is not None:
+        tensors["head"] = drafter.head.to(dtype).contiguous().cpu()
     config = {"architectures": [ARCHITECTURE], "model_type": "block_drafter", **drafter.config.to_dict()}
     write_atomically(
         folder / "model.safetensors", lambda part: save_file(tensors, str(part), metadata={"format": "pt"})
@@ -159,7 +201,7 @@ def save_drafter(
 
 
 def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
-    """A saved drafter, in fp32, tied to `target`.
+    """A saved drafter, or another engine's (`align.importing`), in fp32, tied to `target`.
 
     `folder` is a local folder or a hub id.
 
@@ -167,14 +209,80 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
         UserError: not a drafter folder, torn weights, weights that are no numbers, or a drafter made for a target of
             another shape. (One made for other weights of that shape drafts worse, never wrongly.)
     """
-    path = model_folder(str(folder), "drafter", ["config.json", "model.safetensors", CHECKSUMS])
+    path = model_folder(str(folder), "drafter", FILES)
     check_checksums(path)
     values = read_config(path)
+    if (layout := layout_of(values)) and values.get("architectures") != [ARCHITECTURE]:
+        config, parts = _imported(path, values, layout, target)
+    else:
+        config, parts = _saved(path, values, target)
+    drafter = BlockDrafter(config, target, parts.vocab, parts.head)
+    _load_exactly(drafter, parts.tensors, path)
+    _check_tables(drafter.to(target.device), path)
+    return drafter
+
+
+@dataclass
+class _Parts:
+    """Tensors of the network by name, the draft vocabulary, and the head's rows where they are not the target's."""
+
+    tensors: dict[str, Tensor]
+    vocab: Tensor | None
+    head: Tensor | None
+
+
+def _saved(path: Path, values: dict[str, Any], target: Target) -> tuple[BlockConfig, _Parts]:
+    """What `save_drafter` wrote."""
     if values.get("architectures") != [ARCHITECTURE]:
         raise UserError(
             f"{path}/config.json: architectures is {values.get('architectures')}, not a block drafter ({ARCHITECTURE})"
         )
     config = BlockConfig.from_dict(values, f"{path}/config.json")
+    _check_sizes(config, target, path)
+    tensors = _numbers(read_tensors(path), path)
+    vocab, head = tensors.pop("draft_vocab", None), tensors.pop("head", None)
+    if vocab is not None and not _ascending(vocab, target.vocab_size):
+        raise UserError(
+            f"{path}/model.safetensors: draft_vocab must be ascending token ids within 0..{target.vocab_size - 1}"
+        )
+    if (0 if vocab is None else len(vocab)) != config.draft_vocab_size:
+        raise UserError(
+            f"{path}: draft_vocab does not have the {config.draft_vocab_size} entries that config.json says"
+        )
+    if config.own_head != (head is not None):
+        raise UserError(
+            f"{path}: config.json says own_head={str(config.own_head).lower()}, model.safetensors differs"
+        )
+    if head is not None and head.shape != (config.draft_vocab_size, config.hidden_size):
+        raise UserError(f"{path}/model.safetensors: head has shape {tuple(head.shape)}")
+    return config, _Parts(
+        tensors, None if vocab is None else vocab.long(), None if head is None else head.float()
+    )
+
+
+def _imported(path: Path, values: dict[str, Any], layout: str, target: Target) -> tuple[BlockConfig, _Parts]:
+    """Another engine's folder."""
+    where = f"{path}/config.json"
+    found = read_settings(values, layout, where, target)
+    found |= {"target": made_for(path, values), "target_sha256": ""}
+    _check_sizes(_config({**found, "confidence_head": False, "confidence_input": ""}, where), target, path)
+    tensors = _numbers(read_tensors(path), path)
+    vocab, head = read_vocabulary(tensors, target, path)
+    heads = take_heads(tensors, found, found["hidden_size"], path)
+    sizes = {"draft_vocab_size": 0 if vocab is None else len(vocab), "own_head": head is not None}
+    config = _config({**found, **heads.settings, **sizes, "target": found["target"] or target.spec}, where)
+    return config, _Parts(renamed(tensors, path) | heads.tensors, vocab, head)
+
+
+def _config(values: dict[str, Any], where: str) -> BlockConfig:
+    try:
+        return BlockConfig.from_dict(values, where)
+    except UserError as error:
+        raise UserError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
+
+
+def _check_sizes(config: BlockConfig, target: Target, path: Path) -> None:
+    """Raises UserError where it was made for a target of another shape."""
     sizes = {
         "vocab_size": target.vocab_size,
         "hidden_size": target.hidden_size,
@@ -188,35 +296,22 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
                 sizes["value_dim"] = shape.value
     for name, value in sizes.items():
         if getattr(config, name) != value:
+            made = f"; it was made for {config.target!r}" if config.target else ""
             raise UserError(
-                f"drafter {path}: {name} is {getattr(config, name)}, target {target.spec!r} has {value}; "
-                f"it was made for {config.target!r}"
+                f"drafter {path}: {name} is {getattr(config, name)}, target {target.spec!r} has {value}{made}"
             )
     if config.num_attention_heads % config.num_key_value_heads:
         raise UserError(
             f"{path}/config.json: num_attention_heads={config.num_attention_heads} is no multiple of "
             f"num_key_value_heads={config.num_key_value_heads}"
         )
-    try:
-        tensors = load_file(str(path / "model.safetensors"))
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}/model.safetensors: not readable ({error})") from None
+
+
+def _numbers(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{path}/model.safetensors: {name} holds values that are no numbers")
-    vocab = tensors.pop("draft_vocab", None)
-    if vocab is not None and not _ascending(vocab, target.vocab_size):
-        raise UserError(
-            f"{path}/model.safetensors: draft_vocab must be ascending token ids within 0..{target.vocab_size - 1}"
-        )
-    if (0 if vocab is None else len(vocab)) != config.draft_vocab_size:
-        raise UserError(
-            f"{path}: draft_vocab does not have the {config.draft_vocab_size} entries that config.json says"
-        )
-    drafter = BlockDrafter(config, target, None if vocab is None else vocab.long())
-    _load_exactly(drafter, tensors, path)
-    _check_tables(drafter.to(target.device), path)
-    return drafter
+    return tensors
 
 
 @torch.no_grad()

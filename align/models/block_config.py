@@ -23,11 +23,13 @@ from transformers.activations import ACT2FN
 
 from align.common.errors import UserError, nearest
 from align.models.markov import KINDS as MARKOV_KINDS
-from align.models.markov import OLD_NAMES
+from align.models.markov import OLD_NAMES, TABLES
 from align.target.keys import LAYOUTS, Rotary
 
 CONTEXTS = ("shared_kv", "taps")
 LAYOUTS_OF_BLOCKS = ("anchor_first", "fill_in")
+CONFIDENCE_INPUTS = ("", "markov", "hidden")
+"""The embedding of the token before, its row of the Markov head's table, or nothing beside the hidden state."""
 
 
 @dataclass
@@ -39,7 +41,9 @@ class BlockConfig:
     target_layer_ids: list[
         int
     ]  # shared_kv: whose keys and values; taps: whose outputs (id i = hidden_states[i + 1])
-    init_layer_ids: list[int]  # the target layers that this drafter's layers started from
+    init_layer_ids: list[
+        int
+    ]  # the target layers that this drafter's layers started from; -1 = not known (another engine's)
     hidden_size: int
     intermediate_size: int
     num_attention_heads: int
@@ -68,6 +72,11 @@ class BlockConfig:
     """How positions are written into queries and keys (`align.target.keys.Rotary`), of all layers or of each one; empty = by the
     target's own module."""
     places: bool = False  # a learned vector for each row of a block, where keys know no position
+    markov_bias: bool = False  # gated, rnn: the layer over the hidden state has a bias
+    confidence_input: str = (
+        ""  # what the confidence head reads beside the hidden state; "" = the embedding of the token before
+    )
+    own_head: bool = False  # the head's rows for the draft vocabulary are kept here, not the target's
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,6 +110,17 @@ class BlockConfig:
             raise UserError(
                 f"drafter config: markov={self.markov!r} is unknown{nearest(self.markov, MARKOV_KINDS)}"
             )
+        if self.confidence_input not in CONFIDENCE_INPUTS:
+            raise UserError(
+                f"drafter config: confidence_input={self.confidence_input!r} is unknown"
+                f"{nearest(self.confidence_input, CONFIDENCE_INPUTS)}"
+            )
+        if self.confidence_input == "markov" and self.markov_kind not in TABLES:
+            raise UserError(
+                f"drafter config: confidence_input=markov needs markov one of {', '.join(TABLES)}"
+            )
+        if self.own_head and not self.draft_vocab_size:
+            raise UserError("drafter config: own_head needs a draft vocabulary (draft_vocab_size)")
         if self.context == "shared_kv" and len(self.target_layer_ids) != len(self.init_layer_ids):
             raise UserError("drafter config: shared_kv needs one target layer for each drafter layer")
         if len(self.rotary) not in (0, 1, len(self.init_layer_ids)):
@@ -153,7 +173,15 @@ class BlockConfig:
             raise UserError(f"{where}: {error}") from None
 
 
-_LATER: dict[str, Any] = {"value_dim": 0, "rotary": [], "places": False, "block_layout": "anchor_first"}
+_LATER: dict[str, Any] = {
+    "value_dim": 0,
+    "rotary": [],
+    "places": False,
+    "block_layout": "anchor_first",
+    "markov_bias": False,
+    "confidence_input": "",
+    "own_head": False,
+}
 
 
 def _in_drafts(values: dict[str, Any], where: str) -> dict[str, Any]:

@@ -199,15 +199,16 @@ def _between(
 class ConfidenceHead(nn.Module):
     """σ(w·[h_k; e(x_{k−1})] + b), trained to the acceptance β_k = Σ min(p_k, q_k) = 1 − TV (DSpark's confidence head).
 
-    It reads q's hidden states and changes nothing about q. Starts at 1/2.
+    It reads q's hidden states and changes nothing about q. Starts at 1/2. `before`: width of what it reads of the token before,
+    D for its embedding (`BlockDrafter.before_confidence`).
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, before: int | None = None) -> None:
         super().__init__()
-        self.out = nn.Linear(2 * width, 1)
+        self.out = nn.Linear(width + (width if before is None else before), 1)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
     def forward(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """Hidden state and embedding of the token before, both (…, D) → the logit (…)."""
+        """Hidden state (…, D) and what is read of the token before (…, w) → the logit (…)."""
         return self.out(torch.cat((hidden, previous), dim=-1))[..., 0]

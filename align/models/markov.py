@@ -13,6 +13,9 @@ T: a table with a row for each of the target's tokens. `dspark_tensors` writes a
 | `linear` | W_e·e(x) | `vanilla` |
 | `vanilla` | T[x] | `vanilla` |
 | `gated` | σ(W_h·h + W_t·T[x]) ⊙ T[x] | `gated` |
+| `rnn` | tanh(W_h·h + W_t·T[x]) | `rnn`, its state never read |
+
+`gated` and `rnn` of another engine may have a bias beside W_h (`markov_bias`).
 """
 
 from __future__ import annotations
@@ -146,11 +149,13 @@ class VanillaHead(MarkovHead):
 
 
 class GatedHead(VanillaHead):
-    """z = σ(W_h·h + W_t·T[x]) ⊙ T[x]: DSpark's gated head."""
+    """z = σ(W_h·h + W_t·T[x]) ⊙ T[x]: DSpark's gated head; `bias`: W_h has one."""
 
-    def __init__(self, width: int, rank: int, vocabulary: int, target_vocabulary: int) -> None:
+    def __init__(
+        self, width: int, rank: int, vocabulary: int, target_vocabulary: int, bias: bool = False
+    ) -> None:
         super().__init__(rank, vocabulary, target_vocabulary)
-        self.hidden = nn.Linear(width, rank, bias=False)
+        self.hidden = nn.Linear(width, rank, bias=bias)
         self.previous = nn.Linear(rank, rank, bias=False)
 
     def inputs(self, hidden: Tensor) -> Tensor:
@@ -161,26 +166,48 @@ class GatedHead(VanillaHead):
         return torch.sigmoid(inputs + self.previous(row)) * row
 
 
-KINDS = ("silu", "tanh", "linear", "mlp", "vanilla", "gated")
+class RNNHead(GatedHead):
+    """z = tanh(W_h·h + W_t·T[x]): DSpark's rnn head where its output does not read the state. T and W_h start at zero."""
+
+    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+        return torch.tanh(inputs + self.previous(self.table(previous)))
+
+    @torch.no_grad()
+    def silence(self) -> None:
+        for parameter in (*self.table.parameters(), *self.hidden.parameters()):
+            parameter.zero_()
+
+
+KINDS = ("silu", "tanh", "linear", "mlp", "vanilla", "gated", "rnn")
+TABLES = ("vanilla", "gated", "rnn")
+"""Those with a row for each of the target's tokens."""
 OLD_NAMES = {"mixed": "silu", "table": "vanilla"}
 """What kinds were called in files and recipes of old."""
 
 
 def markov_head(
-    kind: str, width: int, rank: int, inner: int, vocabulary: int, target_vocabulary: int
+    kind: str,
+    width: int,
+    rank: int,
+    inner: int,
+    vocabulary: int,
+    target_vocabulary: int,
+    bias: bool = False,
 ) -> MarkovHead:
     """A head of one of `KINDS`, `silu` for another name, its weights not yet initialised.
 
     Args:
         width: D. rank: r. inner: width of the first layer of an mlp; 0 = twice the rank. vocabulary: Vd.
-        target_vocabulary: V.
+        target_vocabulary: V. bias: of gated and rnn.
     """
     if kind == "linear":
         return LinearHead(width, rank, vocabulary)
     if kind == "vanilla":
         return VanillaHead(rank, vocabulary, target_vocabulary)
     if kind == "gated":
-        return GatedHead(width, rank, vocabulary, target_vocabulary)
+        return GatedHead(width, rank, vocabulary, target_vocabulary, bias)
+    if kind == "rnn":
+        return RNNHead(width, rank, vocabulary, target_vocabulary, bias)
     if kind == "mlp":
         return MLPHead(width, rank, vocabulary, inner or 2 * rank)
     return MixedHead(width, rank, vocabulary, "tanh" if kind == "tanh" else "silu")
@@ -202,7 +229,11 @@ class DSparkHead:
 
 @torch.no_grad()
 def dspark_tensors(
-    markov: MarkovHead | None, embedding_VD: Tensor, vocabulary: int, confidence: nn.Linear | None = None
+    markov: MarkovHead | None,
+    embedding_VD: Tensor,
+    vocabulary: int,
+    confidence: nn.Linear | None = None,
+    confidence_input: str = "",
 ) -> DSparkHead:
     """A drafter's heads as the tensors of DSpark's format (arXiv 2607.05147), which compute the same numbers up to rounding.
 
@@ -213,7 +244,8 @@ def dspark_tensors(
     Args:
         markov: None = no such head: a vanilla one of rank 1 whose bias is zero.
         embedding_VD: what `Target.embed` gives for each token, (V, D). vocabulary: Vd, the draft vocabulary's size.
-        confidence: the linear layer of a `ConfidenceHead`, over [h; e(x)].
+        confidence: the linear layer of a `ConfidenceHead`, over h and what `BlockConfig.confidence_input` names: e(x), or what DSpark's
+            own head reads.
 
     Raises:
         UserError: a kind that DSpark's format does not hold (`silu`, `mlp`).
@@ -221,7 +253,10 @@ def dspark_tensors(
     embedding_VD = embedding_VD.float()
     kind, w1, w2 = _tables(markov, embedding_VD, vocabulary)
     rank, width, tensors = w1.shape[1], embedding_VD.shape[1], dict[str, Tensor]()
-    if confidence is not None:
+    if confidence is not None and confidence_input:
+        tensors["confidence_head.proj.weight"] = confidence.weight.float().clone()
+        tensors["confidence_head.proj.bias"] = confidence.bias.float().clone()
+    elif confidence is not None:
         share = confidence.weight[0].float()
         column = embedding_VD @ share[width:, None]
         w1, w2 = (column, w2) if markov is None else (torch.cat((w1, column), dim=1), F.pad(w2, (0, 1)))
@@ -232,17 +267,26 @@ def dspark_tensors(
     size = w1.shape[1]
     tensors["markov_head.markov_w1.weight"] = w1.contiguous()
     tensors["markov_head.markov_w2.weight"] = w2.contiguous()
-    if isinstance(markov, GatedHead):  # columns: h, W1[x]
-        weight = w1.new_zeros(size, width + size)
+    if kind == "gated":  # columns: h, W1[x]
+        assert isinstance(markov, GatedHead)
+        weight, bias = w1.new_zeros(size, width + size), w1.new_zeros(size)
         weight[:rank, :width] = markov.hidden.weight
         weight[:rank, width : width + rank] = markov.previous.weight
-        tensors |= _linear("markov_head.gate_proj", weight)
-    if isinstance(markov, MixedHead):  # columns: state, W1[x], h
-        weight = w1.new_zeros(3 * size, 2 * size + width)
+        if markov.hidden.bias is not None:
+            bias[:rank] = markov.hidden.bias
+        tensors |= {"markov_head.gate_proj.weight": weight, "markov_head.gate_proj.bias": bias}
+    if kind == "rnn":  # columns: state, W1[x], h; rows: gate, candidate, output
+        assert isinstance(markov, MixedHead | RNNHead)
+        weight, bias = w1.new_zeros(3 * size, 2 * size + width), w1.new_zeros(3 * size)
         output = weight[2 * size :]
-        output[:rank, size : size + rank].fill_diagonal_(1)
+        if isinstance(markov, MixedHead):
+            output[:rank, size : size + rank].fill_diagonal_(1)
+        else:
+            output[:rank, size : size + rank] = markov.previous.weight
         output[:rank, 2 * size :] = markov.hidden.weight
-        tensors |= _linear("markov_head.joint_proj", weight)
+        if markov.hidden.bias is not None:
+            bias[2 * size : 2 * size + rank] = markov.hidden.bias
+        tensors |= {"markov_head.joint_proj.weight": weight, "markov_head.joint_proj.bias": bias}
     return DSparkHead(kind, size, tensors)
 
 
@@ -251,7 +295,9 @@ def _tables(markov: MarkovHead | None, embedding_VD: Tensor, vocabulary: int) ->
     if markov is None:
         return "vanilla", embedding_VD.new_zeros(len(embedding_VD), 1), embedding_VD.new_zeros(vocabulary, 1)
     if isinstance(markov, VanillaHead):
-        kind = "gated" if isinstance(markov, GatedHead) else "vanilla"
+        kind = (
+            "rnn" if isinstance(markov, RNNHead) else "gated" if isinstance(markov, GatedHead) else "vanilla"
+        )
         return kind, markov.table.weight.detach().float().clone(), markov.basis_Vr().float()
     if isinstance(markov, LinearHead):
         return "vanilla", embedding_VD @ markov.previous.weight.float().T, markov.basis_Vr().float()
@@ -263,8 +309,3 @@ def _tables(markov: MarkovHead | None, embedding_VD: Tensor, vocabulary: int) ->
         f"drafter.markov={name}: DSpark's format has no such head; train with drafter.markov=tanh, linear, vanilla or gated, "
         "or drafter.markov_rank=0"
     )
-
-
-def _linear(name: str, weight: Tensor) -> dict[str, Tensor]:
-    """DSpark's linear layers have a bias; ours are zero."""
-    return {f"{name}.weight": weight, f"{name}.bias": weight.new_zeros(len(weight))}

@@ -254,15 +254,22 @@ def with_lora(network: MaskedLM, rank: int, alpha: float, targets: Sequence[str]
     Raises:
         UserError: the package `peft` is not installed, or there is no such layer.
     """
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise UserError("LoRA needs the package peft: pip install 'specalign[lora]'") from None
+    config = lora_config(rank, alpha, targets)
+    from peft import get_peft_model
+
     with in_one_line("LoRA"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        scale: Any = alpha  # peft's annotation wants a whole number; it takes any
-        config = LoraConfig(r=rank, lora_alpha=scale, target_modules=list(targets), lora_dropout=0.0)
         network.model = get_peft_model(network.model, config)
+
+
+def lora_config(rank: int, alpha: float, targets: Sequence[str]) -> Any:
+    """peft's settings. Raises UserError where it is not installed."""
+    try:
+        from peft import LoraConfig
+    except ImportError:
+        raise UserError("LoRA needs the package peft: pip install 'specalign[lora]'") from None
+    scale: Any = alpha  # peft's annotation wants a whole number; it takes any
+    return LoraConfig(r=rank, lora_alpha=scale, target_modules=list(targets), lora_dropout=0.0)
 
 
 def merge_lora(network: MaskedLM) -> None:

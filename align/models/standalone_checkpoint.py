@@ -13,6 +13,7 @@ from align.common.errors import UserError
 from align.common.files import write_atomically
 from align.common.hub import local_path, model_folder
 from align.common.schema import read_object
+from align.importing.layouts import is_block
 from align.models.block import BlockDrafter
 from align.models.block_checkpoint import ARCHITECTURE, load_drafter
 from align.models.ddit import DDiT
@@ -138,6 +139,6 @@ def open_drafter(spec: str | Path, target: Target) -> BlockDrafter | DiffusionDr
     path = local_path(spec)
     if not path.is_file() and not (path / ".hydra").is_dir():
         values = read_config(model_folder(str(spec), "drafter", ["config.json"]))
-        if values.get("architectures") == [ARCHITECTURE] or values.get("model_type") == "block_drafter":
+        if values.get("architectures") == [ARCHITECTURE] or is_block(values):
             return load_drafter(spec, target)
     return load_standalone(spec, target)

@@ -17,7 +17,7 @@ from align.config.recipe import Recipe
 from align.data.draft_vocab import coverage, frequent_tokens
 from align.data.supply import Supply
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import load_drafter, save_drafter
+from align.models.block_checkpoint import load_drafter, merge_low_rank, save_drafter, with_low_rank
 from align.models.block_config import BlockConfig
 from align.models.causal import CausalDrafter, save_causal
 from align.models.standalone import DiffusionDrafter
@@ -28,7 +28,7 @@ from align.training.base_module import Drafter, DrafterModule
 from align.training.block_module import BlockDrafterModule
 from align.training.causal_module import CausalDrafterModule
 from align.training.diffusion_module import DiffusionDrafterModule
-from align.training.makers import block_config, make_block, make_causal, make_standalone
+from align.training.makers import block_config, lora_alpha, make_block, make_causal, make_standalone
 from align.training.model_card import About, about_block, about_causal, about_standalone, write_card
 
 
@@ -75,12 +75,13 @@ def save_trained(module: DrafterModule, supply: Supply, steps: int, name: str = 
     """Write <output>/NAME with a card made from the run; returns the folder. `supply`: what it trained on."""
     recipe, drafter, progress = module.recipe, module.drafter, module.progress
     kind, folder = KINDS[recipe.drafter.kind], Path(recipe.output) / name
+    trained = module.trained()
     run = {
         "steps": steps,
         "tokens_seen": progress.tokens_seen,
         "positions": progress.positions,
         "minutes": progress.seconds / 60,
-        "parameters": sum(w.numel() for w in module.final_weights.values()),
+        "parameters": sum(w.numel() for name, w in module.final_weights.items() if name in trained),
     }
     about = kind.about(recipe, drafter.config, coverage(supply.training, drafter.draft_vocab, drafter.target))
     card = write_card(
@@ -99,8 +100,13 @@ def _save_block(
     if decay := recipe.objective.prefix_decay:  # decode knows D²SD's second drafter by it
         config = replace(config, extra={**config.extra, "prefix_decay": decay})
     vocab = None if drafter.draft_vocab is None else drafter.draft_vocab.cpu()
-    fresh = BlockDrafter(config, drafter.target, vocab)
+    head = None if drafter.head is None else drafter.head.cpu()
+    fresh = BlockDrafter(config, drafter.target, vocab, head)
+    options = recipe.drafter
+    if options.lora_rank:
+        with_low_rank(fresh, options.lora_rank, lora_alpha(options), options.lora_targets, recipe.seed)
     _set_weights(fresh, weights)
+    merge_low_rank(fresh)
     save_drafter(fresh, folder, card)
 
 

@@ -17,6 +17,7 @@ from align.models.block_checkpoint import (
     load_drafter,
     with_confidence,
     with_convolution,
+    with_low_rank,
     with_markov,
     with_self_conditioning,
     without_confidence,
@@ -87,7 +88,8 @@ def make_block(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
     """A block drafter after the recipe's drafter group: `init` as it was saved, with the confidence head, convolutions, second
-    pass and Markov head that are asked for, or a fresh one that drafts over `draft_vocab` (None = the whole vocabulary).
+    pass, Markov head and low-rank updates that are asked for, or a fresh one that drafts over `draft_vocab` (None = the whole
+    vocabulary).
 
     Raises:
         UserError: an option that does not fit the target.
@@ -112,6 +114,8 @@ def make_block(
         drafter = _asked_markov(drafter, options, seed)
         # the same weights in another dtype are another target, and what is learnt here is this one
         drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
+    if options.lora_rank:
+        with_low_rank(drafter, options.lora_rank, lora_alpha(options), options.lora_targets, seed)
     if options.train == "confidence_head":
         for name, parameter in drafter.named_parameters():
             parameter.requires_grad_(name.startswith("confidence."))
@@ -271,9 +275,13 @@ def make_standalone(target: Target, options: DrafterConfig, seed: int = 0) -> Di
     if options.lora_rank:
         if not isinstance(drafter.network, MaskedLM):
             raise UserError("drafter.lora_rank needs drafter.kind=masked_lm")
-        alpha = 2.0 * options.lora_rank if options.lora_alpha is None else options.lora_alpha
-        with_lora(drafter.network, options.lora_rank, alpha, options.lora_targets, seed)
+        with_lora(drafter.network, options.lora_rank, lora_alpha(options), options.lora_targets, seed)
     return drafter.to(target.device)
+
+
+def lora_alpha(options: DrafterConfig) -> float:
+    """The scale of low-rank updates."""
+    return 2.0 * options.lora_rank if options.lora_alpha is None else options.lora_alpha
 
 
 def _fresh_network(target: Target, options: DrafterConfig) -> DDiT | MaskedLM:

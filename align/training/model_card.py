@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from align.common.hub import is_hub_id
+from align.common.errors import UserError
+from align.common.hub import is_hub_id, model_folder
 from align.common.provenance import training_versions
 from align.common.text import markdown_text
 from align.config.recipe import Recipe, resolve
@@ -38,7 +39,7 @@ def about_block(recipe: Recipe, config: BlockConfig, coverage: float) -> About:
         f"a block-diffusion drafter for {config.target}",
         f"Drafts {config.block_size} tokens in one pass{_layout(config)}, conditioned on the target (`{config.context}`, target "
         f"layers {layers}). "
-        f"Useful with that target alone: embedding and head are the target's and not stored here.{_start(recipe, config)}",
+        f"Useful with that target alone: {_shared(config)}.{_start(recipe, config)}",
         rows=[
             f"| draft vocabulary | {config.draft_vocab_size or config.vocab_size:,} of {config.vocab_size:,} tokens, "
             f"{coverage:.1%} of the training answers' tokens |"
@@ -51,10 +52,19 @@ def _layout(config: BlockConfig) -> str:
     return f" over [last token, MASK × {config.block_size}] (`fill_in`)" if config.fill_in else ""
 
 
+def _shared(config: BlockConfig) -> str:
+    if config.own_head:
+        return "the embedding is the target's and not stored here"
+    return "embedding and head are the target's and not stored here"
+
+
 def _start(recipe: Recipe, config: BlockConfig) -> str:
     """Which weights of its layers are the target's, in a sentence."""
-    if recipe.drafter.init is not None:
-        return ""
+    if (init := recipe.drafter.init) is not None:
+        rank = recipe.drafter.lora_rank
+        return (
+            f" It started from {_name(init)}{f', trained by low-rank updates (rank {rank})' if rank else ''}."
+        )
     if not recipe.drafter.init_from_target:
         return " Its layers started from random weights."
     layers = ", ".join(str(i) for i in config.init_layer_ids)
@@ -101,7 +111,7 @@ def write_card(
         "---",
         f"library_name: {about.library}",
         f"base_model: {config.target}",
-        "license: apache-2.0",
+        f"license: {_licence(recipe.drafter.init)}",
         f"tags: [{', '.join(about.tags)}]",
         "---",
         "",
@@ -156,6 +166,19 @@ def _validation_rows(validation: dict[str, float]) -> list[str]:
     if acceptance := [v for k, v in validation.items() if k.startswith("acceptance_")]:
         rows.append(f"| acceptance Σmin(p, q) by position | {' / '.join(f'{a:.3f}' for a in acceptance)} |")
     return rows
+
+
+def _licence(init: str | None) -> str:
+    """Of weights that come of others: what the card of those says; `other` where it says nothing."""
+    if init is None:
+        return "apache-2.0"
+    try:
+        card = model_folder(init, "drafter", ["README.md"]) / "README.md"
+        lines = card.read_text(encoding="utf-8", errors="replace").splitlines()
+    except (UserError, OSError):  # no card, or a file
+        return "other"
+    said = (line.partition(":")[2].strip() for line in lines[:30] if line.startswith("license:"))
+    return next(said, "") or "other"
 
 
 def _text_row(recipe: Recipe, text: dict[str, Any]) -> str:

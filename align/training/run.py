@@ -43,7 +43,8 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     target = load_target(t.name, device=target_device(recipe), **recipe.target_options)
     check_memory(recipe, target.hidden_size)
     # what can't be opened is said before the target writes for hours
-    drafter = None if kind.chosen_vocabulary else kind.make(target, recipe, None)
+    later = kind.chosen_vocabulary and recipe.drafter.init is None  # one to start from has its vocabulary
+    drafter = None if later else kind.make(target, recipe, None)
     supply = open_supply(recipe, target, quiet)
     resume = checkpoints.newest(output / "checkpoints", recipe.trainer.resume, target.hash)
     if drafter is None:

@@ -157,7 +157,7 @@ def dspark(drafter: BlockDrafter) -> Exported:
     everything = torch.arange(c.vocab_size, device=drafter.norm.weight.device)
     embedding = drafter.target.embed(everything).detach()
     confidence = None if drafter.confidence is None else drafter.confidence.out
-    head = dspark_tensors(drafter.markov, embedding, drafter.draft_size, confidence)
+    head = dspark_tensors(drafter.markov, embedding, drafter.draft_size, confidence, c.confidence_input)
     made = Exported(
         {
             "architectures": ["Qwen3DSparkModel"],
@@ -167,7 +167,7 @@ def dspark(drafter: BlockDrafter) -> Exported:
             "markov_rank": head.rank,
             "markov_head_type": head.kind,
             "enable_confidence_head": confidence is not None,
-            "confidence_head_with_markov": confidence is not None,
+            "confidence_head_with_markov": confidence is not None and c.confidence_input != "hidden",
         },
         _tensors(drafter) | head.tensors,
     )
@@ -309,6 +309,8 @@ def _check_last_layer(drafter: BlockDrafter, name: str) -> None:
 def _rope(drafter: BlockDrafter, name: str) -> dict[str, Any]:
     """`rope_parameters` that turn keys as this drafter's layers do. Raises UserError where the format has none."""
     c, target = drafter.config, drafter.target
+    if (published := c.extra.get("rope_parameters")) is not None:  # of the engine that it came from
+        return dict(published)
     if c.rotaries:
         plain = _plain_theta(c)
         if plain is None:

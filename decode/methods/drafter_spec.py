@@ -9,6 +9,7 @@ from align.common.errors import UserError, nearest
 from align.common.hub import is_hub_id, local_path, missing, nearby
 from align.common.provenance import CHECKOUT
 from align.common.schema import read_object
+from align.importing.layouts import is_block, layout_of, made_for
 from align.target.names import DEFAULT_TARGET
 from decode.method_names import LOOKUP
 from decode.methods.registry import ROLES
@@ -89,9 +90,9 @@ def possible_roles(text: str | None, default: str | None = None) -> dict[str, st
     found: dict[str, str] = {}
     for role, folder in given_drafters(text, default):
         config = local_path(folder) / "config.json"
-        said = read_object(config).get("model_type") if config.is_file() else None
-        roles = [role] if role else ["block"] if said == "block_drafter" else ["diffusion", "autoregressive"]
-        if not role and said is None:
+        values = read_object(config) if config.is_file() else {}
+        roles = [role] if role else ["block"] if is_block(values) else ["diffusion", "autoregressive"]
+        if not role and not is_block(values) and values.get("model_type") is None:
             roles = list(ROLES)
         found.update(dict.fromkeys(roles, folder))
     return found
@@ -158,7 +159,7 @@ def role_of(spec: str) -> str:
     if not (path / "config.json").is_file():
         return "diffusion"
     values = read_config(path)
-    if values.get("model_type") == "block_drafter":
+    if is_block(values):
         extra = values.get("extra")  # written by training
         return "variable_prefix" if isinstance(extra, dict) and extra.get("prefix_decay") else "block"
     record = path / RECORD
@@ -193,4 +194,7 @@ def target_of(spec: str) -> str | None:
         file = local_path(spec) / name
         if file.is_file() and isinstance(made := read_object(file).get("target"), str) and made:
             return made
+    config = local_path(spec) / "config.json"
+    if config.is_file() and layout_of(values := read_object(config)):
+        return made_for(local_path(spec), values) or None
     return None

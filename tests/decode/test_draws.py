@@ -9,11 +9,13 @@ state in which a drafter is asked, so a bug of any size shows.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from torch import Tensor
 
+from align.models.block_checkpoint import load_drafter
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
@@ -26,6 +28,7 @@ from decode.methods.spec import read_method
 from decode.speculation import sampling as drawing
 from decode.speculation.proposal import Proposal
 from tests.builders import BLOCK_VARIANTS, PROMPT, block_network, diffusion_drafter
+from tests.published_blocks import backbone, pruned, speculators_config, write
 
 VARIANTS = [
     *(name for name in SYSTEMS if name not in ("plain", "compiled", "drafter", "combined")),
@@ -86,14 +89,24 @@ def test_what_is_drawn_is_distributed_as_q_says(
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("verifier", ["block", "recursive", "k_seq"])
-@pytest.mark.parametrize("kind", [*BLOCK_VARIANTS, "ddit"])
+@pytest.mark.parametrize("kind", [*BLOCK_VARIANTS, "another engine's", "ddit"])
 def test_drafters_of_all_shapes(
-    target: Target, kind: str, verifier: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+    target: Target,
+    kind: str,
+    verifier: str,
+    temperature: float,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Chains, and trees whose siblings are drawn with and without replacement."""
-    network = (
-        diffusion_drafter(target, kind) if kind == "ddit" else block_network(target, **BLOCK_VARIANTS[kind])
-    )
+    if kind == "another engine's":  # with a head of its own
+        network = load_drafter(
+            write(tmp_path, speculators_config(target), backbone(target) | pruned(target, 0.3)), target
+        )
+    elif kind == "ddit":
+        network = diffusion_drafter(target, kind)
+    else:
+        network = block_network(target, **BLOCK_VARIANTS[kind])
     drafter = any_drafter(network, target, 3, 0 if verifier == "block" else 6, 1, ORDERS[0], verifier)
     decoder = Decoder(target, drafter, verifier)
     assert checked_tokens(decoder, Sampling(temperature, seed=3), monkeypatch) >= NOT_LESS

@@ -16,6 +16,16 @@ from align.config.parser import load_recipe
         (["drafter.kind=ddit", "drafter.heads=3"], "drafter.hidden_size=256 must be a multiple"),
         (["drafter.kind=ddit", "objective.block_lengths=[1,1]"], "objective.block_lengths has 2 entries"),
         (["drafter.kind=ddit", "drafter.lora_rank=4"], "drafter.lora_rank needs drafter.kind=masked_lm"),
+        (["drafter.lora_rank=4"], "drafter.lora_rank needs .* or drafter.kind=block with drafter.init"),
+        (
+            [
+                "drafter.init=x",
+                "drafter.lora_rank=4",
+                "drafter.train=confidence_head",
+                "drafter.confidence_head=true",
+            ],
+            "drafter.lora_rank=4: drafter.train=confidence_head freezes all else",
+        ),
         (["drafter.kind=ddit", "drafter.graph=uniform"], "no one-step q to calibrate"),
         (["drafter.kind=ddit", "drafter.graph=uniform", "objective.times=count"], "count counts masks"),
     ],

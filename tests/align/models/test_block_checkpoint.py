@@ -19,16 +19,46 @@ from align.diffusion.noise import sample_anchors
 from align.models.block import BlockSession, target_features
 from align.models.block_checkpoint import (
     load_drafter,
+    merge_low_rank,
     save_drafter,
     with_convolution,
+    with_low_rank,
     with_self_conditioning,
 )
 from align.target.model import Target
 from align.training.makers import from_target
+from tests.builders import ANCHORS, block_options, packed_batch
 from tests.builders import TRAINED_BLOCKS as VARIANTS
-from tests.builders import block_options
 from tests.builders import trained_block as build
 from tests.target_models import tiny_target
+
+
+def test_low_rank_updates_start_at_nothing_and_merge_to_what_they_computed(
+    target: Target, samples: data.Samples, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    drafter = build(target, samples, context="taps", markov_rank=8)
+    batch = packed_batch(target)
+    features = target_features(target, batch, drafter.config)
+    as_it_was = drafter(batch, features, ANCHORS)
+    with_low_rank(drafter, 2, 4.0, ["q_proj", "down_proj", "fc"], seed=0)
+    assert torch.equal(drafter(batch, features, ANCHORS), as_it_was)
+    trained = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
+    assert len(trained) == 2 * (2 * 2 + 1) and all("lora_" in name for name in trained)
+    with torch.no_grad():
+        for parameter in trained.values():
+            parameter.add_(0.1)
+    updated = drafter(batch, features, ANCHORS)
+    with pytest.raises(ValueError, match="merge_low_rank"):
+        save_drafter(drafter, tmp_path)
+    merge_low_rank(drafter)
+    merge_low_rank(drafter)  # nothing more happens
+    save_drafter(drafter, tmp_path, dtype=torch.float32)
+    again = load_drafter(tmp_path, target)(batch, features, ANCHORS)
+    torch.testing.assert_close(again, updated, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(updated, as_it_was, atol=1e-2)
+    with pytest.raises(UserError, match="LoRA: .*no_such_layer"):
+        with_low_rank(drafter, 2, 4.0, ["no_such_layer"], seed=0)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

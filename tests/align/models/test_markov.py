@@ -27,8 +27,13 @@ def test_a_fresh_markov_head_is_silent_and_learns(target: Target, samples: data.
     reached = [
         name for name, p in drafter.markov.named_parameters() if p.grad is not None and bool(p.grad.any())
     ]
-    speaks = {"linear": "previous", "vanilla": "table", "gated": "table"}.get(kind, "out")
-    assert reached == [f"{speaks}.weight"]
+    speaks = {
+        "linear": ["previous"],
+        "vanilla": ["table"],
+        "gated": ["table"],
+        "rnn": ["table", "hidden"],
+    }.get(kind, ["out"])
+    assert reached == [f"{name}.weight" for name in speaks]
     assert all(torch.equal(p, rest[name]) for name, p in drafter.named_parameters() if name in rest)
 
 
@@ -36,7 +41,8 @@ def test_a_fresh_markov_head_is_silent_and_learns(target: Target, samples: data.
 def test_heads_are_what_they_say(kind: str) -> None:
     """z by the formulas of the docstrings, and the same bias from the basis that has the last layer multiplied in."""
     generator = torch.Generator().manual_seed(0)
-    head = markov_head(kind, 16, 4, 0, 9, 12)
+    biased = kind in ("gated", "rnn")  # as another engine's may be
+    head = markov_head(kind, 16, 4, 0, 9, 12, biased)
     w = dict(head.named_parameters())
     with torch.no_grad():
         for parameter in w.values():
@@ -54,9 +60,10 @@ def test_heads_are_what_they_say(kind: str) -> None:
         expected = through("previous", embedding[x])
     elif kind == "vanilla":
         expected = w["table.weight"][x]
-    elif kind == "gated":
+    elif biased:
         row = w["table.weight"][x]
-        expected = (through("hidden", h) + through("previous", row)).sigmoid() * row
+        first = through("hidden", h) + w["hidden.bias"] + through("previous", row)
+        expected = first.tanh() if kind == "rnn" else first.sigmoid() * row
     else:
         first = through("hidden", h) + through("previous", embedding[x])
         first = first.tanh() if kind == "tanh" else silu(first)

@@ -8,15 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
+from align.models.block_checkpoint import load_drafter
 from align.models.ddit import DDiT, DDiTConfig
 from align.models.published import save_published
 from align.models.published_config import ScheduleSpec
 from align.models.standalone_checkpoint import load_standalone
 from align.target.loading import load_target
+from align.target.model import Target
 from align.training.run import train
+from tests.published_blocks import backbone, pruned, speculators_config, write
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +72,37 @@ WIRING = (
     "debug_variable_prefix",
     "debug_confidence",
     "debug_taps",
+    "debug_adapt_dflash",
 )
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_published_drafter_is_calibrated(
+    tmp_path: Path, written: dict[str, Path], target: Target, rank: int
+) -> None:
+    """All of it, or by low-rank updates, merged where it is saved. Its architecture and its own head stay."""
+    if rank:
+        pytest.importorskip("peft")
+    theirs = write(tmp_path / "theirs", speculators_config(target), backbone(target) | pruned(target, 0.3))
+    (theirs / "README.md").write_text("---\nbase_model: some/model\nlicense: mit\n---\n")
+    words = (f"drafter.init={theirs}", f"output={tmp_path / 'run'}", f"drafter.lora_rank={rank}")
+    recipe = load_recipe(["recipe=debug_adapt_dflash", *words, "trainer.learning_rate=1e-2"])
+    with_data(recipe, written)
+    module = train(recipe, quiet=True)
+    card = (tmp_path / "run/drafter/README.md").read_text()
+    assert "license: mit\n" in card and "It started from theirs" in card
+    assert ("low-rank updates (rank 2)" in card) == bool(rank)
+    assert f"| trainable parameters | {sum(p.numel() for p in module.trained().values()):,} |" in card
+    before, after = load_drafter(theirs, target), load_drafter(tmp_path / "run/drafter", target)
+    made = {"target": "debug", "target_sha256": target.hash}
+    assert after.config == replace(before.config, **made) and after.head is not None
+    assert before.head is not None and torch.equal(after.head, before.head.bfloat16().float())
+    now = dict(after.named_parameters())
+    changed = {n for n, p in before.named_parameters() if not torch.equal(p.bfloat16().float(), now[n])}
+    if rank:
+        assert {n.rpartition(".")[0].rpartition(".")[2] for n in changed} == set(recipe.drafter.lora_targets)
+    else:
+        assert changed == now.keys()
 
 
 TWINS = sorted(p.stem for p in (Path(__file__).parents[3] / "recipes").glob("debug_*.yaml"))

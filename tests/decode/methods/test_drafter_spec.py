@@ -9,9 +9,17 @@ import pytest
 import decode
 from align.common.errors import UserError
 from decode.methods.build import build, open_parts
-from decode.methods.drafter_spec import drafters_by_role, given_drafters, read_drafters, role_of
+from decode.methods.drafter_spec import (
+    drafters_by_role,
+    given_drafters,
+    possible_roles,
+    read_drafters,
+    role_of,
+    target_of,
+)
 from decode.methods.registry import Parts
 from decode.methods.spec import read_method
+from tests.published_blocks import backbone, dflash_config, speculators_config, write
 
 
 def test_drafters_by_kind() -> None:
@@ -43,6 +51,20 @@ def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
     assert decoder.name == "autoregressive" and decoder.drafter.draft_tokens == 3  # type: ignore[union-attr]
     with pytest.raises(UserError, match="block=.*no drafter of the kind block"):
         open_parts([read_method("block")], {"block": str(tmp_path / "sedd")}, parts.target)
+
+
+@pytest.mark.parametrize("layout", ["dflash", "speculators"])
+def test_another_engines_folder_is_a_block_drafter(parts: Parts, tmp_path: Path, layout: str) -> None:
+    """Known by its config.json, before anything is loaded, with the target that it names; and it decodes."""
+    target = parts.target
+    config = dflash_config(target) if layout == "dflash" else speculators_config(target, draft_vocab_size=260)
+    folder = str(write(tmp_path / "theirs", config, backbone(target)))
+    assert role_of(folder) == "block" and possible_roles(folder) == {"block": folder}
+    assert drafters_by_role(f"block={folder}") == {"block": folder}
+    assert target_of(folder) == (None if layout == "dflash" else "some/model")
+    plain = decode.load(target).generate([4, 90, 17], max_new_tokens=12)
+    drafted = decode.load(target, folder).generate([4, 90, 17], max_new_tokens=12)
+    assert drafted.tokens == plain.tokens
 
 
 def test_a_second_drafter_says_so_itself(parts: Parts, tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""The rotary tables of another engine's drafter: the target's own, or frequencies to keep beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from align.common.errors import UserError
+from align.target.model import Target
+
+KEYS = (
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "max_position_embeddings",
+    "partial_rotary_factor",
+)
+_SAME = 1e-4
+"""The largest difference of two tables that is rounding."""
+
+
+def rotary_entries(
+    inner: dict[str, Any], width: int, target: Target, where: str
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """`BlockConfig.rotary` of layers with this config, empty where the target's own tables are the same ones, and the
+    config's `rope_parameters`.
+
+    Args:
+        inner: a Qwen3 config's values. width: of a head.
+
+    Raises:
+        UserError: what no table of frequencies holds.
+    """
+    from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+    given = {key: inner[key] for key in KEYS if inner.get(key) is not None}
+    try:
+        config = Qwen3Config(head_dim=width, num_attention_heads=1, hidden_size=width, **given)
+        module = Qwen3RotaryEmbedding(config)
+    except Exception as error:  # what transformers makes of a malformed table has no common class
+        raise UserError(f"{where}: rope_parameters: no rotary tables ({error})") from None
+    rope: dict[str, Any] = dict(config.rope_parameters or {})
+    kind = str(rope.get("rope_type", "default"))
+    positions = torch.tensor([[0, 1, 7, 90, min(1000, target.context_limit - 1)]])
+    theirs = module(torch.zeros(1), positions)
+    if theirs[0].shape[-1] != width:
+        raise UserError(
+            f"{where}: rope_parameters turn {theirs[0].shape[-1]} of a head's {width} numbers; here all of them are turned"
+        )
+    own, growing = _own_tables(target, positions, width), kind in ("dynamic", "longrope")
+    said = getattr(target.config, "rope_parameters", None) or {}
+    if growing and said.get("rope_type") != kind:  # they differ in long texts alone
+        own = None
+    if own is not None and all((a - b).abs().max() < _SAME for a, b in zip(own, theirs, strict=True)):
+        return [], rope
+    if growing or abs(float(module.attention_scaling) - 1) > 1e-6:
+        raise UserError(
+            f"{where}: rope_parameters: rope_type={kind!r} is not the target's own and scales more than frequencies"
+        )
+    return [{"layout": "half", "start": 0, "inv_freq": [float(f) for f in module.inv_freq]}], rope
+
+
+@torch.no_grad()
+def _own_tables(target: Target, positions: Tensor, width: int) -> tuple[Tensor, Tensor] | None:
+    """cos and sin of the target's own module, fp32; None where it has none of that width."""
+    try:
+        x = torch.zeros(1, 1, target.hidden_size, device=target.device)
+        cos, sin = target.body.rotary_emb(x, positions.to(target.device))
+    except Exception:  # modules of this name are called in many ways
+        return None
+    if not cos.shape == sin.shape == (1, positions.shape[1], width):
+        return None
+    return cos.float().cpu(), sin.float().cpu()

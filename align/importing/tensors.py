@@ -1,0 +1,133 @@
+"""The tensors of another engine's block drafter under this project's names, and its draft vocabulary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from align.common.errors import UserError
+from align.common.schema import read_object
+from align.target.model import Target
+
+INDEX = "model.safetensors.index.json"
+NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
+"""transformers' names of what DFlash calls otherwise."""
+TARGETS = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight")
+"""Copies of the target's weights: the target that is there has them."""
+MASK = "mask_embedding.pt"
+_RELATED = 0.5
+"""The least cosine, in the mean over rows, of copies of a target's weights with those of its finetuned descendants."""
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a folder, in one file or in shards.
+
+    Raises:
+        UserError: no file, one that is not readable, or values that are no numbers.
+    """
+    if (path / MASK).exists():
+        raise UserError(
+            f"{path}/{MASK}: a learned vector for the mask; here the mask is a row of the target's embedding"
+        )
+    files = ["model.safetensors"]
+    if (path / INDEX).is_file():
+        shards = read_object(path / INDEX).get("weight_map")
+        if not isinstance(shards, dict) or not all(Path(str(f)).name == f for f in shards.values()):
+            raise UserError(f"{path}/{INDEX}: weight_map must name the file of each tensor")
+        files = sorted(set(shards.values()))
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            tensors |= load_file(str(path / file))
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path}/{file}: not readable ({error})") from None
+    return tensors
+
+
+def read_vocabulary(
+    tensors: dict[str, Tensor], target: Target, path: Path
+) -> tuple[Tensor | None, Tensor | None]:
+    """Take the vocabulary's tensors out: the draft vocabulary, ascending, None = the target's whole one, and the head's rows for it
+    (Vd, D), None = they are the target's own.
+
+    Over the whole vocabulary the head is the target's, whatever the folder holds, as in the speculators package.
+
+    Raises:
+        UserError: not a vocabulary of this target's tokens, or rows of another target.
+    """
+    where = f"{path}/model.safetensors"
+    offsets, known, head = (tensors.pop(name, None) for name in ("d2t", "t2d", "lm_head.weight"))
+    for name in TARGETS:
+        rows = tensors.pop(name, None)
+        if name == TARGETS[0] and rows is not None:
+            _check_related(rows, target.embedding_VD, f"{where}: {name}", target)
+    if offsets is None:
+        if head is not None:
+            _check_related(head, target.head_weight_VD, f"{where}: lm_head.weight", target)
+        return None, None
+    if offsets.dim() != 1 or offsets.is_floating_point():
+        raise UserError(f"{where}: d2t must hold a whole number for each draft token")
+    vocab, order = (offsets.long() + torch.arange(len(offsets))).sort()
+    if (
+        len(vocab) == 0
+        or not 0 <= int(vocab[0]) <= int(vocab[-1]) < target.vocab_size
+        or not bool((vocab.diff() > 0).all())
+    ):
+        raise UserError(f"{where}: d2t must name distinct tokens within 0..{target.vocab_size - 1}")
+    if known is not None and (
+        known.shape != (target.vocab_size,) or not torch.equal(known.nonzero()[:, 0], vocab)
+    ):
+        raise UserError(f"{where}: t2d does not mark the tokens that d2t names")
+    for name in ("markov_head.markov_w2.weight",):  # a line for each draft token
+        if name in tensors and len(tensors[name]) == len(vocab):
+            tensors[name] = tensors[name][order]
+    if head is None:
+        return vocab, None
+    wanted = target.head_weight_VD.detach().cpu()[vocab]
+    _check_related(
+        head[order] if len(head) == len(order) else head, wanted, f"{where}: lm_head.weight", target
+    )
+    head = head[order]
+    same = torch.equal(head.bfloat16(), wanted.bfloat16())
+    return vocab, None if same else head.float()
+
+
+def _check_related(rows: Tensor, wanted: Tensor, what: str, target: Target) -> None:
+    """Raises UserError where rows are not those of the target, nor of one that it was finetuned from."""
+    wanted = wanted.detach().cpu()
+    if rows.shape != wanted.shape:
+        raise UserError(
+            f"{what} has shape {tuple(rows.shape)}, target {target.spec!r} has {tuple(wanted.shape)}"
+        )
+    some = torch.linspace(0, len(rows) - 1, min(len(rows), 512)).long()
+    alike = torch.cosine_similarity(rows[some].float(), wanted[some].float(), dim=-1).mean()
+    if not float(alike) > _RELATED:
+        raise UserError(
+            f"{what} holds another target's rows (cosine {float(alike):.2f} with those of {target.spec!r})"
+        )
+
+
+def renamed(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Layers, norms and projection under their names here; what is computed from settings is left out.
+
+    Raises:
+        UserError: a bias that this project's layers have not.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith("rotary_emb.inv_freq"):
+            continue
+        if name.endswith(
+            "o_proj.bias"
+        ):  # Qwen3's option puts one there, which is zero where the target has none
+            if bool(tensor.any()):
+                raise UserError(
+                    f"{path}/model.safetensors: {name} is not zero; layers here have no such bias"
+                )
+            continue
+        found[NAMES.get(name, name)] = tensor
+    return found

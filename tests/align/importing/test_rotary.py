@@ -1,0 +1,42 @@
+"""Rotary tables: the target's own where they are the same ones, frequencies where they are not, a refusal where those do not say all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from align.common.errors import UserError
+from align.importing.rotary import rotary_entries
+from align.target.keys import frequencies
+from align.target.model import Target
+
+
+def test_tables(target: Target) -> None:
+    width = target.hidden_size // target.num_heads
+    base = {"max_position_embeddings": target.context_limit}
+    own, rope = rotary_entries({**base, "rope_theta": target.rope_theta}, width, target, "here")
+    assert own == [] and rope["rope_theta"] == target.rope_theta
+    (other,), _ = rotary_entries({**base, "rope_theta": 1e6}, width, target, "here")
+    assert other["inv_freq"] == pytest.approx(frequencies(width, 1e6))
+    linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}
+    (slower,), kept = rotary_entries({**base, "rope_parameters": linear}, width, target, "here")
+    torch.testing.assert_close(torch.tensor(slower["inv_freq"]) * 4, torch.tensor(other["inv_freq"]))
+    assert kept == linear
+    (narrow,), _ = rotary_entries({**base, "rope_theta": target.rope_theta}, 4, target, "here")
+    assert len(narrow["inv_freq"]) == 2  # the target's heads are wider
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "no_such_type"},
+    ],
+)
+def test_what_frequencies_do_not_hold_is_refused(target: Target, rope: dict[str, Any]) -> None:
+    inner = {"max_position_embeddings": 512, "rope_parameters": {**rope, "rope_theta": 1e4}}
+    with pytest.raises(UserError, match="here: rope_parameters"):
+        rotary_entries(inner, 16, target, "here")
