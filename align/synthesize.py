@@ -34,8 +34,12 @@ def main(argv: list[str] | None = None) -> None:
         from align.data.synthesis import synthesize
         from align.data.texts import read_texts
         from align.target.loading import load_target
+        from align.writing.outline import open_beside_server
 
-        target = load_target(recipe.target.name, device=recipe.target.device, **recipe.target_options)
+        if recipe.data.server is not None:
+            target = open_beside_server(recipe)
+        else:
+            target = load_target(recipe.target.name, device=recipe.target.device, **recipe.target_options)
         if recipe.data.text:
             read_texts(recipe, target)
         synthesize(recipe, target, recipe.data_folder)

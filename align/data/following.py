@@ -97,6 +97,8 @@ class ShardsAsWritten:
                 self._writing = Synthesis(self.recipe, self.target, self.folder, self.quiet)
             if not self._writing.done:
                 self._writing.write_shard()
+            if self._writing.done:
+                self._writing.close()
         return True
 
 

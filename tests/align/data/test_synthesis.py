@@ -12,9 +12,10 @@ from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.data import shards as data
 from align.data.index import read_samples
-from align.data.synthesis import chat_template, synthesize
+from align.data.synthesis import synthesize
 from align.folder.chat import Chat
 from align.target.model import Target
+from align.writing.rows import chat_template
 from tests.builders import switching_target
 
 
