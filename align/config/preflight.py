@@ -106,7 +106,12 @@ def _check_data(recipe: Recipe) -> None:
 
 def _check_empty(folder: Path) -> None:
     """Whether data may be begun there: not beside other things, a drafter's for example, where a wrong path leads."""
-    own = ("shard-*", "text", ".*", "near-duplicates.sqlite*")  # a writing that was stopped before its manifest
+    own = (
+        "shard-*",
+        "text",
+        ".*",
+        "near-duplicates.sqlite*",
+    )  # a writing that was stopped before its manifest
     others = sorted(p.name for p in folder.glob("*") if not any(p.match(name) for name in own))
     if others:
         raise UserError(
