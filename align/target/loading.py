@@ -83,7 +83,7 @@ def load_target(
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
         opener = _opener(folder, spec, options)
         if opener is AutoModelForMultimodalLM and not getattr(tokenizer, "chat_template", None):
-            tokenizer.chat_template = _processors_template(folder, revision)
+            tokenizer.chat_template = processors_template(folder, revision)
         chat.check(tokenizer, spec)
         model = _loaded(opener, folder, spec, {"dtype": number, **options}, place)
         target = proven(model, tokenizer, spec, fast, round_to_bf16)
@@ -136,7 +136,7 @@ def _opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
     return AutoModelForMultimodalLM
 
 
-def _processors_template(folder: Path | str, revision: str | None) -> str | None:
+def processors_template(folder: Path | str, revision: str | None) -> str | None:
     """The chat template that lies with a model's processor of images, where its tokenizer has none."""
     name = "chat_template.json"
     path = folder / name if isinstance(folder, Path) else _of_hub(folder, name, revision)

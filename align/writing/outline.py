@@ -14,7 +14,7 @@ from align.config.recipe import Recipe
 from align.folder.chat import Chat
 from align.target.anatomy import context_limit, eos_ids
 from align.target.debug import DEBUG
-from align.target.loading import load_target, resolve_folder
+from align.target.loading import load_target, processors_template, resolve_folder
 from align.target.model import Target
 
 ROOM = 4
@@ -32,7 +32,17 @@ class Outline:
     vocab_size: int
     context_limit: int
     hash: str | None = None
-    """Of weights, which are not here."""
+    """Of its weights; None where they are not on this machine."""
+    dtype_name: str | None = None
+    """Their type; None as above."""
+
+    @staticmethod
+    def of(target: Target) -> Outline:
+        """Of a target with its weights: this can be sent to another process."""
+        return Outline(
+            target.spec, target.tokenizer, target.chat, target.eos_ids, target.vocab_size, target.context_limit, target.hash,
+            target.dtype_name,
+        )  # fmt: skip
 
     @property
     def has_chat_template(self) -> bool:
@@ -61,6 +71,8 @@ def outline(recipe: Recipe) -> Outline:
     try:
         config = AutoConfig.from_pretrained(str(folder), **options)
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
+        if not getattr(tokenizer, "chat_template", None):
+            tokenizer.chat_template = processors_template(folder, t.revision)
         generation: Any = GenerationConfig.from_model_config(config)
         if (folder / "generation_config.json").is_file():
             generation = GenerationConfig.from_pretrained(str(folder))

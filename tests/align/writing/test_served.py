@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +15,12 @@ from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.index import read_samples
-from align.data.synthesis import synthesize
+from align.data.synthesis import Synthesis, synthesize
+from align.target.loading import load_target
 from align.target.model import Target
-from align.writing.rows import unheard
+from align.target.names import DEFAULT_TARGET
+from align.writing.rows import Plan, chat_template, unheard
+from align.writing.served import Served
 from tests.loopback_server import FAULTS, Loopback
 
 WORDS = ["recipe=debug_block", "data.samples=14", "data.batch_size=6", "data.max_answer_tokens=10", "data.max_prompt_tokens=24"]  # fmt: skip
@@ -82,8 +87,6 @@ def test_a_killed_run_asks_for_no_finished_row_again(tmp_path: Path, target: Tar
 
         return progress
 
-    from align.data.synthesis import Synthesis
-
     with Loopback(target) as server:
         synthesize(recipe_of(server.url), target, tmp_path / "whole", quiet=True)
         alone = len(server.asked)
@@ -131,8 +134,6 @@ def test_settings_reach_the_server(tmp_path: Path, target: Target) -> None:
 
 def test_settings_are_kept_from_the_first_answer_on(tmp_path: Path, target: Target) -> None:
     with Loopback(target) as server:
-        from align.data.synthesis import Synthesis
-
         Synthesis(recipe_of(server.url), target, tmp_path, quiet=True).close()
         with pytest.raises(UserError, match="top_p is 1.0, this recipe says 0.5"):
             synthesize(recipe_of(server.url, "data.top_p=0.5"), target, tmp_path, quiet=True)
@@ -153,8 +154,6 @@ def test_a_server_that_goes_away_leaves_what_is_written(tmp_path: Path, target: 
 
 
 def test_another_model_is_refused(tmp_path: Path, target: Target) -> None:
-    from align.target.loading import load_target
-
     with Loopback(target, model="other") as server:
         with pytest.raises(UserError, match="serves 'other', not target.name='debug'.*served_model=other"):
             synthesize(recipe_of(server.url), target, tmp_path, quiet=True)
@@ -175,9 +174,6 @@ def test_another_model_is_refused(tmp_path: Path, target: Target) -> None:
 
 
 def test_batches_ahead_are_begun_only_where_they_are_needed(tmp_path: Path, target: Target) -> None:
-    from align.writing.rows import Plan, chat_template
-    from align.writing.served import Served
-
     with Loopback(target) as server:
         recipe = recipe_of(server.url, "data.concurrency=64")
         source = Served(Plan(recipe, target, chat_template(target), None), tmp_path, quiet=True)
@@ -186,3 +182,22 @@ def test_batches_ahead_are_begun_only_where_they_are_needed(tmp_path: Path, targ
         source.write(1, 6, unheard)
         assert sorted(source._batches) == [2]
         source.close()
+
+
+@pytest.mark.slow
+def test_vllm_writes_what_this_process_writes(tmp_path: Path) -> None:
+    """With the environment of `make serve-check`; VLLM names another place for it."""
+    place = Path(os.environ.get("VLLM", Path(__file__).parents[3] / ".venv-vllm"))
+    if not (place / "bin" / "python").is_file():
+        pytest.skip("vLLM is not installed beside this project (make serve-check)")
+    from tests.writer_check import run
+
+    options = Namespace(
+        vllm=place, target=DEFAULT_TARGET, prompts=6, samples=8, max_answer_tokens=24, batch_size=8, concurrency=8,
+        kill_after="", out=tmp_path / "out",
+    )  # fmt: skip
+    try:
+        load_target(DEFAULT_TARGET)
+    except UserError as error:
+        pytest.skip(str(error))
+    assert run(options)["greedy_that_differ"] == 0
