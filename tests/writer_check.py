@@ -71,7 +71,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     own = [*words, f"data.samples={options.samples}"]
     name = options.target.rpartition("/")[2]
     # on a processor vLLM 0.32 ends where a prompt with a seed is split over two steps
-    more = ["--served-model-name", name, "--max-num-seqs", str(options.concurrency), "--no-enable-chunked-prefill"]
+    more = [
+        "--served-model-name",
+        name,
+        "--max-num-seqs",
+        str(options.concurrency),
+        "--no-enable-chunked-prefill",
+    ]
     report: dict[str, Any] = {"threads": torch.get_num_threads(), "prompts": len(texts)}
     with serving(program, str(resolve_folder(options.target)), more, options.out / "server.log") as server:
         served = [f"data.writer=openai:{server.url}", f"data.concurrency={options.concurrency}"]

@@ -16,11 +16,13 @@ from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.index import read_samples
 from align.data.synthesis import Synthesis, synthesize
+from align.folder.chat import Chat
 from align.target.loading import load_target
 from align.target.model import Target
 from align.target.names import DEFAULT_TARGET
 from align.writing.rows import Plan, chat_template, unheard
 from align.writing.served import Served
+from tests.builders import switching_target
 from tests.loopback_server import FAULTS, Loopback
 
 WORDS = ["recipe=debug_block", "data.samples=14", "data.batch_size=6", "data.max_answer_tokens=10", "data.max_prompt_tokens=24"]  # fmt: skip
@@ -50,6 +52,35 @@ def prompts(folder: Path, count: int = 14) -> str:
 def test_greedy_answers_are_those_of_this_process(tmp_path: Path, target: Target) -> None:
     words = [prompts(tmp_path), "data.answer_temperatures=[0.0]"]
     synthesize(load_recipe([*WORDS, *words]), target, tmp_path / "own", quiet=True)
+    with Loopback(target) as server:
+        synthesize(recipe_of(server.url, *words), target, tmp_path / "served", quiet=True)
+    assert texts(tmp_path / "served") == texts(tmp_path / "own")
+
+
+def test_greedy_prompts_and_their_faults_are_those_of_this_process(tmp_path: Path, target: Target) -> None:
+    """Prompts that are too long, or empty, and answers that are, are told as `Writer` tells them."""
+    words = ["data.prompt_temperature=0", "data.answer_temperatures=[0.0]", "data.near_duplicate_threshold=2"]
+    words += ["data.prompt_openings=['', 'a', 'xyz', 'q 1', 'Tell', 'b b', 'zz', '77']", "data.samples=24"]
+    words += ["data.max_prompt_tokens=12"]
+    own = synthesize(load_recipe([*WORDS[:1], *WORDS[2:4], *words]), target, tmp_path / "own", quiet=True)
+    with Loopback(target) as server:
+        found = synthesize(recipe_of(server.url, *words), target, tmp_path / "served", quiet=True)
+    assert texts(tmp_path / "served") == texts(tmp_path / "own")
+    assert found["dropped"] == own["dropped"] and found["dropped"]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_templates_and_base_models_are_prompted_as_in_this_process(tmp_path: Path, chat: bool) -> None:
+    words = ["data.answer_temperatures=[0.0]", "data.samples=2", "data.batch_size=2"]
+    target = switching_target()
+    if chat:
+        words += [prompts(tmp_path), "data.template_kwargs.enable_thinking=false", "data.system=Be brief."]
+        d = recipe_of("http://x", *words).data
+        target.chat = Chat(d.template_kwargs, d.system)
+    else:
+        words += ["data.near_duplicate_threshold=2"]
+        target.tokenizer.chat_template = None
+    synthesize(load_recipe([*WORDS[:1], *WORDS[3:], *words]), target, tmp_path / "own", quiet=True)
     with Loopback(target) as server:
         synthesize(recipe_of(server.url, *words), target, tmp_path / "served", quiet=True)
     assert texts(tmp_path / "served") == texts(tmp_path / "own")
