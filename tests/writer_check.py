@@ -4,8 +4,8 @@
     python -m tests.writer_check --vllm .venv-vllm --samples 320 --kill-after 200,400
 
 Greedily both answer the same prompts in fp32, and every sample must be the same. Then each writes prompts and answers of its own. With
---kill-after the server's run is made a second time, killed (SIGKILL) so many seconds after each start, and must end with the same
-samples. Exit code 1 where something differs.
+--kill-after the server writes twice instead, once undisturbed and once killed (SIGKILL) so many seconds after each start, and the samples
+must be the same. Exit code 1 where something differs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +60,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         raise UserError(f"--vllm={options.vllm}: has no bin/python; type: make serve-check")
     shutil.rmtree(options.out, ignore_errors=True)
     options.out.mkdir(parents=True)
-    suites, _ = prompts_of("mtbench", limit=options.prompts)
-    texts = [prompt.content for prompt in suites[0].prompts]
-    given = options.out / "prompts.jsonl"
-    given.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     words = [
         "recipe=smollm2_block", f"target.name={options.target}", "target.dtype=float32", f"data.batch_size={options.batch_size}",
         f"data.max_answer_tokens={options.max_answer_tokens}",
     ]  # fmt: skip
-    greedy = [*words, f"data.prompts={given}", f"data.samples={len(texts)}", "data.answer_temperatures=[0.0]"]
-    own = [*words, f"data.samples={options.samples}"]
     name = options.target.rpartition("/")[2]
     # on a processor vLLM 0.32 ends where a prompt with a seed is split over two steps
     more = [
@@ -78,22 +73,55 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         str(options.concurrency),
         "--no-enable-chunked-prefill",
     ]
-    report: dict[str, Any] = {"threads": torch.get_num_threads(), "prompts": len(texts)}
     with serving(program, str(resolve_folder(options.target)), more, options.out / "server.log") as server:
         served = [f"data.writer=openai:{server.url}", f"data.concurrency={options.concurrency}"]
-        write([*greedy, *served], options.out / "greedy_served")
-        report["tokens_per_s"] = {"vLLM": write([*own, *served], options.out / "served")}
+        own = [*words, f"data.samples={options.samples}"]
         if options.kill_after:
-            seconds = [float(text) for text in options.kill_after.split(",")]
-            report["killed"] = killed([*own, *served], options.out / "killed", seconds)
-            report["samples_that_differ"] = differing(options.out / "killed", options.out / "served")
-    write(greedy, options.out / "greedy_own")
-    report["tokens_per_s"]["in this process"] = write(own, options.out / "own")
-    report["greedy_that_differ"] = differing(options.out / "greedy_own", options.out / "greedy_served")
-    report["same"] = not report["greedy_that_differ"] and not report.get("samples_that_differ")
+            report = soaked([*own, *served], options)
+        else:
+            report = compared(words, own, served, options)
+    report["threads"] = torch.get_num_threads()
     (options.out / "writer_check.json").write_text(json.dumps(report, indent=2) + "\n")
-    tell(report)
     return report
+
+
+def compared(
+    words: list[str], own: list[str], served: list[str], options: argparse.Namespace
+) -> dict[str, Any]:
+    """The same greedy answers, and how fast samples of their own are written, the server first."""
+    suites, _ = prompts_of("mtbench", limit=options.prompts)
+    texts = [prompt.content for prompt in suites[0].prompts]
+    given = options.out / "prompts.jsonl"
+    given.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    greedy = [*words, f"data.prompts={given}", f"data.samples={len(texts)}", "data.answer_temperatures=[0.0]"]
+    write([*greedy, *served], options.out / "greedy_served")
+    write(greedy, options.out / "greedy_own")
+    rates = {
+        "vLLM": write([*own, *served], options.out / "served"),
+        "in this process": write(own, options.out / "own"),
+    }
+    differ = differing(options.out / "greedy_own", options.out / "greedy_served")
+    print("| writer | kept tokens/s |\n|---|---|")
+    for name, rate in rates.items():
+        print(f"| {name} | {rate:.0f} |")
+    print(f"greedy answers that differ: {differ} of {len(texts)}")
+    return {"tokens_per_s": rates, "prompts": len(texts), "greedy_that_differ": differ, "same": not differ}
+
+
+def soaked(words: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """One undisturbed run, and one that is killed."""
+    started = time.monotonic()
+    rate = write(words, options.out / "served")
+    seconds = time.monotonic() - started
+    limits = [float(text) for text in options.kill_after.split(",")]
+    at_kills = killed(words, options.out / "killed", limits)
+    differ = differing(options.out / "killed", options.out / "served")
+    count = len(samples_of(options.out / "killed"))
+    print(f"undisturbed: {seconds:.0f} s, {rate:.0f} kept tokens/s; on disk at the kills: {at_kills}")
+    print(f"samples that differ: {differ} of {count}")
+    return {
+        "tokens_per_s": rate, "seconds": seconds, "at_kills": at_kills, "samples": count, "samples_that_differ": differ, "same": not differ,
+    }  # fmt: skip
 
 
 def command_of(words: list[str], folder: Path) -> list[str]:
@@ -142,17 +170,6 @@ def differing(a: Path, b: Path) -> int:
     """How many samples of one folder are not in the other."""
     ours, theirs = set(samples_of(a)), set(samples_of(b))
     return max(len(ours - theirs), len(theirs - ours))
-
-
-def tell(report: dict[str, Any]) -> None:
-    print("| writer | kept tokens/s |\n|---|---|")
-    for name, rate in report["tokens_per_s"].items():
-        print(f"| {name} | {rate:.0f} |")
-    print(f"greedy answers that differ: {report['greedy_that_differ']} of {report['prompts']}")
-    if "killed" in report:
-        print(
-            f"on disk at the kills: {report['killed']}; samples that differ: {report['samples_that_differ']}"
-        )
 
 
 if __name__ == "__main__":
