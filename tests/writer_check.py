@@ -58,8 +58,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     program = options.vllm / "bin" / "python"
     if not program.is_file():
         raise UserError(f"--vllm={options.vllm}: has no bin/python; type: make serve-check")
-    shutil.rmtree(options.out, ignore_errors=True)
-    options.out.mkdir(parents=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in ("served", "killed", "own", "greedy_served", "greedy_own"):
+        shutil.rmtree(options.out / name, ignore_errors=True)
     words = [
         "recipe=smollm2_block", f"target.name={options.target}", "target.dtype=float32", f"data.batch_size={options.batch_size}",
         f"data.max_answer_tokens={options.max_answer_tokens}",

@@ -86,6 +86,7 @@ def test_texts_are_tokenised_again(target: Target) -> None:
 
 def test_a_request_in_each_dialect(target: Target) -> None:
     full = completions(target).body(REQUEST)
+    assert full["add_special_tokens"] is False and full["seed"] == 11 and full["max_tokens"] == 6
     assert full["prompt"] == [1, 40, 41] and full["stop_token_ids"] == [2, 7] and full["return_token_ids"]
     assert (full["top_p"], full["top_k"], full["repetition_penalty"], full["min_p"]) == (0.9, 5, 1.0, 0.0)
     plain = completions(target, ids_in=False, extensions=False, ids_out=False).body(REQUEST)
