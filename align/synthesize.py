@@ -27,18 +27,18 @@ def main(argv: list[str] | None = None) -> None:
         return
     check_writing(recipe)
     check_source(recipe.data.prompts)
-    for source in recipe.data.text:
-        check_text_source(source)
+    for text in recipe.data.text:
+        check_text_source(text)
     with Claim(recipe.data_folder, "data.path" if recipe.data.path else "output"):
         # only now: torch and transformers take seconds to import
         from align.data.synthesis import synthesize
         from align.data.texts import read_texts
-        from align.target.loading import load_target
+        from align.writing.opening import opened
 
-        target = load_target(recipe.target.name, device=recipe.target.device, **recipe.target_options)
-        if recipe.data.text:
-            read_texts(recipe, target)
-        synthesize(recipe, target, recipe.data_folder)
+        with opened(recipe) as (target, source):
+            if recipe.data.text:
+                read_texts(recipe, target)
+            synthesize(recipe, target, recipe.data_folder, source=source)
     say(f"next:\n  {command('align.train', *words)}")
 
 

@@ -27,7 +27,8 @@ ROOMS = {
     "align.diffusion": "align.common",
     "align.models": "align.common align.kernels align.target align.importing align.diffusion",
     "align.losses": "align.common align.diffusion",
-    "align.data": "align.common align.config align.folder align.target",
+    "align.writing": "align.common align.config align.folder align.target",
+    "align.data": "align.common align.config align.folder align.target align.writing",
     "align.outputs": "align.common align.config align.target align.diffusion align.models align.losses",
     "align.training": "align.common align.config align.folder align.target align.diffusion align.models align.losses align.data align.outputs",
     "align.planning": "align.common align.config align.folder align.target align.diffusion align.models align.losses align.data align.outputs "
@@ -277,7 +278,7 @@ def test_no_test_file_imports_another() -> None:
 NO_MODULE_OF_THEIR_OWN = {
     "tests/test_imports.py", "tests/test_packaging.py", "tests/decode/test_malformed.py", "tests/decode/test_draws.py",
     "tests/decode/test_early.py", "tests/decode/engine/test_real_target.py", "tests/test_docs.py",
-    "tests/test_exact_distribution.py", "tests/test_fuzz.py", "tests/test_kills.py",
+    "tests/test_exact_distribution.py", "tests/test_fuzz.py", "tests/test_kills.py", "tests/test_serve_check.py",
 }  # fmt: skip
 """Tests of several rooms together, beside those of contract/."""
 

@@ -39,9 +39,11 @@ def check_writing(recipe: Recipe) -> None:
     """Raises UserError for what `align.synthesize` will lack."""
     check_name(recipe.target.name)
     _check_init(recipe)
+    _check_folder(recipe.data_folder, "data.path" if recipe.data.path else "output")
+    if recipe.data.server is not None:
+        return
     if recipe.target.device.startswith("cuda") and not gpu_count():
         raise UserError(f"device {recipe.target.device!r} was asked for, but torch sees no CUDA device")
-    _check_folder(recipe.data_folder, "data.path" if recipe.data.path else "output")
     d = recipe.data
     _fits(d.batch_size * (d.max_prompt_tokens + d.max_answer_tokens) * 256, f"data.batch_size={d.batch_size}")
 
@@ -105,7 +107,12 @@ def _check_data(recipe: Recipe) -> None:
 
 def _check_empty(folder: Path) -> None:
     """Whether data may be begun there: not beside other things, a drafter's for example, where a wrong path leads."""
-    own = ("shard-*", "text", ".*")  # a writing that was stopped before its manifest
+    own = (
+        "shard-*",
+        "text",
+        ".*",
+        "near-duplicates.sqlite*",
+    )  # a writing that was stopped before its manifest
     others = sorted(p.name for p in folder.glob("*") if not any(p.match(name) for name in own))
     if others:
         raise UserError(

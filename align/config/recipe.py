@@ -138,6 +138,25 @@ class DataConfig(Group):
     max_prompt_tokens: int = option(80, "longest prompt; a longer written one is dropped", low=1, high=2**24)
     max_answer_tokens: int = option(160, "longest answer", low=1, high=2**24)
     batch_size: int = option(128, "rows written at a time; one shard each", low=1)
+    writer: str = option(
+        "target",
+        "who writes: target = the target in this process; openai:URL = a server that has it, through the OpenAI protocol (vLLM, "
+        "SGLang, TGI, llama.cpp)",
+    )
+    concurrency: int = option(64, "requests in flight to a server", low=1, high=65536)
+    served_model: str | None = option(
+        None, "the target's name on the server; null = the one that is called as target.name"
+    )
+    server_check: Literal["auto", "never"] = option(
+        "auto",
+        "auto = the server's answers to a few prompts are compared with the target's own, where its weights are here and fit",
+    )
+    reply_seconds: float = option(
+        600.0, "seconds after which a request without a reply is sent again", above=0
+    )
+    retry_seconds: float = option(
+        300.0, "seconds for which a request that fails is sent again before the writing stops", low=0
+    )
     length: int = option(512, "length of a packed row", low=8, high=2**24)
     validation_fraction: float = option(0.02, "share of samples held out", above=0, high=0.5)
     near_duplicate_threshold: float = option(
@@ -173,6 +192,12 @@ class DataConfig(Group):
     follow_after: int = option(
         4, "shards that must be there first: held-out rows and the draft vocabulary are theirs", low=1
     )
+
+    @property
+    def server(self) -> str | None:
+        """The address of the server that writes, without `/v1`; None = the target itself writes."""
+        kind, _, url = self.writer.partition(":")
+        return url.rstrip("/").removesuffix("/v1") if kind == "openai" else None
 
 
 @dataclass
@@ -441,6 +466,8 @@ class Recipe(Group):
         return Path(self.trainer.features_path or Path(self.output) / "features")
 
 
+API_KEY = "SPECALIGN_API_KEY"
+"""The environment variable that holds a server's API key. One of its own: another service's key is sent to nobody."""
 LOGGERS = ("csv", "tensorboard", "wandb")
 GROUPS = ("", "target", "data", "drafter", "objective", "trainer", "launch")
 

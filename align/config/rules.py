@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 from align.common.errors import UserError, nearest
-from align.config.recipe import GROUPS, LOGGERS, LOSS_NAMES, PARTS, Recipe
+from align.config.recipe import API_KEY, GROUPS, LOGGERS, LOSS_NAMES, PARTS, DataConfig, Recipe
 
 
 def check(recipe: Recipe) -> None:
@@ -67,6 +68,32 @@ def _run_rules(recipe: Recipe) -> list[tuple[bool, str]]:
             f"data.mixture has {len(recipe.data.mixture)} entries for {len(text)} sources of data.text",
         ),
         (len(set(text)) < len(text), f"data.text={text} names a source twice"),
+        *_writer_rules(recipe.data),
+    ]
+
+
+def _writer_rules(data: DataConfig) -> list[tuple[bool, str]]:
+    """Of who writes. A key in an address would be written into every record of the run."""
+    words, example = f"data.writer={data.writer!r}", "data.writer=openai:http://127.0.0.1:8000"
+    try:
+        parts = urlsplit("http://none" if data.server is None else data.server)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        parts, good = urlsplit("http://none"), False
+    if parts.username is not None or parts.query or parts.fragment:
+        return [
+            (
+                True,
+                "data.writer: an address with a user, a key or a query would be written into the run's records; put the key into the "
+                f"environment variable {API_KEY}",
+            )
+        ]
+    return [
+        (
+            data.writer != "target" and data.server is None,
+            f"{words} must be target or openai:URL ({example})",
+        ),
+        (not good or " " in data.writer, f"{words}: no address; an example: {example}"),
     ]
 
 

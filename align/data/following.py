@@ -94,9 +94,13 @@ class ShardsAsWritten:
             if self._writing is None or self._writing.manifest["shards"] != manifest["shards"]:
                 if not self.quiet and self._writing is None:
                     say(f"nobody writes into {self.folder}: writing and training in turn", error=True)
+                if self._writing is not None:
+                    self._writing.close()
                 self._writing = Synthesis(self.recipe, self.target, self.folder, self.quiet)
             if not self._writing.done:
                 self._writing.write_shard()
+            if self._writing.done:
+                self._writing.close()
         return True
 
 

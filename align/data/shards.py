@@ -193,7 +193,9 @@ class Manifest(_Always, total=False):
     sha256: list[str]
     """Of each shard; a manifest of old has none."""
     target: str
-    target_sha256: str
+    target_sha256: str | None
+    """None where a server wrote and the weights were not on this machine."""
+    writer: str
     top_p: float
     top_k: int
 

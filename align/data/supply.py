@@ -22,6 +22,7 @@ from align.data.stream import Shuffled, Stream, TextFirst
 from align.data.synthesis import same_settings, synthesize
 from align.data.texts import is_read, open_text, read_text_manifest, read_texts, text_folder
 from align.target.model import Target
+from align.writing.agreement import PROBES, check_answers
 
 TEXT_STREAM = 7
 WAIT = 1.0
@@ -106,12 +107,26 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
         _write_missing(recipe, target, quiet)
         samples = read_samples(folder, target.vocab_size)
     manifest = data.read_manifest(folder)
-    if manifest.get("target_sha256") != target.hash:
+    _check_writer(folder, manifest, samples, target)
+    return Supply(folder, *split_validation(samples, d.validation_fraction), text, later)
+
+
+def _check_writer(folder: Path, manifest: dict[str, Any], samples: Texts, target: Target) -> None:
+    """Raises UserError where another target wrote the samples. Where the weights were a server's alone, its greedy answers tell."""
+    known = manifest.get("target_sha256")
+    if known is None and manifest.get("writer") == "server":
+        greedy = (samples.temperature == 0).nonzero()[:PROBES, 0].tolist()
+        starts = [int(samples.answer_start[i]) for i in greedy]
+        texts = [samples[i].tolist() for i in greedy]
+        prompts = [text[:start] for text, start in zip(texts, starts, strict=True)]
+        answers = [text[start:] for text, start in zip(texts, starts, strict=True)]
+        check_answers(target, prompts, answers, f"{folder}: who wrote it")
+        return
+    if known != target.hash:
         raise UserError(
-            f"{folder}: written by {manifest.get('target')!r} (another sha256), not by {recipe.target.name!r}; "
+            f"{folder}: written by {manifest.get('target')!r} (another sha256), not by {target.spec!r}; "
             "give another data.path"
         )
-    return Supply(folder, *split_validation(samples, d.validation_fraction), text, later)
 
 
 def _text(recipe: Recipe, target: Target, quiet: bool) -> Texts:

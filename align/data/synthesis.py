@@ -4,43 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from align.common.errors import UserError
 from align.common.files import sha256_file
-from align.common.terminal import PlainConsole
 from align.common.text import say
 from align.config.recipe import Recipe
 from align.data import shards as data
-from align.data.batches import Batches, Template, chat_template
 from align.data.index import ShardFolder
+from align.data.near_duplicates import NearDuplicates
 from align.data.prompts import read_prompts
 from align.target.model import Target
+from align.writing.generation import Row
+from align.writing.in_process import InProcess
+from align.writing.progress import WritingProgress
+from align.writing.rows import Plan, Progress, Source, Template, Told, chat_template, unheard
 
-LINE_EVERY = 30.0
-"""Seconds between lines where there is no terminal."""
-
-_OLDER: dict[str, Any] = {"prompt_openings": [], "template_kwargs": {}, "system": None}
+_OLDER: dict[str, Any] = {"prompt_openings": [], "template_kwargs": {}, "system": None, "writer": "target"}
 """What a manifest means that was written before the key came."""
 
 
-def identity(recipe: Recipe, target: Target, template: Template, prompts: list[str] | None) -> dict[str, Any]:
-    """What a restart must find unchanged, or the shards would not belong together."""
-    d = recipe.data
+def identity(recipe: Recipe, target: Told, template: Template, prompts: list[str] | None) -> dict[str, Any]:
+    """What a restart must find unchanged, or the shards would not belong together.
+
+    A server's address is none of it, and its type of numbers is not known; a target whose weights are not here has no hash.
+    """
+    d, served = recipe.data, recipe.data.server is not None
     return {
+        "writer": "server" if served else "target",
         "target": target.spec,
         "target_sha256": target.hash,
         "template_sha256": template.sha256,
         "template_kwargs": dict(d.template_kwargs),
         "system": d.system,
-        "dtype": target.dtype_name,
+        "dtype": None if served else getattr(target, "dtype_name", None),
         "seed": recipe.seed,
         "prompts": d.prompts,
         "prompts_sha256": None
@@ -62,10 +65,17 @@ def same_settings(manifest: dict[str, Any], recipe: Recipe, target: Target) -> b
     """Whether `synthesize` would go on from there; the prompts themselves are not looked at."""
     wanted = identity(recipe, target, chat_template(target), None)
     return all(
-        manifest.get(k, _OLDER.get(k)) == v
-        for k, v in wanted.items()
-        if k not in ("prompts_sha256", "target")
+        _same(manifest, key, value)
+        for key, value in wanted.items()
+        if key not in ("prompts_sha256", "target")
     )
+
+
+def _same(manifest: dict[str, Any], key: str, value: Any) -> bool:
+    found = manifest.get(key, _OLDER.get(key))
+    if key == "target_sha256" and None in (found, value):  # written where the weights were not
+        return True
+    return bool(found == value)
 
 
 def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -76,11 +86,13 @@ def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         return wanted | nothing
     manifest = data.read_manifest(folder)
     for key, value in wanted.items():
-        if manifest.get(key, _OLDER.get(key)) != value:
+        if not _same(manifest, key, value):
             raise UserError(
                 f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says {value!r}; "
                 "give the data.… keys that it was written with, or another data.path"
             )
+    if manifest.get("target_sha256") is None:
+        manifest["target_sha256"] = wanted["target_sha256"]
     return manifest | {key: value for key, value in nothing.items() if key not in manifest}
 
 
@@ -88,14 +100,27 @@ FRUITLESS = 20
 """Batches in a row of which nothing is kept, after which the writing stops."""
 
 
+MakeSource = Callable[[Plan], Source]
+
+
 class Synthesis:
     """The writing of one folder, a shard at a time.
 
+    Args:
+        source: who writes the rows; None = the server that the recipe names, else the target, in this process.
+
     Raises:
-        UserError: a folder written with other settings, prompts that can't be read.
+        UserError: a folder written with other settings, prompts that can't be read, a server that can't be used.
     """
 
-    def __init__(self, recipe: Recipe, target: Target, folder: Path, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        target: Told,
+        folder: Path,
+        quiet: bool = False,
+        source: MakeSource | None = None,
+    ) -> None:
         d = recipe.data
         self.recipe, self.folder, self.quiet, self.fruitless = recipe, folder, quiet, 0
         template = chat_template(target)
@@ -105,16 +130,32 @@ class Synthesis:
                 d.prompts, d.prompts_split, d.prompts_column, d.prompts_config, d.prompts_revision
             )
         self.manifest = _resume(folder, identity(recipe, target, template, self.prompts))
-        self.batches = Batches(recipe, target, template, self.prompts, folder)
+        plan = Plan(recipe, target, template, self.prompts)
+        self.batches = _Batches(plan, folder, source or partial(self._source, target))
+        if recipe.data.server is not None and not (folder / "manifest.json").exists():
+            _ = self.batches.source  # it has to be there before anything is written
+            data.write_manifest(folder, self.manifest)  # the settings of the first answers that are kept
         _mend(folder, self.manifest, self.batches, quiet)
+
+    def _source(self, target: Told, plan: Plan) -> Source:
+        if self.recipe.data.server is None:
+            assert isinstance(target, Target)
+            return InProcess(plan, target)
+        from align.writing.served import Served
+
+        return Served(plan, self.folder, self.quiet)
+
+    def close(self) -> None:
+        """End what still runs: requests, processes."""
+        self.batches.close()
 
     @property
     def done(self) -> bool:
         """Whether all samples are there."""
         return bool(self.manifest["samples"] >= self.recipe.data.samples)
 
-    def write_shard(self, progress: Callable[[int], None] = lambda tokens: None) -> bool:
-        """Write the next shard; False where the prompts have ended. `progress` hears of new tokens.
+    def write_shard(self, progress: Progress = unheard) -> bool:
+        """Write the next shard; False where the prompts have ended.
 
         Raises:
             UserError: settings under which nothing is kept.
@@ -133,6 +174,7 @@ class Synthesis:
         manifest["finished"] = self.done
         data.write_manifest(folder, manifest)
         self.batches.keep(manifest)
+        self.batches.source.forget(manifest["shards"] - 1)
         self.fruitless = 0 if len(samples) or self.prompts else self.fruitless + 1
         if self.fruitless == FRUITLESS:
             raise UserError(
@@ -142,16 +184,23 @@ class Synthesis:
         return True
 
 
-def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False) -> dict[str, Any]:
-    """Write `recipe.data.samples` samples into `folder`, going on from what is there; returns the manifest.
+def synthesize(
+    recipe: Recipe, target: Told, folder: Path, quiet: bool = False, source: MakeSource | None = None
+) -> dict[str, Any]:
+    """Write `recipe.data.samples` samples into `folder`, going on from what is there; returns the manifest. `source`: see `Synthesis`.
 
     A shard that is missing or damaged is written again first: its text depends on the seed and its number alone.
 
     Raises:
         UserError: a folder written with other settings, prompts that can't be read, or settings under which nothing is kept.
     """
-    d, writing = recipe.data, Synthesis(recipe, target, folder, quiet)
-    manifest = writing.manifest
+    with closing(Synthesis(recipe, target, folder, quiet, source)) as writing:
+        return _written(writing)
+
+
+def _written(writing: Synthesis) -> dict[str, Any]:
+    """The manifest after all shards are written, with a word on each step."""
+    d, folder, quiet, manifest = writing.recipe.data, writing.folder, writing.quiet, writing.manifest
     if writing.done:
         if not quiet:
             say(f"{folder} is finished: {manifest['samples']} samples, {manifest['tokens']} tokens")
@@ -164,9 +213,9 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
         )
     if manifest["samples"] and not quiet:
         say(f"going on in {folder}: {manifest['samples']} of {d.samples} samples are there")
-    with _WritingProgress(d.samples, manifest["samples"], quiet) as progress:
+    with WritingProgress(d.samples, manifest["samples"], quiet) as progress:
         while not writing.done and writing.write_shard(progress.count):
-            progress.samples_done(manifest["samples"])
+            progress.samples_done(manifest["samples"], d.batch_size)
     seconds = time.monotonic() - start
     if not quiet:
         written = manifest["tokens"] - tokens_before
@@ -179,7 +228,7 @@ def synthesize(recipe: Recipe, target: Target, folder: Path, quiet: bool = False
     return manifest
 
 
-def _mend(folder: Path, manifest: dict[str, Any], batches: Batches, quiet: bool) -> None:
+def _mend(folder: Path, manifest: dict[str, Any], batches: _Batches, quiet: bool) -> None:
     """Write shards again that are missing or not as they were, and have `batches` know what all of them hold."""
     shards, broken = ShardFolder(folder, manifest, batches.target.vocab_size), set[int]()
     for number in range(len(shards)):
@@ -218,53 +267,83 @@ def _count(manifest: dict[str, Any], samples: data.Samples) -> None:
     manifest["answer_tokens"] += len(samples.tokens) - int(samples.answer_start.sum())
 
 
+class _Batches:
+    """The target's batches by number, without what is broken or was said before."""
+
+    def __init__(self, plan: Plan, folder: Path, source: MakeSource) -> None:
+        self.plan, self.recipe, self.target, self.template = plan, plan.recipe, plan.target, plan.template
+        self.folder, self._make = folder, source
+
+    @cached_property
+    def source(self) -> Source:
+        """Who writes, asked for where something is to be written."""
+        return self._make(self.plan)
+
+    def close(self) -> None:
+        if "source" in vars(self):
+            self.source.close()
+
+    @cached_property
+    def seen(self) -> NearDuplicates:
+        """What was said before, in all shards."""
+        return NearDuplicates(
+            self.recipe.data.near_duplicate_threshold, self.folder / "near-duplicates.sqlite"
+        )
+
+    def know(self, manifest: dict[str, Any]) -> bool:
+        """Whether the texts of these shards, and no others, are remembered from the last time."""
+        return self.seen.holds(_shards_key(manifest))
+
+    def keep(self, manifest: dict[str, Any]) -> None:
+        """Remember, for the next time too, what the batches of these shards hold."""
+        self.seen.keep(_shards_key(manifest))
+
+    def remember(self, samples: data.Samples) -> None:
+        """Samples that are written: what is near to them is dropped."""
+        for tokens, start in zip(
+            map(samples.__getitem__, range(len(samples))), samples.answer_start, strict=True
+        ):
+            self.seen.add(_text_key(tokens.tolist(), int(start), len(self.template.prefix)))
+
+    def write(
+        self, number: int, room: int, dropped: Counter[str], progress: Progress = unheard
+    ) -> data.Samples | None:
+        """At most `room` samples of a batch, those of the batches before it being known; None after the last prompt.
+
+        `dropped` counts why rows are left out.
+        """
+        rows = self.source.write(number, room, progress)
+        if rows is None:
+            return None
+        chosen: list[Row] = []
+        full = False
+        for row in rows:
+            if not full and len(chosen) >= room:
+                self.seen.mark()  # a later run, which wants more, knows of what is in the shards alone
+                full = True
+            if row.broken:
+                dropped[row.broken] += 1
+            elif not self.seen.add(_text_key(row.tokens, row.answer_start, len(self.template.prefix))):
+                dropped["near-duplicate"] += 1
+            elif not full:
+                chosen.append(row)
+        if full:
+            self.seen.forget()
+        return data.from_lists(
+            [r.tokens for r in chosen],
+            [r.answer_start for r in chosen],
+            [r.answer_temperature for r in chosen],
+        )
+
+
+def _shards_key(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest["sha256"]).encode()).hexdigest()
+
+
 def _counts(dropped: dict[str, int]) -> str:
     return ", ".join(f"{count} {why}" for why, count in dropped.items()) or "none"
 
 
-class _WritingProgress:
-    """How far the writing is, as a context: a bar on a terminal, a line every `LINE_EVERY` seconds elsewhere."""
-
-    def __init__(self, total: int, done: int, quiet: bool) -> None:
-        self.total, self.before, self.samples, self.tokens, self.quiet = total, done, done, 0, quiet
-        self.prints_lines = not quiet and not sys.stdout.isatty()
-        self.started = self.printed = time.monotonic()
-        self.bar = Progress(
-            TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
-            console=PlainConsole(), disable=quiet,
-        )  # fmt: skip
-        self.task = self.bar.add_task("write", total=total, completed=done, rate="")
-
-    def __enter__(self) -> _WritingProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def count(self, tokens: int) -> None:
-        """So many tokens more were written."""
-        self.tokens += tokens
-        now = time.monotonic()
-        rate = f"{self.tokens / max(now - self.started, 1e-9):.0f} tokens/s"
-        self.bar.update(self.task, rate=rate)
-        if not self.prints_lines or now - self.printed < LINE_EVERY:
-            return
-        self.printed = now
-        new = self.samples - self.before
-        left = (
-            f", {(now - self.started) / new * (self.total - self.samples) / 60:.0f} min left" if new else ""
-        )
-        say(f"{self.samples}/{self.total} samples, {rate}{left}")
-
-    def samples_done(self, samples: int) -> None:
-        """So many samples are in the folder."""
-        first = self.samples == self.before < samples < self.total
-        self.samples = samples
-        if first and not self.quiet:
-            minutes = (
-                (time.monotonic() - self.started) / (samples - self.before) * (self.total - samples) / 60
-            )
-            how_long = f"about {minutes:.0f} min" if minutes >= 1 else "under a minute"
-            say(f"{how_long} for the other {self.total - samples} samples")
-        self.bar.update(self.task, completed=samples)
+def _text_key(tokens: list[int], answer_start: int, prefix: int) -> list[int]:
+    """The part of a sample that near-duplicates are judged by: its prompt, or a base text's first 64 tokens."""
+    return tokens[prefix:answer_start] if answer_start > prefix else tokens[prefix : prefix + 64]

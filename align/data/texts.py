@@ -22,6 +22,7 @@ from align.data.index import read_samples
 from align.data.overlap import Passages, excluded
 from align.data.text_sources import HubOptions, documents
 from align.target.model import Target
+from align.writing.rows import Told
 
 SHARD_TOKENS = 1 << 18
 """A shard ends with the document that reaches so many tokens."""
@@ -43,7 +44,7 @@ class TextManifest(TypedDict):
     """What the manifest of such a folder holds. unchecked: benchmarks that could not be had to compare with, and why."""
 
     target: str
-    target_sha256: str
+    target_sha256: str | None
     length: int
     mixture: list[float]
     options: dict[str, str | None]
@@ -86,7 +87,7 @@ def is_read(recipe: Recipe) -> bool:
     return bool(manifest["tokens"] >= recipe.data.text_tokens or all(s["ended"] for s in manifest["sources"]))
 
 
-def _identity(recipe: Recipe, target: Target) -> dict[str, Any]:
+def _identity(recipe: Recipe, target: Told) -> dict[str, Any]:
     """What a restart must find unchanged."""
     d = recipe.data
     options = {
@@ -107,6 +108,8 @@ def _identity(recipe: Recipe, target: Target) -> dict[str, Any]:
 
 def _check_same(folder: Path, manifest: dict[str, Any], identity: dict[str, Any]) -> None:
     for key, value in identity.items():
+        if key == "target_sha256" and None in (manifest[key], value):  # read where the weights were not
+            continue
         if manifest[key] != value and key != "target":  # where it was found does not matter, its hash does
             raise UserError(
                 f"{folder}/manifest.json: {key} is {manifest[key]!r}, this recipe says {value!r}; give the keys "
@@ -157,7 +160,7 @@ class _Source:
 class _Reader:
     """All sources of a recipe, in a fixed order of documents: the one that is most behind its weight comes next."""
 
-    def __init__(self, recipe: Recipe, target: Target, manifest: dict[str, Any], passages: Passages) -> None:
+    def __init__(self, recipe: Recipe, target: Told, manifest: dict[str, Any], passages: Passages) -> None:
         self.recipe, self.target, self.manifest, self.passages = recipe, target, manifest, passages
         self.left_out = Counter[str](manifest["left_out"])
         options = HubOptions(**manifest["options"])
@@ -208,7 +211,7 @@ class _Reader:
         return kept
 
 
-def read_texts(recipe: Recipe, target: Target, quiet: bool = False) -> dict[str, Any]:
+def read_texts(recipe: Recipe, target: Told, quiet: bool = False) -> dict[str, Any]:
     """Read `recipe.data.text` up to `data.text_tokens` tokens into `text_folder`, going on from what is there; returns the
     manifest.
 

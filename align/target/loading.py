@@ -84,7 +84,7 @@ def load_target(
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
         opens = opener(folder, spec, options)
         if opens is AutoModelForMultimodalLM and not getattr(tokenizer, "chat_template", None):
-            tokenizer.chat_template = _processors_template(folder, revision)
+            tokenizer.chat_template = processors_template(folder, revision)
         chat.check(tokenizer, spec)
         model = _loaded(opens, folder, spec, {"dtype": number, **options}, place)
         target = proven(model, tokenizer, spec, fast, round_to_bf16)
@@ -144,7 +144,7 @@ def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
     return AutoModelForMultimodalLM
 
 
-def _processors_template(folder: Path | str, revision: str | None) -> str | None:
+def processors_template(folder: Path | str, revision: str | None) -> str | None:
     """The chat template that lies with a model's processor of images, where its tokenizer has none."""
     name = "chat_template.json"
     path = folder / name if isinstance(folder, Path) else _of_hub(folder, name, revision)

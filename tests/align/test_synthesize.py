@@ -11,6 +11,8 @@ import pytest
 
 from align import synthesize
 from align.config.parser import FOLDER
+from align.target.loading import load_target
+from tests.loopback_server import Loopback
 
 DEBUG = "recipe=debug_block"
 
@@ -211,3 +213,27 @@ def test_malformed_words_of_a_real_process(argv: list[str], words: tuple[str, ..
     assert run.stdout == ""
     check_line(run.stderr, words)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, and nothing written that would keep the settings of a first try."""
+    with pytest.raises(SystemExit) as stop:
+        synthesize.main([DEBUG, f"output={tmp_path}/out", "data.writer=openai:http://127.0.0.1:9"])
+    assert stop.value.code == 2
+    check_line(capsys.readouterr().err, ("http://127.0.0.1:9/v1/models: no answer", "is the server up?"))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_server_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Loopback(load_target("debug")) as server:
+        words = [
+            DEBUG,
+            f"output={tmp_path}",
+            "data.samples=4",
+            "data.batch_size=4",
+            "data.max_answer_tokens=4",
+        ]
+        synthesize.main([*words, f"data.writer=openai:{server.url}/v1"])
+    said = capsys.readouterr().out
+    assert "writes as 'debug', up to 64 requests at once, exact token ids; 100% of its greedy tokens" in said
+    assert "align.train" in said and (tmp_path / "data" / "shard-00000.safetensors").is_file()

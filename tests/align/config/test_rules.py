@@ -28,6 +28,16 @@ from align.config.parser import load_recipe
         ),
         (["drafter.kind=ddit", "drafter.graph=uniform"], "no one-step q to calibrate"),
         (["drafter.kind=ddit", "drafter.graph=uniform", "objective.times=count"], "count counts masks"),
+        (["data.writer=vllm"], "data.writer='vllm' must be target or openai:URL"),
+        (
+            ["data.writer=openai:localhost:8000"],
+            "no address; an example: data.writer=openai:http://127.0.0.1:8000",
+        ),
+        (["data.writer=openai:http://a:99999"], "no address"),
+        (["data.writer=openai:"], "no address"),
+        (["data.writer=openai:http://[::1"], "no address"),
+        (["data.writer=openai:http://me:secret@a"], "environment variable SPECALIGN_API_KEY$"),
+        (["data.writer=openai:http://a/v1?key=secret"], "environment variable SPECALIGN_API_KEY$"),
     ],
 )
 def test_impossible_recipes(words: list[str], line: str) -> None:
@@ -48,3 +58,12 @@ def test_impossible_recipes(words: list[str], line: str) -> None:
 def test_impossible_prefixes_are_refused(words: tuple[str, ...], says: str) -> None:
     with pytest.raises(UserError, match=says):
         load_recipe(words)
+
+
+def test_a_servers_address_is_taken_with_and_without_v1() -> None:
+    for url in ("http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1"):
+        assert (
+            load_recipe(["recipe=debug_block", f"data.writer=openai:{url}"]).data.server
+            == "http://127.0.0.1:8000"
+        )
+    assert load_recipe(["recipe=debug_block"]).data.server is None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from align.data.generation import Row, Writer, WriterSettings, draw
 from align.target.model import Target
+from align.writing.generation import Row, Writer, WriterSettings, draw
 
 
 def test_draw_has_the_softmax_law() -> None:

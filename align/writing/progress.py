@@ -1,0 +1,64 @@
+"""How far the writing is."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from align.common.terminal import PlainConsole
+from align.common.text import say
+
+LINE_EVERY = 30.0
+"""Seconds between lines where there is no terminal."""
+
+
+class WritingProgress:
+    """A bar on a terminal, a line every `LINE_EVERY` seconds elsewhere; as a context."""
+
+    def __init__(self, total: int, done: int, quiet: bool) -> None:
+        self.total, self.before, self.samples, self.tokens, self.quiet = total, done, done, 0, quiet
+        self.ahead = 0
+        """Rows that are at their end and in no shard yet."""
+        self.prints_lines = not quiet and not sys.stdout.isatty()
+        self.started = self.printed = time.monotonic()
+        self.bar = Progress(
+            TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
+            console=PlainConsole(), disable=quiet,
+        )  # fmt: skip
+        self.task = self.bar.add_task("write", total=total, completed=done, rate="")
+
+    def __enter__(self) -> WritingProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def count(self, tokens: int, rows: int = 0) -> None:
+        """So many tokens more were written, and so many rows brought to their end."""
+        self.tokens += tokens
+        self.ahead += rows
+        now = time.monotonic()
+        rate = f"{self.tokens / max(now - self.started, 1e-9):.0f} tokens/s"
+        self.bar.update(self.task, rate=rate, completed=min(self.samples + self.ahead, self.total))
+        if not self.prints_lines or now - self.printed < LINE_EVERY:
+            return
+        self.printed = now
+        there = min(self.samples + self.ahead, self.total)
+        new = there - self.before
+        left = f", {(now - self.started) / new * (self.total - there) / 60:.0f} min left" if new > 0 else ""
+        say(f"{there}/{self.total} samples, {rate}{left}")
+
+    def samples_done(self, samples: int, rows: int = 0) -> None:
+        """So many samples are in the folder, after a batch of `rows`."""
+        first = self.samples == self.before < samples < self.total
+        self.samples, self.ahead = samples, max(0, self.ahead - rows)
+        if first and not self.quiet:
+            minutes = (
+                (time.monotonic() - self.started) / (samples - self.before) * (self.total - samples) / 60
+            )
+            how_long = f"about {minutes:.0f} min" if minutes >= 1 else "under a minute"
+            say(f"{how_long} for the other {self.total - samples} samples")
+        self.bar.update(self.task, completed=samples)

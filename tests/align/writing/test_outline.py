@@ -1,0 +1,75 @@
+"""A target without its weights says of itself what it says with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from align.common.errors import UserError
+from align.config.parser import load_recipe
+from align.config.recipe import Recipe
+from align.data import shards as data
+from align.data.supply import open_supply
+from align.data.synthesis import synthesize
+from align.target.loading import load_target
+from align.target.model import Target
+from align.writing import outline as module
+from align.writing.outline import Outline, open_beside_server, outline
+from align.writing.rows import chat_template
+from tests.loopback_server import Loopback
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A debug model in hub layout."""
+    target, path = load_target("debug", fast=False), tmp_path_factory.mktemp("model") / "debug"
+    target.model.save_pretrained(str(path))
+    target.tokenizer.save_pretrained(str(path))
+    return path
+
+
+def recipe_of(name: Path | str, *words: str) -> Recipe:
+    own = ["recipe=debug_block", f"target.name={name}", "data.samples=8", "data.batch_size=4"]
+    return load_recipe([*own, "data.max_answer_tokens=6", *words])
+
+
+def test_it_says_what_the_target_says(folder: Path) -> None:
+    own, found = load_target(str(folder)), outline(recipe_of(folder))
+    for name in ("spec", "eos_ids", "vocab_size", "context_limit", "has_chat_template"):
+        assert getattr(found, name) == getattr(own, name), name
+    assert chat_template(found) == chat_template(own) and found.hash is None
+
+
+def test_weights_are_loaded_where_they_are_here_and_fit(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(open_beside_server(recipe_of(folder)), Target)
+    assert isinstance(open_beside_server(recipe_of(folder, "data.server_check=never")), Outline)
+    monkeypatch.setattr(module, "memory_bytes", lambda: 1000)
+    assert isinstance(open_beside_server(recipe_of(folder)), Outline)
+    for path in folder.iterdir():
+        if path.suffix == ".json":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.undo()
+    assert isinstance(open_beside_server(recipe_of(tmp_path)), Outline)
+    with pytest.raises(UserError, match="has no switch 'thinking'"):
+        outline(recipe_of(folder, "data.template_kwargs.thinking=true"))
+
+
+def test_what_is_written_without_weights_is_compared_where_they_are(folder: Path, tmp_path: Path) -> None:
+    """By its greedy answers, when training opens it."""
+    target = load_target(str(folder))
+    words = ["data.server_check=never", f"data.path={tmp_path}", "data.answer_temperatures=[0.0]"]
+    with Loopback(target) as server:
+        recipe = recipe_of(folder, *words, f"data.writer=openai:{server.url}")
+        found = synthesize(recipe, outline(recipe), tmp_path, quiet=True)
+    assert found["target_sha256"] is None
+    supply = open_supply(recipe_of(folder, *words), target, quiet=True)
+    assert len(supply.training) + len(supply.validation) == 8
+    with pytest.raises(UserError, match="who wrote it is not target.name='debug-qwen2'"):
+        open_supply(recipe_of("debug-qwen2", *words), load_target("debug-qwen2"), quiet=True)
+    manifest = data.read_manifest(tmp_path) | {"writer": "target"}
+    data.write_manifest(tmp_path, manifest)
+    with pytest.raises(UserError, match="another sha256"):
+        open_supply(recipe_of(folder, *words), target, quiet=True)

@@ -1,0 +1,26 @@
+"""What a batch begins with depends on its number and the recipe alone."""
+
+from __future__ import annotations
+
+from align.config.parser import load_recipe
+from align.target.model import Target
+from align.writing.rows import Plan, batch_seed, chat_template, row_seed
+
+
+def test_rows_of_given_prompts_end_with_the_last_one(target: Target) -> None:
+    recipe = load_recipe(["recipe=debug_block", "data.batch_size=4", "data.max_prompt_tokens=3"])
+    plan = Plan(recipe, target, chat_template(target), ["abcdef", "b", "c", "d", "e"])
+    first, second = plan.rows(0), plan.rows(1)
+    assert [row.index for row in (*first, *second)] == [0, 1, 2, 3, 4] and plan.rows(2) == []
+    assert len(first[0].forced) == 3 + len(plan.template.turn)
+    assert [row.answer_temperature for row in first] == [0.0, 0.0, 0.7, 1.0]
+    assert plan.prompt_ends >= {plan.template.turn[0], *target.eos_ids}
+    assert plan.capacity == len(plan.template.prefix) + 3 + len(plan.template.turn) + 24
+
+
+def test_seeds_differ_by_row_and_part_and_fit_every_server() -> None:
+    seeds = {
+        row_seed(seed, row, part) for seed in (0, 1) for row in range(50) for part in ("prompt", "answer")
+    }
+    assert len(seeds) == 200 and all(0 <= seed < 2**31 for seed in seeds)
+    assert batch_seed(0, 1) != batch_seed(0, 2) != batch_seed(1, 2)

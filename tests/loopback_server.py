@@ -1,0 +1,211 @@
+"""A small OpenAI-compatible server on the loopback interface, over this project's decoder on a tiny target, with faults to order.
+
+It speaks what `align.writing` reads: GET /v1/models and POST /v1/completions with vLLM's `return_token_ids` and `stop_token_ids`.
+The same request is answered the same way, whoever else asks.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+from align.target.model import Target
+from decode.engine.decoder import Decoder
+
+FAULTS = ("429", "500", "dropped", "wrong ids", "slow", "truncated", "no choices")
+"""What may befall a request in place of its answer."""
+SLOW = 1.5
+"""Seconds that a slow reply takes."""
+
+
+@dataclass
+class Loopback:
+    """The server, as a context; `url` is its address.
+
+    Args:
+        target: which it serves, under the name `model`.
+        fault: what befalls the n-th completion request, from 0 on; None = nothing.
+        ids: token ids are taken and returned; else texts alone, as TGI has it.
+        strict: fields that are none of OpenAI's are refused.
+        key: the API key that it asks for.
+        limit: the longest text that it takes.
+    """
+
+    target: Target
+    model: str = "debug"
+    fault: Callable[[int], str | None] = lambda number: None
+    ids: bool = True
+    strict: bool = False
+    key: str | None = None
+    limit: int = 512
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    met: Counter[str] = field(default_factory=Counter)
+    most_at_once: int = 0
+    _now: int = 0
+    _known: dict[str, list[int]] = field(default_factory=dict)
+
+    def __enter__(self) -> Loopback:
+        self._lock = threading.Lock()
+        self._decoding = threading.Lock()
+        server = self
+
+        class Handler(_Handler):
+            app = server
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def begin(self, body: dict[str, Any]) -> str | None:
+        """Count a request; what befalls it."""
+        with self._lock:
+            number = len(self.asked)
+            self.asked.append(body)
+            self._now += 1
+            self.most_at_once = max(self.most_at_once, self._now)
+            fault = self.fault(number)
+            self.met[str(fault)] += 1
+            return fault
+
+    def end(self) -> None:
+        with self._lock:
+            self._now -= 1
+
+    def refusal(self, body: dict[str, Any]) -> str | None:
+        """Why a request is not taken."""
+        if body["model"] != self.model:
+            return f"The model {body['model']!r} does not exist."
+        if not self.ids and not isinstance(body["prompt"], str):
+            return "prompt: expected a string"
+        if self.strict and (other := body.keys() - _OPENAI):
+            return f"Unrecognized request argument supplied: {min(other)}"
+        return None
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The reply to a request."""
+        tokenizer, prompt = self.target.tokenizer, body["prompt"]
+        if isinstance(prompt, str):
+            prompt = list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        ends = {*self.target.eos_ids, *body.get("stop_token_ids", ())}
+        asked = {k: v for k, v in body.items() if k != "return_token_ids"}
+        key = json.dumps([prompt, asked], sort_keys=True)
+        with self._decoding:
+            if key not in self._known:
+                out = Decoder(self.target).generate(
+                    prompt, max_new_tokens=body["max_tokens"], temperature=body["temperature"], seed=body["seed"]
+                )  # fmt: skip
+                stop = next((i + 1 for i, t in enumerate(out.tokens) if t in ends), len(out.tokens))
+                self._known[key] = out.tokens[:stop]
+        tokens = self._known[key]
+        ended = tokens[-1] in ends
+        choice: dict[str, Any] = {
+            "index": 0, "text": tokenizer.decode(tokens, skip_special_tokens=True),
+            "finish_reason": "stop" if ended else "length", "stop_reason": None,
+        }  # fmt: skip
+        if self.ids and not self.strict and body.get("return_token_ids"):
+            choice |= {"token_ids": tokens, "prompt_token_ids": prompt}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
+        return {"object": "text_completion", "model": self.model, "choices": [choice], "usage": usage}
+
+
+def wrong(target: Target, tokens: list[int]) -> list[int]:
+    """The tokens with one that reads otherwise; without the last one, where bytes that are no text hide every other change."""
+    text = target.tokenizer.decode(tokens, skip_special_tokens=True)
+    for place in range(len(tokens)):
+        other = [*tokens[:place], 40 + tokens[place] % 40, *tokens[place + 1 :]]
+        read = target.tokenizer.decode(other, skip_special_tokens=True)
+        if read.replace("\ufffd", "").strip() != text.replace("\ufffd", "").strip():
+            return other
+    return tokens[:-1]
+
+
+_OPENAI = {
+    "model", "prompt", "max_tokens", "temperature", "top_p", "seed", "n", "stream", "presence_penalty", "frequency_penalty",
+    "stop",
+}  # fmt: skip
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    app: Loopback
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if not self._allowed():
+            return
+        if self.path != "/v1/models":
+            self._send(404, {"detail": "Not Found"})
+            return
+        model = {"id": self.app.model, "object": "model", "max_model_len": self.app.limit}
+        self._send(200, {"object": "list", "data": [model]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self._allowed():
+            return
+        fault = self.app.begin(body)
+        try:
+            self._complete(body, fault)
+        except (BrokenPipeError, ConnectionResetError):  # a client that was killed, or waits no longer
+            self.close_connection = True
+        finally:
+            self.app.end()
+
+    def _allowed(self) -> bool:
+        if self.app.key is None or self.headers.get("Authorization") == f"Bearer {self.app.key}":
+            return True
+        self._send(401, {"error": {"message": "Unauthorized"}})
+        return False
+
+    def _complete(self, body: dict[str, Any], fault: str | None) -> None:
+        if fault in ("429", "500"):
+            self._send(int(fault), {"error": {"message": "planted"}}, {"Retry-After": "0"})
+            return
+        if fault == "dropped":
+            self.close_connection = True
+            return
+        if why := self.app.refusal(body):
+            self._send(404 if "does not exist" in why else 400, {"error": {"message": why}})
+            return
+        reply = self.app.answer(body)
+        if fault == "slow":
+            time.sleep(SLOW)
+        if fault == "no choices":
+            reply["choices"] = []
+        if fault == "wrong ids" and "token_ids" in reply["choices"][0]:
+            choice = reply["choices"][0]
+            choice["token_ids"] = wrong(self.app.target, choice["token_ids"])
+        self._send(200, reply, cut=fault == "truncated")
+
+    def _send(
+        self, status: int, content: dict[str, Any], more: dict[str, str] | None = None, cut: bool = False
+    ) -> None:
+        data = json.dumps(content).encode()
+        data = data[: len(data) // 2] if cut else data
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(data)),
+            **(more or {}),
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
