@@ -104,7 +104,7 @@ def stated_seconds(
     samples = (text.samples - text.there) / max(text.kept, 1e-9)
     batches = ceil(samples / d.batch_size)
     longest = d.max_prompt_tokens + d.max_answer_tokens
-    read = target.parameters * types.target * longest
+    read = float(target.parameters * types.target * longest)
     read += d.batch_size * text.tokens * text.tokens / 2 * target.kept * types.target
     writing = max(samples * w.sample / flops, batches * read / bandwidth)
     every, fresh = rows_trained(recipe, text)

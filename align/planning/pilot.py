@@ -94,8 +94,8 @@ def _write(own: Recipe, target: Target, found: Pilot, folder: Path, width: int, 
     """Write the samples, and a few steps of a batch as wide as the run's."""
     steps: list[tuple[float, int]] = []
 
-    def note(alive: int) -> None:
-        steps.append((time.monotonic(), alive))
+    def note(tokens: int, rows: int = 0) -> None:  # a token of each row that is not at its end
+        steps.append((time.monotonic(), tokens))
 
     few = copy.deepcopy(own)
     if text.there:
@@ -147,7 +147,7 @@ def _probe(own: Recipe, target: Target, folder: Path, rows: int) -> float:
     wide, times = copy.deepcopy(own), list[float]()
     wide.data.path, wide.data.samples, wide.data.batch_size = str(folder), rows, rows
 
-    def note(alive: int) -> None:
+    def note(tokens: int, rows: int = 0) -> None:
         times.append(time.monotonic())
         if len(times) > PROBE_STEPS:
             raise _Enough
