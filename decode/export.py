@@ -41,6 +41,12 @@ def parser() -> Parser:
     )
     p.add_target_options(dtype=False)
     add("--dtype", default="bfloat16", help=f"of the weights: {', '.join(TYPES)} (default bfloat16)")
+    add(
+        "--target-gguf",
+        type=path,
+        metavar="FILE",
+        help="the target as GGUF, whose vocabulary --format gguf takes",
+    )
     add("--check", action=argparse.BooleanOptionalAction, default=True, help="compare (default: on)")
     add(
         "--limit",
@@ -83,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         trust_remote_code=options.trust_remote_code,
         limit=options.limit if options.check else 0,
         max_new_tokens=options.max_new_tokens,
+        vocabulary=options.target_gguf,
     )
     for verdict in verdicts:
         _tell(verdict, options.check)

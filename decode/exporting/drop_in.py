@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from align.common.text import plural
 from align.models.block import BlockDrafter
 from align.target.loading import read_config
 from decode.exporting.counts import Counts
-from decode.exporting.formats import FORMATS
 from decode.exporting.ladder import rest
+from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
 
 NAME = "generate(custom_generate=…)"
@@ -31,7 +32,8 @@ def compare(
     Args:
         model: the target as transformers runs it. outputs: plain greedy ones. accepted: by our decoder, chains of drafts.
     """
-    found = rest(FORMATS[verdict.format].make(drafter), verdict.folder, read_config(verdict.folder), NAME)
+    held = load_file(verdict.folder / "model.safetensors")
+    found = rest(FORMATS[verdict.format].make(drafter), read_config(verdict.folder), held, NAME)
     verdict.add(NAME, found.same, found.line)
     written, theirs = list[list[int]](), list[list[int]]()
     for prompt, output in zip(prompts, outputs, strict=True):

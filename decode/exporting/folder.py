@@ -17,7 +17,9 @@ from torch import Tensor
 from align.common.errors import UserError
 from align.common.schema import read_object
 from align.models.block import BlockDrafter
-from decode.exporting.formats import FORMATS, Exported
+from decode.exporting.formats import Exported
+from decode.exporting.gguf_file import FILE, write_gguf
+from decode.exporting.registry import FORMATS
 from decode.method_names import EXPORTS
 
 RECORD = "export.json"
@@ -40,15 +42,32 @@ def check_free(out: Path) -> None:
 
 
 def write_block(
-    drafter: BlockDrafter, format_name: str, out: Path, dtype: torch.dtype, card: str
+    drafter: BlockDrafter,
+    format_name: str,
+    out: Path,
+    dtype: torch.dtype,
+    card: str,
+    vocabulary: Path | None = None,
 ) -> Exported:
     """Write a block drafter's folder in a format of `FORMATS`; an export that stands there gives way when all is written.
+
+    Args:
+        vocabulary: the target's GGUF file, for the format `gguf`.
 
     Raises:
         UserError: what the format can't hold; a folder of something else.
     """
     check_free(out)
     made = FORMATS[format_name].make(drafter)
+    record = {"format": format_name, "target": drafter.config.target}
+    if format_name == "gguf":
+        check_vocabulary(vocabulary)
+        assert vocabulary is not None
+        with tempfile.TemporaryDirectory() as aside:
+            path = Path(aside) / FILE
+            write_gguf(made, path, vocabulary, out.name, dtype)
+            write_folder(out, record, {"README.md": card}, {}, [path])
+        return made
     made.config["dtype"] = str(dtype).removeprefix("torch.")
     tensors = {name: _stored(tensor, dtype) for name, tensor in made.tensors.items()}
     notes = "".join(f"- {note[0].upper()}{note[1:]}.\n" for note in made.notes)
@@ -57,8 +76,18 @@ def write_block(
         "README.md": card + notes,
         **made.files,
     }
-    write_folder(out, {"format": format_name, "target": drafter.config.target}, texts, tensors)
+    write_folder(out, record, texts, tensors)
     return made
+
+
+def check_vocabulary(path: Path | None) -> None:
+    """Raises UserError where the target's GGUF file is not named, or is none."""
+    if path is None:
+        raise UserError(
+            "--format gguf: name the target's own GGUF file, whose vocabulary it takes: --target-gguf FILE"
+        )
+    if not path.is_file():
+        raise UserError(f"--target-gguf={path}: no such file")
 
 
 def write_folder(

@@ -14,7 +14,6 @@ DFlash: arXiv 2602.06036; DSpark: arXiv 2607.05147. What a format can't hold is 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,24 +40,13 @@ class Exported:
     files: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Format:
-    """A format by its name.
-
-    make: (drafter, target) → content; serve: the lines that serve a folder, of (target, folder, K).
-    """
-
-    make: Callable[[BlockDrafter], Exported]
-    serve: Callable[[str, str, int], list[str]]
-
-
-def dflash(drafter: BlockDrafter) -> Exported:
-    """DFlash's own folder.
+def dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
+    """DFlash's own folder. `name`: of the format that was asked for.
 
     Raises:
         UserError: a drafter that the format can't hold.
     """
-    _check_plain(drafter, "dflash")
+    _check_plain(drafter, name)
     made = Exported(
         {"architectures": ["DFlashDraftModel"], **_qwen3(drafter), **_taps(drafter)}, _tensors(drafter)
     )
@@ -141,14 +129,14 @@ def speculators(drafter: BlockDrafter) -> Exported:
     return made
 
 
-def dspark(drafter: BlockDrafter) -> Exported:
-    """DSpark's folder.
+def dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
+    """DSpark's folder. `name`: of the format that was asked for.
 
     Raises:
         UserError: a drafter that the format can't hold.
     """
     c = drafter.config
-    _check_layers(drafter, "dspark")
+    _check_layers(drafter, name)
     if c.fill_in:
         raise UserError(
             "--format dspark: its blocks are anchor-first, this drafter's are not; "
@@ -207,51 +195,6 @@ def portable_files() -> dict[str, str]:
         "custom_generate/requirements.txt": "torch>=2.5\ntransformers>=5.0\nsafetensors\n",
     }
 
-
-def _vllm(method: str, more: int = 0) -> Callable[[str, str, int], list[str]]:
-    def lines(target: str, folder: str, drafts: int) -> list[str]:
-        said = f'{{"method":"{method}","model":"{folder}","num_speculative_tokens":{drafts}}}'
-        sglang = (
-            f"python -m sglang.launch_server --model-path {target} --speculative-algorithm {method.upper()} "
-            f"--speculative-draft-model-path {folder} --speculative-num-draft-tokens {drafts + 1}"
-        )
-        return [f"vllm serve {target} --speculative-config '{said}'", sglang]
-
-    return lines
-
-
-def _speculators_lines(target: str, folder: str, drafts: int) -> list[str]:
-    return [f"vllm serve {folder}", _vllm("dflash")(target, folder, drafts)[0]]
-
-
-def _transformers_lines(target: str, folder: str, drafts: int) -> list[str]:
-    return [
-        "from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer",
-        f'tokenizer = AutoTokenizer.from_pretrained("{target}")',
-        f'model = AutoModelForCausalLM.from_pretrained("{target}")',
-        f'assistant = AutoModel.from_pretrained("{folder}", dtype=model.dtype)',
-        'words = tokenizer("your prompt", return_tensors="pt")',
-        'out = model.generate(**words, assistant_model=assistant, speculation_type="dflash", max_new_tokens=100)',
-    ]
-
-
-def _custom_lines(target: str, folder: str, drafts: int) -> list[str]:
-    return [
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        f'tokenizer = AutoTokenizer.from_pretrained("{target}")',
-        f'model = AutoModelForCausalLM.from_pretrained("{target}")',
-        'words = tokenizer("your prompt", return_tensors="pt")',
-        f'out = model.generate(**words, custom_generate="{folder}", trust_remote_code=True, max_new_tokens=100)',
-    ]
-
-
-FORMATS = {
-    "dflash": Format(dflash, _vllm("dflash")),
-    "speculators": Format(speculators, _speculators_lines),
-    "dspark": Format(dspark, _vllm("dspark")),
-    "transformers": Format(transformers_assistant, _transformers_lines),
-    "custom_generate": Format(custom_generate, _custom_lines),
-}
 
 _WIDENED = "the drafter was trained over a part of the vocabulary; the format holds none, so it drafts over the target's whole one"
 

@@ -5,21 +5,23 @@ The training graph is on one side, a reader of the files (`decode.exporting.read
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from align.common.batch import Anchors, Batch
 from align.models.block import BlockDrafter, target_features
 from align.target.loading import reload
 from align.target.model import Target
-from decode.exporting.formats import FORMATS, Exported
-from decode.exporting.reader import RUNGS, Reader
+from decode.exporting.formats import Exported
+from decode.exporting.gguf_reader import GGUFFileReader
+from decode.exporting.reader import RUNGS, FilesReader, PackageReader, Reader, TransformersReader
+from decode.exporting.registry import FORMATS
 
 TOLERANCE = 2e-3
 """Of a quantity's root mean square, in fp32: other sums of the same numbers stay a hundred times below it."""
@@ -43,6 +45,18 @@ class Rung:
         return f"{self.name}: DIFFERENT by {self.apart:.2g} of its size: {self.cause}"
 
 
+def readers(format_name: str, folder: Path, model: Any) -> list[Reader]:
+    """Everyone here who can read that format: the independent reader, and the engine's own class where it is installed."""
+    if format_name == "transformers":
+        return [TransformersReader(folder, model)]
+    if format_name == "gguf":
+        return [GGUFFileReader(folder, model)]
+    found: list[Reader] = [FilesReader(folder, model)]
+    if format_name == "dflash" and importlib.util.find_spec("dflash") is not None:
+        found.append(PackageReader(folder, model))
+    return found
+
+
 def climb(drafter: BlockDrafter, format_name: str, reader: Reader, tokens: Sequence[int]) -> list[Rung]:
     """Compare one draft after `tokens`, the last of them the anchor; ends at the first rung that differs."""
     made, states = FORMATS[format_name].make(drafter), reader.states(list(tokens[:-1]))
@@ -60,12 +74,12 @@ def climb(drafter: BlockDrafter, format_name: str, reader: Reader, tokens: Seque
         rungs.append(Rung(name, reader.name, apart, same, cause))
         if not same:
             return rungs
-    return [*rungs, rest(made, reader.folder, reader.config, reader.name)]
+    return [*rungs, rest(made, reader.said(made.config), reader.stored(), reader.name)]
 
 
-def rest(made: Exported, folder: Path, config: dict[str, Any], reader: str) -> Rung:
+def rest(made: Exported, config: dict[str, Any], held: dict[str, Tensor], reader: str) -> Rung:
     """All settings and tensors, those too that one draft does not show: an engine may read what a reader does not."""
-    cause = _other_setting(made, config) or _other_tensor(made, folder)
+    cause = _other_setting(made, config) or _other_tensor(made, held)
     return Rung("settings and tensors", reader, float("inf") if cause else 0.0, not cause, cause)
 
 
@@ -217,15 +231,15 @@ def _tensor_cause(made: Exported, reader: Reader, parts: Sequence[str]) -> str:
     """The first tensor of these parts that is not what the drafter's own would be in this format, else the first setting."""
     same = "all tensors and settings are the same: how the engine runs them, or its dtype"
     return (
-        _other_tensor(made, reader.folder, parts)
-        or rest(made, reader.folder, reader.config, reader.name).cause
+        _other_tensor(made, reader.stored(), parts)
+        or rest(made, reader.said(made.config), reader.stored(), reader.name).cause
         or same
     )
 
 
-def _other_tensor(made: Exported, folder: Path, parts: Sequence[str] | None = None) -> str:
+def _other_tensor(made: Exported, held: dict[str, Tensor], parts: Sequence[str] | None = None) -> str:
     """Of all tensors, or of these parts, the first that an export of the drafter would hold otherwise, in words; empty = none."""
-    wanted, held = made.tensors, load_file(folder / "model.safetensors")
+    wanted = made.tensors
     for name in sorted(wanted.keys() | held.keys()):
         part = name.removeprefix("encoder.").split(".")[0]
         if parts is not None and part not in (*parts, "output_norm_enc"):

@@ -23,10 +23,17 @@ from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
 from decode.exporting import causal, drop_in
 from decode.exporting.counts import Counts
-from decode.exporting.folder import card_of, check_free, measured_lines, read_record, write_block
-from decode.exporting.formats import FORMATS
-from decode.exporting.ladder import climb, replay, stock_model
-from decode.exporting.reader import Reader, TransformersReader, package, readers
+from decode.exporting.folder import (
+    card_of,
+    check_free,
+    check_vocabulary,
+    measured_lines,
+    read_record,
+    write_block,
+)
+from decode.exporting.ladder import climb, readers, replay, stock_model
+from decode.exporting.reader import Reader, TransformersReader, package
+from decode.exporting.registry import FORMATS
 from decode.exporting.server import Server
 from decode.exporting.verdict import Verdict
 from decode.suites.prompt import Prompt
@@ -45,12 +52,13 @@ def exported(
     trust_remote_code: bool = False,
     limit: int = 4,
     max_new_tokens: int = 48,
+    vocabulary: Path | None = None,
 ) -> list[Verdict]:
     """Write a drafter in formats, each into its folder, and compare each with it over built-in prompts.
 
     Args:
         drafter: folder or hub id. role: its kind. target: as `load_target` takes it; opened in fp32.
-        dtype: of the written weights. limit: prompts; 0 = nothing is compared.
+        dtype: of the written weights. limit: prompts; 0 = nothing is compared. vocabulary: the target's GGUF file, for `gguf`.
 
     Raises:
         UserError: a kind of drafter, or a drafter, that a format can't hold; folders of something else.
@@ -68,6 +76,10 @@ def exported(
             "drafter.kind=autoregressive"
         )
     network = _opened(drafter, target, device, trust_remote_code)
+    if vocabulary is None and target.endswith(".gguf"):
+        vocabulary = Path(target)
+    if "gguf" in folders:
+        check_vocabulary(vocabulary)
     for name, out in folders.items():  # before anything is written
         FORMATS[name].make(network)
         check_free(out)
@@ -76,7 +88,7 @@ def exported(
     for name, out in folders.items():
         drafts = network.config.block_size
         card = card_of(source, name, network.config.target, out.name, drafts, measured_lines(source))
-        made = write_block(network, name, out, getattr(torch, dtype), card)
+        made = write_block(network, name, out, getattr(torch, dtype), card, vocabulary)
         serve = FORMATS[name].serve(network.config.target, str(out), drafts)
         verdicts.append(Verdict(name, out, notes=list(made.notes), serve=serve))
     if limit:

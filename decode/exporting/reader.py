@@ -60,6 +60,14 @@ class Reader(ABC):
         with torch.no_grad():
             return self._trace(states, anchor)
 
+    def said(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """What the files say of each setting; `wanted`: what an export of the drafter says."""
+        return self.config
+
+    def stored(self) -> dict[str, Tensor]:
+        """All tensors of the files, as they are stored."""
+        return load_file(self.folder / "model.safetensors")
+
     @abstractmethod
     def _trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]: ...
 
@@ -343,13 +351,3 @@ def package() -> Any:
         raise UserError(
             f"the package dflash is not installed ({error}); type: pip install dflash==0.1.0"
         ) from None
-
-
-def readers(format_name: str, folder: Path, model: Any) -> list[Reader]:
-    """Everyone here who can read that format: the independent reader, and the engine's own class where it is installed."""
-    if format_name == "transformers":
-        return [TransformersReader(folder, model)]
-    found: list[Reader] = [FilesReader(folder, model)]
-    if format_name == "dflash" and importlib.util.find_spec("dflash") is not None:
-        found.append(PackageReader(folder, model))
-    return found

@@ -14,9 +14,9 @@ from align.target.loading import load_target
 from align.target.model import Target
 from decode.exporting import drop_in
 from decode.exporting.folder import write_block
-from decode.exporting.formats import FORMATS
 from decode.exporting.ladder import stock_model
 from decode.exporting.parity import decoded, exported
+from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
 from tests.builders import PROMPT, block_network, overfit_block_network
 from tests.target_models import tiny_target

@@ -8,7 +8,7 @@ import pytest
 
 from align.common.errors import UserError
 from align.target.model import Target
-from decode.exporting.formats import FORMATS
+from decode.exporting.registry import FORMATS
 from tests.builders import block_network
 
 FILL_IN = {"block_layout": "fill_in"}

@@ -18,9 +18,9 @@ from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
 from decode.exporting.folder import write_block
-from decode.exporting.formats import FORMATS
-from decode.exporting.ladder import climb, replay, stock_model
-from decode.exporting.reader import RUNGS, FilesReader, TransformersReader, readers
+from decode.exporting.ladder import climb, readers, replay, stock_model
+from decode.exporting.reader import RUNGS, FilesReader, TransformersReader
+from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, block_network, overfit_block_network
 
 FILL_IN = {"block_layout": "fill_in"}

@@ -1,0 +1,164 @@
+"""Block drafters as GGUF files for llama.cpp (architecture `dflash`; `--spec-type draft-dflash`, or `draft-dspark` with a Markov head).
+
+The tensors are DFlash's (arXiv 2602.06036) and DSpark's (arXiv 2607.05147) under GGUF's names. The vocabulary is the target's, out of
+its own GGUF file: llama.cpp compares both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from align.common.errors import UserError, in_one_line
+from align.models.block import BlockDrafter
+from decode.exporting.formats import Exported, dflash, dspark
+
+ARCHITECTURE, FILE = "dflash", "drafter.gguf"
+TOP = {
+    "fc.weight": "fc.weight", "hidden_norm.weight": "enc.output_norm.weight", "norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight", "markov_head.markov_w1.weight": "markov_w1.weight",
+    "markov_head.markov_w2.weight": "markov_w2.weight", "confidence_head.proj.weight": "conf_proj.weight",
+    "confidence_head.proj.bias": "conf_proj.bias",
+}  # fmt: skip
+"""DFlash's and DSpark's names of what is there once, and GGUF's."""
+LAYER = {
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+"""Of each layer: `layers.3.self_attn.q_proj.weight` → `blk.3.attn_q.weight`."""
+SIZES = {
+    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim", "attention.value_length": "head_dim", "rope.dimension_count": "head_dim",
+    "context_length": "max_position_embeddings", "vocab_size": "vocab_size", "block_size": "block_size",
+}  # fmt: skip
+"""GGUF's names of sizes, and the config's."""
+
+
+def gguf(drafter: BlockDrafter) -> Exported:
+    """What the file holds, still under DFlash's or DSpark's names; `d2t` holds token ids.
+
+    Raises:
+        UserError: a drafter that llama.cpp's architecture can't hold.
+    """
+    c = drafter.config
+    if c.context == "taps" and c.hidden_act not in ("silu", "gelu", "gelu_pytorch_tanh"):
+        raise UserError(f"--format gguf: llama.cpp's drafters have silu or gelu, this one has {c.hidden_act}")
+    if c.attention_bias:
+        raise UserError(
+            "--format gguf: llama.cpp's drafters have no biases, this one has; use --format dflash"
+        )
+    made = dflash(drafter, "gguf") if c.fill_in or c.context != "taps" else dspark(drafter, "gguf")
+    if (kind := made.config.get("markov_head_type", "vanilla")) != "vanilla":
+        raise UserError(
+            f"--format gguf: llama.cpp has DSpark's vanilla Markov head alone, this drafter's is {kind!r}; train with "
+            "drafter.markov=vanilla or linear, or use --format dspark"
+        )
+    if (factors := _frequencies(drafter)) is not None:
+        made.tensors["rope_freqs.weight"] = factors
+    if "d2t" in made.tensors:
+        d2t = made.tensors["d2t"]
+        made.tensors["d2t"] = d2t + torch.arange(len(d2t), device=d2t.device)
+    made.notes = [note for note in made.notes if "d2t" not in note]
+    return made
+
+
+def _frequencies(drafter: BlockDrafter) -> Tensor | None:
+    """By how much the target's own scaling slows each pair of a head, (d / 2); None = it scales nothing."""
+    c, target = drafter.config, drafter.target
+    if c.rotaries:
+        return None
+    module = target.body.rotary_emb
+    kind = str(getattr(module, "rope_type", "default"))
+    if kind == "default":
+        return None
+    if kind in ("dynamic", "longrope") or float(getattr(module, "attention_scaling", 1.0)) != 1.0:
+        raise UserError(
+            f"--format gguf: rope_type={kind} depends on the text's length or scales attention, and this format holds fixed frequencies; use --format dflash"
+        )
+    plain = c.rope_theta ** -(torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
+    return (plain / module.inv_freq.double().cpu()).float()
+
+
+def write_gguf(made: Exported, path: Path, vocabulary: Path, name: str, dtype: torch.dtype) -> None:
+    """The file.
+
+    Args:
+        vocabulary: the target's GGUF file. dtype: of the matrices; vectors are fp32, as llama.cpp wants them.
+
+    Raises:
+        UserError: no GGUF file, one of another vocabulary.
+    """
+    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
+
+    c = made.config
+    with in_one_line(f"--target-gguf={vocabulary}: can't be read"):
+        words = _vocabulary(vocabulary)
+    count = len(words["tokenizer.ggml.tokens"][0])
+    if count != c["vocab_size"]:
+        raise UserError(
+            f"--target-gguf={vocabulary}: has {count} tokens, the drafter's target has {c['vocab_size']}"
+        )
+    writer = GGUFWriter(path, ARCHITECTURE)
+    writer.add_name(name)
+    for key, source in SIZES.items():
+        writer.add_uint32(f"{ARCHITECTURE}.{key}", int(c[source]))
+    writer.add_float32(f"{ARCHITECTURE}.attention.layer_norm_rms_epsilon", float(c["rms_norm_eps"]))
+    writer.add_float32(f"{ARCHITECTURE}.rope.freq_base", float(c["rope_theta"]))
+    writer.add_bool(f"{ARCHITECTURE}.attention.causal", False)
+    writer.add_array(
+        f"{ARCHITECTURE}.target_layers", [i + 1 for i in c["target_layer_ids"]]
+    )  # hidden_states[i + 1]
+    if (scale := c.get("dflash_config", {}).get("input_embedding_scale")) is not None:
+        writer.add_float32(f"{ARCHITECTURE}.embedding_scale", float(scale))
+    if c["hidden_act"] != "silu":
+        writer.add_string(f"{ARCHITECTURE}.hidden_activation", c["hidden_act"])
+    if "markov_rank" in c:
+        writer.add_bool(f"{ARCHITECTURE}.sample_from_anchor", True)
+        writer.add_bool(f"{ARCHITECTURE}.has_confidence_head", bool(c["enable_confidence_head"]))
+    for key, (value, kind, sub) in words.items():
+        writer.add_key_value(key, value, kind, sub)
+    writer.add_key_value("tokenizer.ggml.mask_token_id", int(c["mask_token_id"]), GGUFValueType.UINT32)
+    stored = {torch.bfloat16: GGMLQuantizationType.BF16, torch.float16: GGMLQuantizationType.F16}.get(dtype)
+    for tensor_name, tensor in made.tensors.items():
+        data = tensor.detach().cpu()
+        if not data.is_floating_point():
+            writer.add_tensor(gguf_name(tensor_name), np.ascontiguousarray(data.to(torch.int64).numpy()))
+        elif data.dim() < 2 or stored is None:
+            writer.add_tensor(gguf_name(tensor_name), np.ascontiguousarray(data.float().numpy()))
+        else:
+            rows = quants.quantize(np.ascontiguousarray(data.float().numpy()), stored)
+            writer.add_tensor(gguf_name(tensor_name), rows, raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def gguf_name(name: str) -> str:
+    """DFlash's or DSpark's name of a tensor → GGUF's."""
+    if name in TOP or not name.startswith("layers."):
+        return TOP.get(name, name)
+    _, layer, rest = name.split(".", 2)
+    part, _, kind = rest.rpartition(".")
+    return f"blk.{layer}.{LAYER[part]}.{kind}"
+
+
+def _vocabulary(path: Path) -> dict[str, tuple[Any, Any, Any]]:
+    """A GGUF file's own words about its tokens: key → value, its type, and the type of an array's entries."""
+    from gguf import GGUFReader, GGUFValueType
+
+    found = {}
+    for key, field in GGUFReader(path).fields.items():
+        if not key.startswith("tokenizer.") or key == "tokenizer.chat_template":
+            continue
+        array = field.types[0] == GGUFValueType.ARRAY
+        found[key] = field.contents(), field.types[0], field.types[-1] if array else None
+    if "tokenizer.ggml.tokens" not in found:
+        raise ValueError("it has no vocabulary")
+    return found

@@ -1,0 +1,94 @@
+"""Drafters as GGUF files: what llama.cpp's definition computes with them is what was trained; faults are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from align.common.errors import UserError
+from align.target.model import Target
+from decode.exporting.folder import write_block
+from decode.exporting.gguf_file import FILE, gguf_name
+from decode.exporting.gguf_reader import GGUFFileReader
+from decode.exporting.ladder import climb, stock_model
+from decode.exporting.registry import FORMATS
+from tests.builders import PROMPT, block_network
+from tests.target_models import write_gguf
+
+FILL_IN = {"block_layout": "fill_in", "markov_rank": 0}
+MARKOV = {"markov_rank": 8, "markov": "vanilla"}
+
+
+@pytest.fixture(scope="module")
+def vocabulary(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("target") / "target.gguf"
+    write_gguf(path, target)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("whole", "options", "dtype"),
+    [
+        (True, FILL_IN, torch.bfloat16),
+        (False, FILL_IN, torch.float32),
+        (True, MARKOV, torch.float16),
+        (False, {**MARKOV, "confidence_head": True}, torch.float32),
+        (True, {"markov_rank": 8, "markov": "linear"}, torch.float32),
+    ],
+)
+def test_a_file_drafts_what_was_trained(
+    tmp_path: Path, target: Target, vocabulary: Path, whole: bool, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    drafter = block_network(target, "taps", whole=whole, options=options)
+    with torch.no_grad():
+        for parameter in drafter.parameters():  # what rounds is not compared here
+            parameter.copy_(parameter.to(dtype))
+    write_block(drafter, "gguf", tmp_path / "out", dtype, "card\n", vocabulary)
+    rungs = climb(drafter, "gguf", GGUFFileReader(tmp_path / "out", stock_model(target)), PROMPT)
+    assert all(r.same for r in rungs), rungs[-1].line
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {FILE, "README.md", "export.json"}
+
+
+def test_scaled_frequencies_are_written(tmp_path: Path, target: Target, vocabulary: Path) -> None:
+    rotary = target.body.rotary_emb
+    before = rotary.inv_freq.clone()
+    drafter = block_network(target, "taps", whole=True, options=FILL_IN)
+    if drafter.config.rotaries:
+        pytest.skip("this target's drafters turn keys themselves")
+    kind = getattr(rotary, "rope_type", "default")
+    try:
+        rotary.rope_type = "llama3"
+        rotary.inv_freq[2:] /= 4
+        made = FORMATS["gguf"].make(drafter)
+        assert made.tensors["rope_freqs.weight"][1:4].tolist() == pytest.approx([1, 4, 4], rel=1e-5)
+        rotary.rope_type = "longrope"
+        with pytest.raises(UserError, match="rope_type=longrope"):
+            FORMATS["gguf"].make(drafter)
+    finally:
+        rotary.inv_freq.copy_(before)
+        rotary.rope_type = kind
+
+
+def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary: Path) -> None:
+    for options, says in [
+        ({"markov_rank": 8, "markov": "tanh"}, "vanilla Markov head alone"),
+        ({"markov_rank": 8, "markov": "silu"}, "drafter.markov=silu"),
+        ({**FILL_IN, "convolution": True}, "--format gguf: it has no drafter.convolution"),
+    ]:
+        with pytest.raises(UserError, match=says):
+            FORMATS["gguf"].make(block_network(target, "taps", whole=True, options=options))
+    drafter = block_network(target, "taps", whole=True, options=FILL_IN)
+    with pytest.raises(UserError, match="--target-gguf FILE"):
+        write_block(drafter, "gguf", tmp_path / "out", torch.float32, "")
+    (tmp_path / "torn.gguf").write_bytes(vocabulary.read_bytes()[:100])
+    with pytest.raises(UserError, match="--target-gguf=.*torn.gguf: can't be read"):
+        write_block(drafter, "gguf", tmp_path / "out", torch.float32, "", tmp_path / "torn.gguf")
+    assert not (tmp_path / "out").exists()
+
+
+def test_names() -> None:
+    assert gguf_name("layers.3.self_attn.q_proj.weight") == "blk.3.attn_q.weight"
+    assert gguf_name("hidden_norm.weight") == "enc.output_norm.weight" and gguf_name("d2t") == "d2t"
