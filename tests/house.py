@@ -16,20 +16,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.test_imports import ROOT, cycles, imports, ours, room_of
+from tests.import_graph import ROOT, cycles, imports, ours, room_of, tree
 
 COMMANDS = ("decode.generate", "decode.eval", "align.train")
 
 
 def main() -> None:
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
-    modules = {
-        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path.read_text(
-            encoding="utf-8"
-        )
-        for package in ("align", "decode")
-        for path in sorted((root / package).rglob("*.py"))
-    }
+    modules = tree(root)
     rooms = {room_of(name) for name in modules if name.count(".") > 1}
     arrows = {
         (room_of(name), room_of(other))

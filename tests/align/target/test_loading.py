@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from align.common.errors import UserError
 from align.config.recipe import DrafterConfig
+from align.makers.causal import make_causal
 from align.target.loading import load_target, load_tokenizer
 from align.target.model import Target
-from align.training.makers import make_causal
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
 from tests.quantised_checkpoints import save_quantised
