@@ -35,7 +35,12 @@ def main() -> None:
     print(
         f"{len(modules)} files, {len(rooms)} rooms, {len(arrows)} arrows between rooms, {len(cycles(modules))} cycles"
     )
-    print(f"{lines:,} lines of code without docstrings, comments and blanks")
+    functions = sum(
+        isinstance(node, ast.FunctionDef)
+        for source in modules.values()
+        for node in ast.walk(ast.parse(source))
+    )
+    print(f"{lines:,} lines of code without docstrings, comments and blanks; {functions:,} functions")
     for command in COMMANDS:
         found = Passed(modules).through(command)
         print(f"{command}: {len(found)} functions in {len({module for module, _ in found})} files")
