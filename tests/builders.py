@@ -18,6 +18,9 @@ from align.config.parser import load_recipe
 from align.config.recipe import DrafterConfig
 from align.data import shards as data
 from align.data.draft_vocab import frequent_tokens
+from align.makers.block import from_target
+from align.makers.causal import make_causal
+from align.makers.standalone import make_standalone
 from align.models.block import BlockDrafter, target_features
 from align.models.causal import CausalDrafter
 from align.models.ddit import DDiT, DDiTConfig
@@ -26,7 +29,6 @@ from align.models.standalone import DiffusionDrafter
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.base_module import DrafterModule
-from align.training.makers import from_target, make_causal, make_standalone
 from align.training.run import train
 from decode import eval
 from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveSession

@@ -15,13 +15,15 @@ from align.config.parser import load_recipe
 from align.config.recipe import DrafterConfig
 from align.data import packing
 from align.data import shards as data
+from align.makers.block import from_target
+from align.makers.causal import make_causal
+from align.makers.standalone import make_standalone
 from align.models.block import BlockDrafter
 from align.models.causal import save_causal
 from align.models.standalone_checkpoint import load_standalone, save_standalone
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.block_module import BlockDrafterModule
-from align.training.makers import from_target, make_causal, make_standalone
 from decode.drafters.autoregressive import AutoregressiveDrafter
 from decode.drafters.block import BlockProposer
 from decode.drafters.diffusion import DiffusionProposer

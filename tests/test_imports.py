@@ -6,15 +6,12 @@ TYPE_CHECKING do not.
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.import_graph import ROOT, cycles, files, imports, ours, room_of, tree
 
 ROOMS = {
     "align.common": "",
@@ -30,9 +27,11 @@ ROOMS = {
     "align.writing": "align.common align.config align.folder align.target",
     "align.data": "align.common align.config align.folder align.target align.writing",
     "align.outputs": "align.common align.config align.target align.diffusion align.models align.losses",
-    "align.training": "align.common align.config align.folder align.target align.diffusion align.models align.losses align.data align.outputs",
+    "align.makers": "align.common align.config align.target align.models",
+    "align.training": "align.common align.config align.folder align.target align.diffusion align.models align.losses align.data align.outputs "
+    "align.makers",
     "align.planning": "align.common align.config align.folder align.target align.diffusion align.models align.losses align.data align.outputs "
-    "align.training",
+    "align.makers align.training",
     "decode.method_names": "",
     "decode.speculation": "align.common",
     "decode.drafters": "align.common align.kernels align.target align.models decode.speculation",
@@ -67,45 +66,6 @@ SEEN_BY_DECODE = {
     "align.diffusion",
 }
 """All that `decode` may reach of `align`, through whatever stands between."""
-
-
-@cache
-def imports(source: str, lazily: bool = True) -> frozenset[str]:
-    """Every dotted module that the source imports; with `lazily` also inside functions, never under TYPE_CHECKING."""
-    found: set[str] = set()
-    pending: list[ast.AST] = [ast.parse(source)]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            pending.extend(node.orelse)
-            continue
-        if not lazily and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            found.add(module)
-            found.update(f"{module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and "import" in _called(node):  # import_module("x")
-            found.update(
-                a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)
-            )
-        pending.extend(ast.iter_child_nodes(node))
-    return frozenset(found)
-
-
-def _called(call: ast.Call) -> str:
-    return getattr(call.func, "attr", getattr(call.func, "id", ""))
-
-
-def room_of(module: str) -> str:
-    """`decode.engine.engine` → `decode.engine`; a module beside the rooms is a room of its own."""
-    return ".".join(module.split(".")[:2])
-
-
-def ours(module: str) -> bool:
-    return module.partition(".")[0] in ("align", "decode")
 
 
 def faults(modules: dict[str, str]) -> list[str]:
@@ -172,39 +132,6 @@ def reached(name: str, modules: dict[str, str], lazily: bool) -> set[str]:
                 pending.extend(imports(modules[part], lazily and part != "decode"))
             found.add(part)
     return found
-
-
-def cycles(modules: dict[str, str]) -> list[str]:
-    """Import cycles among the modules, lazy imports counted."""
-    edges = {
-        name: {m for m in imports(source) if m in modules and m != name} for name, source in modules.items()
-    }
-    done: set[str] = set()
-    found: list[str] = []
-
-    def walk(name: str, path: list[str]) -> None:
-        if name in path:
-            found.append(" → ".join([*path[path.index(name) :], name]))
-            return
-        if name not in done:
-            for other in sorted(edges[name]):
-                walk(other, [*path, name])
-            done.add(name)
-
-    for name in sorted(edges):
-        walk(name, [])
-    return found
-
-
-def files() -> Iterator[Path]:
-    return (p for package in ("align", "decode") for p in (ROOT / package).rglob("*.py"))
-
-
-def tree() -> dict[str, str]:
-    names = {
-        p: ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for p in files()
-    }
-    return {name: p.read_text(encoding="utf-8") for p, name in names.items()}
 
 
 def test_the_tree_keeps_the_rule() -> None:

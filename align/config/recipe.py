@@ -3,7 +3,7 @@
 `align.config.parser` fills them from YAML and key=value.
 
 Every field carries its documentation and its limits: `--help` and the error messages are made from them.
-No torch here.
+It is one table of keys, and stays one file however long. No torch here.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from align.kernels.layers import LayerStack, Rows
@@ -66,10 +67,12 @@ def drafted(
 
 
 def tree_head(drafter: BlockDrafter, head_VdD: Tensor, basis_Vr: Tensor | None) -> TreeHead | None:
-    """The head and the Markov head of a drafter as they are after `prepare_for_drafting`; None where they are of another kind, or
-    no library is there. `basis_Vr`: with the Markov head's last layer multiplied in."""
+    """The head and the Markov head of a drafter as they are after `prepare_for_drafting`; None where they are of another kind, its
+    hidden states are not in fp32, or no library is there. `basis_Vr`: with the Markov head's last layer multiplied in."""
     markov, embedding = drafter.markov, drafter.target.model.get_input_embeddings()
     if rows_library() is None or drafter.target.device.type != "cpu":
+        return None
+    if drafter.norm.weight.dtype != torch.float32:
         return None
     weights = None
     if markov is not None:

@@ -15,14 +15,14 @@ from align.common.hub import is_hub_id, local_path, model_folder
 from align.common.schema import read_object
 from align.config.parser import load_recipe, shipped
 from align.config.recipe import PARTS, DrafterConfig, Recipe
+from align.makers.block import markov_kind
+from align.makers.geometry import shared_layers, tap_layers
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.ddit import DDiT, DDiTConfig
 from align.models.masked_checkpoint import from_config
 from align.models.published_config import read_plan
 from align.planning.skeleton import Skeleton
-from align.training.geometry import shared_layers, tap_layers
-from align.training.makers import markov_kind
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _block(d: DrafterConfig, target: Skeleton) -> DrafterSize:
 
 
 def _fresh_block(d: DrafterConfig, target: Skeleton) -> BlockConfig:
-    """As `align.training.makers.block_config` makes it of a loaded target; how positions are written has no size."""
+    """As `align.makers.block.block_config` makes it of a loaded target; how positions are written has no size."""
     if d.layers > target.num_layers:
         raise UserError(f"drafter.layers={d.layers}: target {target.spec!r} has {target.num_layers} layers")
     count = target.num_layers

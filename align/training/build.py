@@ -16,6 +16,10 @@ from align.common.errors import UserError
 from align.config.recipe import Recipe
 from align.data.draft_vocab import coverage, frequent_tokens
 from align.data.supply import Supply
+from align.makers.block import block_config, make_block
+from align.makers.causal import make_causal
+from align.makers.choices import lora_alpha
+from align.makers.standalone import make_standalone
 from align.models.block import BlockDrafter
 from align.models.block_checkpoint import load_drafter, merge_low_rank, save_drafter, with_low_rank
 from align.models.block_config import BlockConfig
@@ -28,7 +32,6 @@ from align.training.base_module import Drafter, DrafterModule
 from align.training.block_module import BlockDrafterModule
 from align.training.causal_module import CausalDrafterModule
 from align.training.diffusion_module import DiffusionDrafterModule
-from align.training.makers import block_config, lora_alpha, make_block, make_causal, make_standalone
 from align.training.model_card import About, about_block, about_causal, about_standalone, write_card
 
 

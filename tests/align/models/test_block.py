@@ -11,11 +11,11 @@ from align.common.batch import Anchors
 from align.data import packing
 from align.data import shards as data
 from align.diffusion.noise import sample_anchors
+from align.makers.block import from_target
 from align.models.block import BlockDrafter, BlockSession, target_features
 from align.models.block_layers import TwoTapConvolution
 from align.models.markov import KINDS
 from align.target.model import Target
-from align.training.makers import from_target
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import block_options
 from tests.builders import trained_block as build

@@ -16,6 +16,7 @@ from align.config.recipe import DrafterConfig
 from align.data import packing
 from align.data import shards as data
 from align.diffusion.noise import sample_anchors
+from align.makers.block import from_target
 from align.models.block import BlockSession, target_features
 from align.models.block_checkpoint import (
     load_drafter,
@@ -26,7 +27,6 @@ from align.models.block_checkpoint import (
     with_self_conditioning,
 )
 from align.target.model import Target
-from align.training.makers import from_target
 from tests.builders import ANCHORS, block_options, packed_batch
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import trained_block as build

@@ -10,9 +10,10 @@ import torch
 from align.data import shards as data
 from align.kernels.linear import rows_library
 from align.models.block import BlockSession
+from align.target.loading import load_target
 from align.target.model import Target
 from tests.builders import TRAINED_BLOCKS as VARIANTS
-from tests.builders import trained_block
+from tests.builders import block_network, trained_block
 
 pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
 
@@ -61,3 +62,14 @@ def test_other_layers_keep_their_modules(target: Target, samples: data.Samples) 
     del drafter.blocks[1].extra
     drafter.blocks[0].mlp.act = torch.nn.GELU()
     assert draft_stack(drafter) is None
+
+
+def test_a_tree_is_built_in_one_call_of_fp32_hidden_states_alone() -> None:
+    """In bf16 a head without a Markov head is of a type that the library takes, and hidden states are not."""
+    from align.models.block_stack import tree_head
+
+    for dtype in ("float32", "bfloat16"):
+        target = load_target("debug", dtype=dtype, device="cpu")
+        drafter = block_network(target, "shared_kv").to(target.dtype)
+        tree = tree_head(drafter, drafter.head_weight_VdD.to(torch.bfloat16), None)
+        assert (tree is not None) == (dtype == "float32")

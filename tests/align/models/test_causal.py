@@ -11,10 +11,10 @@ import torch
 from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import DrafterConfig
+from align.makers.causal import make_causal
 from align.models.causal import save_causal
 from align.target.loading import load_target
 from align.target.model import Target
-from align.training.makers import make_causal
 from tests.builders import causal_drafter as drafter
 from tests.builders import packed_batch as batch
 

@@ -10,10 +10,11 @@ import torch
 from align.common.batch import Batch
 from align.common.errors import UserError
 from align.config.recipe import DrafterConfig
+from align.makers.causal import make_causal
+from align.makers.standalone import make_standalone
 from align.models.causal import save_causal
 from align.models.standalone_checkpoint import load_standalone, save_standalone
 from align.target.loading import load_target
-from align.training.makers import make_causal, make_standalone
 from tests.target_models import some_text, tiny_target
 
 CAUSAL = DrafterConfig(kind="autoregressive", layers=2, block_size=3)

@@ -10,6 +10,7 @@ import torch
 
 from align.common.errors import UserError
 from align.config.recipe import DrafterConfig
+from align.makers.standalone import make_standalone
 from align.models.ddit import DDiT, DDiTConfig
 from align.models.published import load_published, save_published
 from align.models.published_config import ScheduleSpec
@@ -17,7 +18,6 @@ from align.models.standalone import DiffusionConfig, DiffusionContext, Diffusion
 from align.models.standalone_checkpoint import load_standalone, save_standalone
 from align.target.loading import load_target
 from align.target.model import Target
-from align.training.makers import make_standalone
 from tests.builders import DIFFUSION_KINDS as KINDS
 from tests.builders import diffusion_drafter as drafter
 

@@ -9,13 +9,13 @@ from align.common.batch import Step
 from align.config.recipe import DrafterConfig, TrainerConfig
 from align.data import packing
 from align.data import shards as data
+from align.makers.block import from_target
 from align.models.block_config import BlockConfig
 from align.outputs import cache as target_cache
 from align.outputs import row as rows_of
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.datamodule import make_batch
-from align.training.makers import from_target
 
 
 def scene(context: str) -> tuple[BlockConfig, Step]:

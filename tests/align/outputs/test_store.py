@@ -12,13 +12,13 @@ from align.common.errors import UserError
 from align.config.recipe import DrafterConfig, TrainerConfig
 from align.data import packing
 from align.data import shards as data
+from align.makers.block import from_target
 from align.models.block_config import BlockConfig
 from align.outputs import store as store_module
 from align.outputs.cache import TargetOutputCache
 from align.outputs.row import RowOutputs
 from align.target.loading import load_target
 from align.target.model import Target
-from align.training.makers import from_target
 
 TARGET = load_target("debug")
 

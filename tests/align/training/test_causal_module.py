@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from align.common.batch import Anchors, Step
 from align.config.parser import load_recipe
 from align.config.recipe import DrafterConfig
+from align.makers.causal import make_causal
 from align.models.causal import CausalDrafter
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.base_module import DrafterModule
 from align.training.causal_module import CausalDrafterModule
-from align.training.makers import make_causal
 from align.training.run import train
 from tests.builders import ANCHORS
 from tests.builders import causal_drafter as drafter

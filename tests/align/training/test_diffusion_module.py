@@ -19,13 +19,13 @@ from align.diffusion.noise import corrupt_blocks
 from align.diffusion.parameterization import time_weight
 from align.diffusion.schedules import Cosine, Geometric
 from align.losses.diffusion_losses import masked_cross_entropy, masked_nll, score_entropy
+from align.makers.standalone import make_standalone
 from align.models.ddit import DDiT
 from align.models.standalone import DiffusionDrafter
 from align.models.standalone_checkpoint import open_drafter, save_standalone
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.diffusion_module import DiffusionDrafterModule
-from align.training.makers import make_standalone
 from align.training.run import train
 from tests.builders import ANCHORS
 from tests.builders import DIFFUSION_KINDS as KINDS

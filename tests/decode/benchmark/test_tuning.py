@@ -232,8 +232,8 @@ def test_settings_that_a_drafter_cannot_do_are_left_out(
     target: Target, prompts: Path, tmp_path: Path
 ) -> None:
     from align.config.recipe import DrafterConfig
+    from align.makers.block import from_target
     from align.models.block_checkpoint import save_drafter
-    from align.training.makers import from_target
 
     save_drafter(
         from_target(target, DrafterConfig(block_size=3, layers=1, markov_rank=0), None), tmp_path / "d"

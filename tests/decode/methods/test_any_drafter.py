@@ -14,7 +14,7 @@ from align.target.model import Target
 
 def test_uniform_noise_has_no_masks_to_draft_from(target: Target, tmp_path: Path) -> None:
     from align.config.recipe import DrafterConfig
-    from align.training.makers import make_standalone
+    from align.makers.standalone import make_standalone
 
     save_standalone(
         make_standalone(target, DrafterConfig(kind="ddit", hidden_size=32, heads=2, graph="uniform")),

@@ -31,9 +31,9 @@ def test_drafters_by_kind() -> None:
 
 def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
     from align.config.recipe import DrafterConfig
+    from align.makers.causal import make_causal
     from align.models.causal import save_causal
     from align.models.standalone_checkpoint import save_standalone
-    from align.training.makers import make_causal
     from decode.methods.drafter_spec import DEFAULT_DRAFTER
 
     save_standalone(parts.diffusion, tmp_path / "sedd")

@@ -1,4 +1,4 @@
-"""A drafter made for a target: its starting weights, its taps, its mask."""
+"""A block drafter made for a target: its starting weights, its taps, what is added to a trained one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ import torch
 
 from align.common.errors import UserError
 from align.data import shards as data
+from align.makers.block import from_target, make_block
+from align.makers.geometry import tap_layers
 from align.models.block import BlockDrafter
 from align.models.block_checkpoint import load_drafter, save_drafter
-from align.target.debug import debug_model
 from align.target.model import Target
-from align.target.proof import proven
-from align.training.makers import from_target, make_block, mask_token, tap_layers
 from tests.builders import block_options as options
 from tests.builders import trained_block
-from tests.target_drafters import of_own_layers
-from tests.target_models import some_text
-from tests.target_wrappers import tiny_wrapper
 
 
 def test_starting_weights_are_the_targets(target: Target, samples: data.Samples) -> None:
@@ -49,10 +45,6 @@ def test_taps_have_the_published_names(target: Target) -> None:
     assert tap_layers(36, 5) == [1, 9, 17, 25, 33] and tap_layers(30, 5) == [1, 8, 14, 20, 27]
 
 
-def test_mask_token_is_unused(target: Target) -> None:
-    assert target.tokenizer.convert_ids_to_tokens(mask_token(target)) in ("<unused>", "<|endoftext|>")
-
-
 def test_what_is_asked_for_is_added_to_a_trained_drafter(
     target: Target, samples: data.Samples, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,16 +69,6 @@ def test_what_is_asked_for_is_added_to_a_trained_drafter(
     save_drafter(made, tmp_path / "again", dtype=torch.float32)
     kept_own = make_block(target, options(init=str(tmp_path / "again")), None)  # the recipe names neither
     assert kept_own.config == made.config
-
-
-@pytest.mark.parametrize("kind", ["autoregressive", "masked_lm"])
-def test_drafters_out_of_the_layers_of_a_wrapped_text_model(kind: str) -> None:
-    """Saved under the text model's own class, and loaded again. Whether head and embedding are one, the whole model says, not its
-    text model's config."""
-    model = tiny_wrapper("idefics3", tie_word_embeddings=True)
-    assert model.config.text_config.tie_word_embeddings and not model.config.tie_word_embeddings
-    target = proven(model, debug_model("Llama")[1], "wrapped")
-    assert of_own_layers(target, kind, [some_text(target, 9)[0].tolist()], 8) == "yes"
 
 
 def test_a_layout_is_that_of_the_drafter_to_start_from(

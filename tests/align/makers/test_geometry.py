@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from align.common.errors import UserError
-from align.training.geometry import activation, inner_size, own_shape, start_layers
-from align.training.makers import block_config
+from align.makers.block import block_config
+from align.makers.geometry import activation, inner_size, own_shape, start_layers
 from tests.builders import block_options as options
 from tests.target_models import tiny_target
 

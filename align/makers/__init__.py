@@ -1,0 +1,1 @@
+"""New drafters as a recipe asks for them, made for a target."""

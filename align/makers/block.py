@@ -1,0 +1,194 @@
+"""Block drafters as a recipe's drafter group asks for them: from the target's layers, from nothing, or from `drafter.init`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from align.common.errors import UserError
+from align.common.text import say
+from align.config.recipe import DrafterConfig
+from align.makers.choices import lora_alpha, mask_token
+from align.makers.geometry import (
+    activation,
+    check_taps,
+    has_attention_bias,
+    inner_size,
+    named_layers,
+    norm_eps,
+    own_shape,
+    own_tables,
+    shared_keys,
+    start_layers,
+    tap_layers,
+)
+from align.models.block import BlockDrafter
+from align.models.block_checkpoint import (
+    initialise,
+    load_drafter,
+    with_confidence,
+    with_convolution,
+    with_low_rank,
+    with_markov,
+    with_self_conditioning,
+    without_confidence,
+)
+from align.models.block_config import BlockConfig, rotary_entry
+from align.models.markov import OLD_NAMES
+from align.target.keys import Rotary, plain_rotary
+from align.target.model import Target
+
+
+def make_block(
+    target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
+) -> BlockDrafter:
+    """A block drafter after the recipe's drafter group: `init` as it was saved, with the confidence head, convolutions, second
+    pass, Markov head and low-rank updates that are asked for, or a fresh one that drafts over `draft_vocab` (None = the whole
+    vocabulary).
+
+    Raises:
+        UserError: an option that does not fit the target.
+    """
+    if options.init is None:
+        drafter = from_target(target, options, draft_vocab, seed)
+    else:
+        drafter = load_drafter(options.init, target)
+        _check_layout(drafter, options)
+        if options.confidence_head:
+            drafter = with_confidence(drafter)
+        elif drafter.confidence is not None:
+            say(
+                "drafter.init: its confidence head is left out (drafter.confidence_head=true keeps it)",
+                error=True,
+            )
+            drafter = without_confidence(drafter)
+        if options.convolution:
+            drafter = with_convolution(drafter)
+        if options.self_conditioning:
+            drafter = with_self_conditioning(drafter)
+        drafter = _asked_markov(drafter, options, seed)
+        # the same weights in another dtype are another target, and what is learnt here is this one
+        drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
+    if options.lora_rank:
+        with_low_rank(drafter, options.lora_rank, lora_alpha(options), options.lora_targets, seed)
+    if options.train == "confidence_head":
+        for name, parameter in drafter.named_parameters():
+            parameter.requires_grad_(name.startswith("confidence."))
+    return drafter
+
+
+def _check_layout(drafter: BlockDrafter, options: DrafterConfig) -> None:
+    """Raises UserError where the recipe names another layout than `drafter.init` was trained in."""
+    asked, own = options.block_layout, drafter.config.block_layout
+    if asked not in (None, own):
+        raise UserError(
+            f"drafter.block_layout={asked}: drafter.init={options.init!r} was trained in {own}; leave it out"
+        )
+
+
+def _asked_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> BlockDrafter:
+    """The drafter of `drafter.init` with the Markov head that `drafter.markov` names, fresh where its own is another; its own
+    where it names none."""
+    if options.markov is None:
+        return drafter
+    _check_rank(drafter.target, options.markov_rank)
+    kind, width = markov_kind(options)
+    config = drafter.config
+    if (config.markov, config.markov_rank, config.markov_width) == (kind, options.markov_rank, width):
+        return drafter
+    if config.markov_rank:
+        say(
+            f"drafter.init: its Markov head ({config.markov_kind}, rank {config.markov_rank}) gives way to a fresh one",
+            error=True,
+        )
+    return with_markov(drafter, kind, options.markov_rank, width, seed)
+
+
+def markov_kind(options: DrafterConfig) -> tuple[str, int]:
+    """`markov` and `markov_width` of the config."""
+    kind = OLD_NAMES.get(options.markov or "silu", options.markov or "silu")
+    kind = "" if kind == "silu" or not options.markov_rank else kind
+    return kind, options.markov_width if kind == "mlp" else 0
+
+
+def _check_rank(target: Target, rank: int) -> None:
+    if rank > target.hidden_size:
+        raise UserError(f"drafter.markov_rank={rank}: at most {target.hidden_size}, the target's width")
+
+
+def from_target(
+    target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
+) -> BlockDrafter:
+    """A fresh drafter for `target` after the recipe's drafter group, by default starting from the target's layers.
+
+    Raises:
+        UserError: an option that does not fit the target.
+    """
+    config = block_config(target, options, draft_vocab)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        drafter = BlockDrafter(config, target, draft_vocab)
+        initialise(drafter, target, options.init_from_target)
+    return drafter.to(target.device)
+
+
+def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) -> BlockConfig:
+    """The architecture of a fresh block drafter. Raises UserError for an option that does not fit the target."""
+    shared = options.context == "shared_kv"
+    layers = options.layers
+    if layers > target.num_layers:
+        raise UserError(f"drafter.layers={layers}: target {target.spec!r} has {target.num_layers} layers")
+    _check_rank(target, options.markov_rank)
+    markov, markov_width = markov_kind(options)
+    rotaries: list[Rotary] = []
+    if shared:
+        chosen, rotaries = shared_keys(target, options)
+        shape = target.anatomy.shapes[chosen[0]]
+    else:
+        chosen = named_layers(target, options.target_layers) or tap_layers(target.num_layers, options.taps)
+        check_taps(target, chosen)
+        shape = own_shape(target)
+    if shared and len(chosen) != layers:
+        raise UserError(f"drafter.target_layers names {len(chosen)} layers for drafter.layers={layers}")
+    assert shape is not None
+    if (not shared or all(r.full(shape.key) and r.inv_freq for r in rotaries)) and own_tables(
+        target, shape.key, rotaries
+    ):
+        written: list[Rotary] = []  # by the target's own module
+    else:
+        written = list(dict.fromkeys(rotaries)) or [plain_rotary(shape.key, target.rope_theta)]
+        written = rotaries if len(written) > 1 else written
+    return BlockConfig(
+        context=options.context,
+        block_size=options.block_size,
+        block_layout=options.block_layout or "anchor_first",
+        target_layer_ids=chosen,
+        init_layer_ids=chosen if shared else start_layers(target, layers),
+        hidden_size=target.hidden_size,
+        intermediate_size=inner_size(target),
+        num_attention_heads=target.num_heads if target.num_heads % shape.heads == 0 else shape.heads,
+        num_key_value_heads=shape.heads,
+        head_dim=shape.key,
+        rms_norm_eps=norm_eps(target),
+        hidden_act=activation(target),
+        vocab_size=target.vocab_size,
+        mask_token_id=mask_token(target) if options.mask_token_id is None else options.mask_token_id,
+        num_target_layers=target.num_layers,
+        rope_theta=target.rope_theta,
+        target=target.spec,
+        target_sha256=target.hash,
+        qk_norm=not shared,
+        attention_bias=has_attention_bias(target),
+        draft_vocab_size=0 if draft_vocab is None else len(draft_vocab),
+        markov_rank=options.markov_rank,
+        markov=markov,
+        markov_width=markov_width,
+        convolution=options.convolution,
+        self_conditioning=options.self_conditioning,
+        confidence_head=options.confidence_head,
+        value_dim=0 if shape.value == shape.key else shape.value,
+        rotary=[rotary_entry(r) for r in written],
+        places=any(not r.inv_freq for r in written),
+    )

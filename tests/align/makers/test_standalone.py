@@ -1,0 +1,28 @@
+"""A fresh standalone drafter depends on its seed alone, and options that do not fit are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from align.common.errors import UserError
+from align.config.recipe import DrafterConfig
+from align.makers.standalone import make_standalone
+from align.target.model import Target
+
+
+@pytest.mark.parametrize("kind", ["ddit", "masked_lm"])
+def test_a_fresh_one_depends_on_its_seed_alone(kind: str, target: Target) -> None:
+    drafter = DrafterConfig(kind=kind, layers=2, hidden_size=32, heads=2, cond_dim=16)
+    one, again, other = (make_standalone(target, drafter, seed) for seed in (0, 0, 1))
+    assert one.config == again.config and one.config.vocab_size == target.vocab_size
+    own = dict(again.named_parameters())
+    assert all(torch.equal(p, own[name]) for name, p in one.named_parameters())
+    same = all(torch.equal(p, dict(other.named_parameters())[n]) for n, p in one.named_parameters())
+    assert same == (kind == "masked_lm")  # whose weights are the target's
+
+
+def test_lora_is_a_masked_language_models(target: Target) -> None:
+    drafter = DrafterConfig(kind="ddit", layers=1, hidden_size=32, heads=2, cond_dim=16, lora_rank=2)
+    with pytest.raises(UserError, match="drafter.lora_rank needs drafter.kind=masked_lm"):
+        make_standalone(target, drafter)
