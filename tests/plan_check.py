@@ -18,13 +18,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-SHORT = "data.samples=40 data.batch_size=40 data.max_prompt_tokens=48 data.max_answer_tokens=96 trainer.checkpoint_every=15 trainer.validate_every=15 trainer.validation_rows=2 trainer.warmup_steps=2 trainer.resume=never"
+SHORT = "data.samples=24 data.batch_size=24 data.max_prompt_tokens=48 data.max_answer_tokens=64 trainer.checkpoint_every=10 trainer.validate_every=10 trainer.validation_rows=2 trainer.warmup_steps=2 trainer.resume=never"
 CASES = [
-    ("debug block, K 3", "recipe=debug_block data.samples=200 trainer.max_steps=150"),
-    ("block, K 6, 3 layers, context 384", f"recipe=smollm2_block {SHORT} drafter.block_size=6 drafter.layers=3 data.length=384 trainer.anchors=300 trainer.max_steps=40"),
-    ("taps, fill-in, draft vocabulary 16k, context 640, 2 rows", f"recipe=smollm2_taps {SHORT} data.path=DATA drafter.draft_vocab=16384 data.length=640 trainer.batch_size=2 trainer.max_steps=20"),
-    ("autoregressive, 3 layers, context 320, 2 rows", f"recipe=smollm2_autoregressive {SHORT} data.path=DATA drafter.target_layers=null drafter.layers=3 data.length=320 trainer.batch_size=2 trainer.validate_first=false trainer.max_steps=30"),
-    ("masked LM, K 6, 2 layers, context 256", f"recipe=smollm2_mdlm {SHORT} data.batch_size=24 data.samples=24 data.max_answer_tokens=64 drafter.target_layers=null drafter.layers=2 drafter.block_size=6 data.length=256 trainer.anchors=32 trainer.validate_first=false trainer.max_steps=30"),
+    ("debug block, K 3", "recipe=debug_block data.samples=100 trainer.max_steps=100"),
+    ("block, K 6, 3 layers, context 384", f"recipe=smollm2_block {SHORT} drafter.block_size=6 drafter.layers=3 data.length=384 trainer.anchors=300 trainer.max_steps=24"),
+    ("taps, fill-in, draft vocabulary 16k, context 640, 2 rows", f"recipe=smollm2_taps {SHORT} data.path=DATA drafter.draft_vocab=16384 data.length=640 trainer.batch_size=2 trainer.max_steps=10"),
+    ("autoregressive, 3 layers, context 320, 2 rows", f"recipe=smollm2_autoregressive {SHORT} data.path=DATA drafter.target_layers=null drafter.layers=3 data.length=320 trainer.batch_size=2 trainer.validate_first=false trainer.max_steps=16"),
+    ("masked LM, K 6, 2 layers, context 256", f"recipe=smollm2_mdlm {SHORT} data.batch_size=20 data.samples=20 data.max_answer_tokens=48 drafter.target_layers=null drafter.layers=2 drafter.block_size=6 data.length=256 trainer.anchors=32 trainer.validate_first=false trainer.max_steps=16"),
 ]  # fmt: skip
 
 
@@ -37,13 +37,17 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/plan_check"))
     parser.add_argument("--only", type=int, help="the number of a case, 1 to 5")
+    parser.add_argument("--missing", action="store_true", help="what has no result yet")
     parser.add_argument("--stage", choices=MODULES, help="one command of it, in this order; default: all")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for number, (_, words) in enumerate(CASES, 1):
         if options.only in (None, number):
+            path = options.out / f"{number}.json"
+            there = json.loads(path.read_text()) if options.missing and path.is_file() else {}
             for stage in [options.stage] if options.stage else MODULES:
-                measure(words, stage, options.out, number)
+                if stage not in there:
+                    measure(words, stage, options.out, number)
     print(table(options.out))
 
 

@@ -32,6 +32,7 @@ ROOMS = {
     "align.makers",
     "align.planning": "align.common align.config align.folder align.target align.diffusion align.models align.losses align.data align.outputs "
     "align.makers align.training",
+    "align.sweeping": "align.common align.config align.training align.planning",
     "decode.method_names": "",
     "decode.speculation": "align.common",
     "decode.drafters": "align.common align.kernels align.target align.models decode.speculation",

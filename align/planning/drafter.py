@@ -125,12 +125,13 @@ def _block(d: DrafterConfig, target: Skeleton) -> DrafterSize:
         drafter = BlockDrafter(config, nowhere)
     own = dict(drafter.named_parameters())
     trained = {n: p for n, p in own.items() if d.train == "all" or PARTS["confidence"] in n}
+    updates = _low_rank(drafter, d) if d.lora_rank else 0
     shared = config.context == "shared_kv"
     kept = 2 * config.num_key_value_heads * config.head_dim if shared else config.hidden_size
     return DrafterSize(
         kind="block",
-        parameters=sum(p.numel() for p in own.values()),
-        trained=sum(p.numel() for p in trained.values()),
+        parameters=sum(p.numel() for p in own.values()) + updates,
+        trained=updates or sum(p.numel() for p in trained.values()),
         layers=_count(drafter.layers),
         count=len(drafter.layers),
         hidden_size=config.hidden_size,
@@ -145,6 +146,18 @@ def _block(d: DrafterConfig, target: Skeleton) -> DrafterSize:
         markov_rank=config.markov_rank,
         passes=2 if config.self_conditioning else 1,
     )
+
+
+def _low_rank(network: nn.Module, d: DrafterConfig) -> int:
+    """Numbers of the low-rank updates of the linear layers that `drafter.lora_targets` names."""
+    named = [
+        m.in_features + m.out_features
+        for name, m in network.named_modules()
+        if isinstance(m, nn.Linear) and name.rpartition(".")[2] in d.lora_targets
+    ]
+    if not named:
+        raise UserError(f"drafter.lora_targets={d.lora_targets}: no linear layer of that name")
+    return d.lora_rank * sum(named)
 
 
 def _fresh_block(d: DrafterConfig, target: Skeleton) -> BlockConfig:

@@ -18,7 +18,7 @@ import numpy as np
 RUNS = Path(__file__).with_name("runs.json")
 LEVEL = 0.95
 FAR = 3.0
-"""Beyond the most tokens of a run by more than this factor, the fit is a guess, and is called one."""
+"""Times the most tokens of a run: there the fit ends. Of more tokens nothing is said but that."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +54,23 @@ def expected_tau(
     own = [run for run in runs if run["kind"] == kind]
     if not own or tokens <= 0:
         return None
+    most = max(run["rows"] for run in own) * record["tokens_per_row"]
     seen = [log(run["rows"] * record["tokens_per_row"]) for run in runs]
     x = np.array([[*(float(run["kind"] == k) for k in kinds), n] for run, n in zip(runs, seen, strict=True)])
     y = np.array([log(run[how] - 1) for run in runs])
-    new = np.array([*(float(kind == k) for k in kinds), log(tokens)])
+    new = np.array([*(float(kind == k) for k in kinds), log(min(tokens, FAR * most))])
     solution, *_ = np.linalg.lstsq(x, y, rcond=None)
     spare = len(runs) - x.shape[1]
     variance = float(((y - x @ solution) ** 2).sum()) / spare
     spread = sqrt(variance * (1 + float(new @ np.linalg.pinv(x.T @ x) @ new)))
     middle, wide = float(new @ solution), t_quantile((1 + LEVEL) / 2, spare) * spread
-    most = max(run["rows"] for run in own) * record["tokens_per_row"]
     why = []
     if target and target != record["target"]:
         why.append(f"every run had {record['target']} as its target")
     if tokens > FAR * most:
-        why.append(f"the longest of them saw {most / 1e6:.2g}M tokens")
+        why.append(
+            f"the longest saw {most / 1e6:.2g}M tokens, so this is said of {FAR * most / 1e6:.2g}M and not of all"
+        )
     value, low, high = (1 + min(float(drafted), exp(v)) for v in (middle, middle - wide, middle + wide))
     return ExpectedTau(value, low, high, len(own), len(runs), "; ".join(why))
 

@@ -13,6 +13,7 @@ def test_every_command_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in lines[3:]] == [
         "align.features",
         "align.plan",
+        "align.sweep",
         "align.synthesize",
         "align.train",
     ]

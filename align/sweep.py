@@ -1,0 +1,104 @@
+"""`python -m align.sweep FILE.yaml [key=value …]`: run a W&B sweep's file here, without an account.
+
+Trials of a grid, drawn ones (--method random --count N), or successive halving on the sweep's metric (--halving): all trials get few steps, the
+best of them more. Each trial is a run of align.train in a folder of its own. A sweep that was stopped goes on with the same command. The table at
+the end has 95% intervals: over seeds where `seed` is swept, else of the held-out texts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from align.common.claims import Claim
+from align.common.errors import UserError, cli, nearest
+from align.common.files import expanded, write_atomically
+from align.common.text import say
+from align.sweeping.config import read_sweep
+from align.sweeping.run import Plan, Stopped, run
+from align.sweeping.table import table
+from align.sweeping.trials import trials
+
+SHIPPED = Path(__file__).resolve().parents[1] / "recipes" / "sweeps"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> None:  # type: ignore[override]
+            raise UserError(f"{message} (--help lists the options)")
+
+    p = Parser(
+        prog="python -m align.sweep",
+        description="Run a sweep in W&B's format here, without an account.",
+        allow_abbrev=False,
+    )
+    names = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
+    p.add_argument("sweep", metavar="FILE", help=f"a sweep's .yaml, or a shipped one: {names}")
+    p.add_argument("words", nargs="*", metavar="key=value", help="keys of the recipe that all trials take")
+    p.add_argument("--method", choices=("grid", "random"), help="default: the file's")
+    p.add_argument(
+        "--count", type=int, metavar="N", help="trials (default: the whole grid, or 10 drawn ones)"
+    )
+    p.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
+    p.add_argument("--halving", action="store_true", help="successive halving on the sweep's metric")
+    p.add_argument(
+        "--eta",
+        type=int,
+        default=3,
+        help="one trial in so many goes on, with so many times the steps (default 3)",
+    )
+    p.add_argument(
+        "--least", type=int, default=1, metavar="STEPS", help="steps of the first rung at least (default 1)"
+    )
+    p.add_argument(
+        "--wandb",
+        action="store_true",
+        help="trials log to W&B, too, where the file says so (default: metrics.csv alone)",
+    )
+    p.add_argument("--out", type=Path, metavar="DIR", help="default runs/sweeps/NAME")
+    return p
+
+
+@cli
+def main(argv: list[str] | None = None) -> None:
+    options = parser().parse_intermixed_args(sys.argv[1:] if argv is None else argv)
+    if stray := next((word for word in options.words if "=" not in word), None):
+        raise UserError(f"{stray!r} is not key=value")
+    for name, least in (("count", 1), ("eta", 2), ("least", 1), ("seed", 0)):
+        if (value := getattr(options, name)) is not None and value < least:
+            raise UserError(f"--{name} {value}: must be at least {least}")
+    sweep = read_sweep(find(options.sweep))
+    found = trials(sweep, options.count, options.seed, options.method)
+    folder = expanded(options.out or Path("runs") / "sweeps" / sweep.name)
+    eta = options.eta if options.halving else None
+    plan = Plan(folder, tuple(options.words), eta, options.least, options.wandb)
+    with Claim(folder, "--out"):
+        say(f"{len(found)} trials of {sweep.name} in {folder}", error=True)
+        try:
+            results = run(sweep, found, plan, lambda line: say(line, error=True))
+        except Stopped as stop:
+            say(str(stop), error=True)
+            raise SystemExit(130) from None
+        page = table(sweep, found, results)
+        write_atomically(folder / "sweep.md", lambda part: part.write_text(page + "\n", encoding="utf-8"))
+    say(f"{page}\n\n{folder / 'sweep.md'}")
+    if failed := sum(bool(result.failed) for result in results):
+        say(f"{failed} of {len(results)} trials failed; the same command tries them again", error=True)
+        raise SystemExit(1)
+
+
+def find(name: str) -> Path:
+    """A file, or a shipped sweep by its name."""
+    for path in (Path(name), SHIPPED / f"{name}.yaml"):
+        if path.is_file():
+            return path
+    raise UserError(
+        f"sweep {name!r}: no such file{nearest(Path(name).stem, [p.stem for p in SHIPPED.glob('*.yaml')])}"
+    )
+
+
+if __name__ == "__main__":
+    main()

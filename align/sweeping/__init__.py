@@ -1,0 +1,1 @@
+"""Sweeps in W&B's own format, run here without an account."""

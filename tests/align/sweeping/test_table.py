@@ -1,0 +1,43 @@
+"""The table: intervals over seeds, the best first."""
+
+from __future__ import annotations
+
+import pytest
+
+from align.sweeping.config import Parameter, Sweep
+from align.sweeping.run import Result
+from align.sweeping.table import rows, table
+from align.sweeping.trials import trials
+
+SWEEP = Sweep(
+    "s", "grid", "validation/tau", True, (Parameter("a", (1, 2)), Parameter("seed", (0, 1, 2))), (), ()
+)
+
+
+def test_seeds_make_an_interval() -> None:
+    found = trials(SWEEP, None, 0)
+    scores = [1.0, 1.1, 1.2, 2.0, 2.0, 2.3]
+    made = rows(SWEEP, found, [Result(i, 9, s) for i, s in enumerate(scores)])
+    assert [row.values for row in made] == [(("a", 2),), (("a", 1),)]
+    assert made[1].score == pytest.approx(1.1) and made[1].runs == 3
+    assert made[1].high - made[1].score == pytest.approx(4.302653 * 0.1 / 3**0.5, rel=1e-4)
+
+
+def test_one_run_has_its_own_standard_error_or_none() -> None:
+    sweep = Sweep("s", "grid", "loss", False, (Parameter("a", (1, 2, 3)),), (), ())
+    found = trials(sweep, None, 0)
+    made = rows(
+        sweep, found, [Result(0, 9, 5.0, 0.5), Result(1, 9, 3.0), Result(2, 9, failed="error: x | y")]
+    )
+    assert [row.values[0][1] for row in made] == [2, 1, 3]
+    page = table(
+        sweep, found, [Result(0, 9, 5.0, 0.5), Result(1, 9, 3.0), Result(2, 9, failed="error: x | y")]
+    )
+    assert "| 1 | 5.0000 [4.0200, 5.9800] | 9 | 1 |" in page and "| 2 | 3.0000 | 9 | 1 |" in page
+    assert "failed: error: x \\| y" in page
+
+
+def test_who_came_further_stands_first() -> None:
+    sweep = Sweep("s", "grid", "tau", True, (Parameter("a", (1, 2)),), (), ())
+    made = rows(sweep, trials(sweep, None, 0), [Result(0, 3, 9.0, 0.1), Result(1, 12, 2.0, 0.1)])
+    assert [row.steps for row in made] == [12, 3]

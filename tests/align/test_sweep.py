@@ -1,0 +1,56 @@
+"""The command: a sweep of real, tiny trials; wrong words in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from align.sweep import main
+
+FILE = """
+method: grid
+metric: {name: validation/tau_sampling, goal: maximize}
+parameters: {objective.weighting: {values: [uniform, d_pace]}}
+command: ["${env}", "python", "-m", "align.train", "recipe=debug_block", "trainer.logger=wandb", "${args}"]
+"""
+FEW = ["trainer.max_steps=2", "trainer.warmup_steps=1", "trainer.validation_rows=2"]
+
+
+@pytest.mark.slow
+def test_a_sweep_without_an_account(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, debug_data: Path
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    path = tmp_path / "mine.yaml"
+    path.write_text(FILE)
+    words = [str(path), *FEW, f"data.path={debug_data}", "--out", str(tmp_path / "out")]
+    main(words)
+    page = capsys.readouterr().out
+    assert (
+        "| objective.weighting | validation/tau_sampling [95%] | steps | runs |" in page
+        and "| uniform | 1." in page
+    )
+    assert (tmp_path / "out" / "trials" / "0001" / "drafter" / "model.safetensors").is_file()
+    main(words)
+    assert capsys.readouterr().out == page
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["block_objectiv"], "did you mean 'block_objective'"),
+        (["block_objective", "words"], "'words' is not key=value"),
+        (["block_objective", "--count", "0"], "--count 0: must be at least 1"),
+        (["block_objective", "--eta", "1"], "--eta 1: must be at least 2"),
+        (["block_objective", "trainer.max_step=3"], "did you mean 'trainer.max_steps'"),
+        ([], "required: FILE"),
+    ],
+)
+def test_wrong_words_are_one_line(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--out", str(tmp_path / "out")])
+    error = [line for line in capsys.readouterr().err.strip().splitlines() if "trials of" not in line]
+    assert stop.value.code == 2 and len(error) == 1 and says in error[0], error
