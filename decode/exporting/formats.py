@@ -182,6 +182,8 @@ def custom_generate(drafter: BlockDrafter) -> Exported:
     tensors = {name: p.detach() for name, p in drafter.named_parameters()}
     if drafter.draft_vocab is not None:
         tensors["draft_vocab"] = drafter.draft_vocab.to(torch.int32)
+    if drafter.head is not None:
+        tensors["head"] = drafter.head
     config = {"architectures": [ARCHITECTURE], "model_type": "block_drafter", **c.to_dict()}
     return Exported(config, tensors, files=portable_files())
 

@@ -33,7 +33,7 @@ class Drafter:
     def __init__(self, folder: Path, model: Any) -> None:
         self.config = c = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         tensors = load_file(str(folder / "model.safetensors"))
-        vocab = tensors.pop("draft_vocab", None)
+        vocab, own = tensors.pop("draft_vocab", None), tensors.pop("head", None)
         self.model, self.device, self.dtype = model, model.device, model.dtype
         self.weights = {name: t.to(self.device, self.dtype) for name, t in tensors.items()}
         self.embedding, head = model.get_input_embeddings(), model.get_output_embeddings().weight
@@ -51,6 +51,8 @@ class Drafter:
             )
         self.vocab = None if vocab is None else vocab.long().to(self.device)
         self.head_VdD = (head if self.vocab is None else head[self.vocab]).detach()
+        if own is not None:  # rows that came with the drafter
+            self.head_VdD = own.to(self.device, self.dtype)
         self.layers: list[int] = c["target_layer_ids"]
         self.taps = c["context"] == "taps"
         self.fill_in = not c.get("sample_from_anchor", True)
@@ -101,14 +103,12 @@ class Drafter:
         return found
 
     def _mixed(self, hidden_D: Tensor, token: int) -> Tensor:
-        if self.markov in ("vanilla", "gated"):
+        if self.markov in ("vanilla", "gated", "rnn"):
             row = self.weights["markov.table.weight"][token]
             if self.markov == "vanilla":
                 return row
-            return (
-                torch.sigmoid(self.linear(hidden_D, "markov.hidden") + self.linear(row, "markov.previous"))
-                * row
-            )
+            mixed = self.linear(hidden_D, "markov.hidden") + self.linear(row, "markov.previous")
+            return mixed.tanh() if self.markov == "rnn" else mixed.sigmoid() * row
         word = self.embedding(torch.tensor(token, device=self.device)).to(self.dtype)
         z = self.linear(word, "markov.previous")
         if self.markov == "linear":

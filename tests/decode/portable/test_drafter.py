@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from align.models.block import BlockDrafter, BlockSession
+from align.models.block_checkpoint import load_drafter
 from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
@@ -18,6 +19,7 @@ from decode.exporting.ladder import stock_model
 from decode.portable.drafter import Drafter
 from decode.portable.generate import _Text, generate
 from tests.builders import PROMPT, block_network
+from tests.published_blocks import IDS, backbone, markov_tensors, pruned, speculators_config, write
 from tests.target_drafters import trained_drafter
 from tests.target_models import WINDOW, some_text, tiny_model, tiny_target
 
@@ -31,6 +33,7 @@ KINDS: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "mlp": ("shared_kv", False, {"markov_rank": 8, "markov": "mlp"}),
     "vanilla": ("taps", True, {"markov_rank": 8, "markov": "vanilla", "confidence_head": True}),
     "gated": ("shared_kv", False, {"markov_rank": 8, "markov": "gated"}),
+    "rnn": ("taps", False, {"markov_rank": 8, "markov": "rnn"}),
     "convolution": ("shared_kv", False, {"convolution": True, "block_layout": "fill_in"}),
     "two passes": ("taps", False, {"self_conditioning": True, "block_layout": "fill_in"}),
     "two passes, anchor first": ("shared_kv", True, {"self_conditioning": True, "markov_rank": 8}),
@@ -48,6 +51,17 @@ def test_drafts_are_those_of_the_trained_network(
 ) -> None:
     context, whole, options = KINDS[kind]
     drafter = block_network(target, context, whole=whole, options={"block_size": 4, **options})
+    assert_same(drafter, model, tmp_path / "out", [PROMPT, [5, 9, 200, 31, 8, 77, 140]])
+
+
+@pytest.mark.parametrize("kind", ["gated", "rnn"])
+def test_another_engines_drafter(tmp_path: Path, target: Target, model: Any, kind: str) -> None:
+    """With its own angles, its own rows of the head and a bias beside its Markov head."""
+    heads = {**pruned(target, 0.3), **markov_tensors(target, kind, 6, len(IDS))}
+    words = {"markov_rank": 6, "markov_head_type": kind, "enable_confidence_head": False}
+    config = speculators_config(target, "dspark", **words)
+    drafter = load_drafter(write(tmp_path / "theirs", config, backbone(target) | heads), target)
+    assert drafter.head is not None and drafter.config.markov_bias and drafter.config.rotaries
     assert_same(drafter, model, tmp_path / "out", [PROMPT, [5, 9, 200, 31, 8, 77, 140]])
 
 
