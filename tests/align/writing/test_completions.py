@@ -40,8 +40,10 @@ def test_exact_ids_end_at_the_first_end(target: Target) -> None:
     assert read(REQUEST, reply(target, [50, 51])) == Continuation([50, 51], None)
     assert read(REQUEST, reply(target, [50, 2], "stop")) == Continuation([50], 2)
     assert read(REQUEST, reply(target, [50, 7, 60], "length")) == Continuation([50], 7)
-    left_out = reply(target, [50, 51], "stop", choice={"stop_reason": 7})
-    assert read(REQUEST, left_out) == Continuation([50, 51], 7)
+    for name in ("stop_reason", "matched_stop"):
+        left_out = reply(target, [50, 51], "stop", choice={name: 7})
+        assert read(REQUEST, left_out) == Continuation([50, 51], 7)
+    assert read(REQUEST, reply(target, [50], "stop")) == Continuation([50], 2)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,7 @@ def test_a_request_in_each_dialect(target: Target) -> None:
         plain["prompt"] == target.tokenizer.decode([1, 40, 41])
         and not {"top_k", "stop_token_ids"} & plain.keys()
     )
+    assert plain["top_p"] == 0.9 and "presence_penalty" not in plain
     assert plain["stop"] == [target.tokenizer.decode([7])]  # the target's own end it knows by itself
 
 
