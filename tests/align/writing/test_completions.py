@@ -80,8 +80,9 @@ def test_texts_are_tokenised_again(target: Target) -> None:
     assert read(REQUEST, reply(target, [50, 51])) == Continuation([50, 51], None)
     ended = reply(target, [50, 51], "stop", usage={"prompt_tokens": 3, "completion_tokens": 3})
     assert read(REQUEST, ended) == Continuation([50, 51], 2)
-    with pytest.raises(Mismatch, match="tokenised as other tokens"):
-        read(REQUEST, reply(target, [50, 51], usage={"completion_tokens": 1}))
+    for count in (1, 3):  # a text that was cut has no end that is counted
+        with pytest.raises(Mismatch, match="tokenised as other tokens"):
+            read(REQUEST, reply(target, [50, 51], usage={"completion_tokens": count}))
     with pytest.raises(Mismatch, match="not its tokens"):
         read(REQUEST, reply(target, [50], choice={"text": "a\ufffd"}))
 
