@@ -21,7 +21,7 @@ from decode.engine.decoder import Decoder
 
 FAULTS = ("429", "500", "dropped", "wrong ids", "slow", "truncated", "no choices")
 """What may befall a request in place of its answer."""
-SLOW = 1.5
+SLOW = 2.5
 """Seconds that a slow reply takes."""
 
 

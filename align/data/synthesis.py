@@ -6,9 +6,8 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ from align.common.files import sha256_file
 from align.common.text import say
 from align.config.recipe import Recipe
 from align.data import shards as data
+from align.data.batches import Batches, MakeSource
 from align.data.index import ShardFolder
-from align.data.near_duplicates import NearDuplicates
 from align.data.prompts import read_prompts
 from align.target.model import Target
-from align.writing.generation import Row
 from align.writing.in_process import InProcess
 from align.writing.progress import WritingProgress
 from align.writing.rows import Plan, Progress, Source, Template, Told, chat_template, unheard
@@ -100,9 +98,6 @@ FRUITLESS = 20
 """Batches in a row of which nothing is kept, after which the writing stops."""
 
 
-MakeSource = Callable[[Plan], Source]
-
-
 class Synthesis:
     """The writing of one folder, a shard at a time.
 
@@ -131,7 +126,7 @@ class Synthesis:
             )
         self.manifest = _resume(folder, identity(recipe, target, template, self.prompts))
         plan = Plan(recipe, target, template, self.prompts)
-        self.batches = _Batches(plan, folder, source or partial(self._source, target))
+        self.batches = Batches(plan, folder, source or partial(self._source, target))
         if recipe.data.server is not None and not (folder / "manifest.json").exists():
             _ = self.batches.source  # it has to be there before anything is written
             data.write_manifest(folder, self.manifest)  # the settings of the first answers that are kept
@@ -171,6 +166,7 @@ class Synthesis:
         manifest["shards"] += 1
         manifest["dropped"] = dict(sorted(dropped.items()))
         _count(manifest, samples)
+        manifest |= self.batches.source.about
         manifest["finished"] = self.done
         data.write_manifest(folder, manifest)
         self.batches.keep(manifest)
@@ -228,7 +224,7 @@ def _written(writing: Synthesis) -> dict[str, Any]:
     return manifest
 
 
-def _mend(folder: Path, manifest: dict[str, Any], batches: _Batches, quiet: bool) -> None:
+def _mend(folder: Path, manifest: dict[str, Any], batches: Batches, quiet: bool) -> None:
     """Write shards again that are missing or not as they were, and have `batches` know what all of them hold."""
     shards, broken = ShardFolder(folder, manifest, batches.target.vocab_size), set[int]()
     for number in range(len(shards)):
@@ -267,83 +263,5 @@ def _count(manifest: dict[str, Any], samples: data.Samples) -> None:
     manifest["answer_tokens"] += len(samples.tokens) - int(samples.answer_start.sum())
 
 
-class _Batches:
-    """The target's batches by number, without what is broken or was said before."""
-
-    def __init__(self, plan: Plan, folder: Path, source: MakeSource) -> None:
-        self.plan, self.recipe, self.target, self.template = plan, plan.recipe, plan.target, plan.template
-        self.folder, self._make = folder, source
-
-    @cached_property
-    def source(self) -> Source:
-        """Who writes, asked for where something is to be written."""
-        return self._make(self.plan)
-
-    def close(self) -> None:
-        if "source" in vars(self):
-            self.source.close()
-
-    @cached_property
-    def seen(self) -> NearDuplicates:
-        """What was said before, in all shards."""
-        return NearDuplicates(
-            self.recipe.data.near_duplicate_threshold, self.folder / "near-duplicates.sqlite"
-        )
-
-    def know(self, manifest: dict[str, Any]) -> bool:
-        """Whether the texts of these shards, and no others, are remembered from the last time."""
-        return self.seen.holds(_shards_key(manifest))
-
-    def keep(self, manifest: dict[str, Any]) -> None:
-        """Remember, for the next time too, what the batches of these shards hold."""
-        self.seen.keep(_shards_key(manifest))
-
-    def remember(self, samples: data.Samples) -> None:
-        """Samples that are written: what is near to them is dropped."""
-        for tokens, start in zip(
-            map(samples.__getitem__, range(len(samples))), samples.answer_start, strict=True
-        ):
-            self.seen.add(_text_key(tokens.tolist(), int(start), len(self.template.prefix)))
-
-    def write(
-        self, number: int, room: int, dropped: Counter[str], progress: Progress = unheard
-    ) -> data.Samples | None:
-        """At most `room` samples of a batch, those of the batches before it being known; None after the last prompt.
-
-        `dropped` counts why rows are left out.
-        """
-        rows = self.source.write(number, room, progress)
-        if rows is None:
-            return None
-        chosen: list[Row] = []
-        full = False
-        for row in rows:
-            if not full and len(chosen) >= room:
-                self.seen.mark()  # a later run, which wants more, knows of what is in the shards alone
-                full = True
-            if row.broken:
-                dropped[row.broken] += 1
-            elif not self.seen.add(_text_key(row.tokens, row.answer_start, len(self.template.prefix))):
-                dropped["near-duplicate"] += 1
-            elif not full:
-                chosen.append(row)
-        if full:
-            self.seen.forget()
-        return data.from_lists(
-            [r.tokens for r in chosen],
-            [r.answer_start for r in chosen],
-            [r.answer_temperature for r in chosen],
-        )
-
-
-def _shards_key(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest["sha256"]).encode()).hexdigest()
-
-
 def _counts(dropped: dict[str, int]) -> str:
     return ", ".join(f"{count} {why}" for why, count in dropped.items()) or "none"
-
-
-def _text_key(tokens: list[int], answer_start: int, prefix: int) -> list[int]:
-    """The part of a sample that near-duplicates are judged by: its prompt, or a base text's first 64 tokens."""
-    return tokens[prefix:answer_start] if answer_start > prefix else tokens[prefix : prefix + 64]

@@ -82,6 +82,7 @@ def _small(recipe: Recipe, folder: Path, text: TextSize) -> Recipe:
     own.output, t.logger, t.resume, t.milestones = str(folder / "run"), [], "never", []
     d.path = str(recipe.data_folder) if text.there else str(folder / "data")
     d.text, d.follow = [], False
+    d.writer = "target"  # a server is not asked for a trial
     t.features_path, t.validate_first, t.show_samples = None, False, 0
     t.keep_features_gb = max(t.keep_features_gb, 1.0 if t.features_gb else 0.0)
     t.features_gb, t.max_minutes = 0.0, None

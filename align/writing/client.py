@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from align.common.errors import UserError, nearest
 from align.common.text import say, short
@@ -20,6 +21,7 @@ from align.config.recipe import API_KEY
 
 TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 """Statuses after which the same request may be answered."""
+_HERE = {"127.0.0.1", "localhost", "::1"}
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 30.0
 _SAY_EVERY = 30.0
 """Seconds between lines about requests that fail."""
@@ -72,11 +74,16 @@ class Client:
         if not key.isascii() or not key.isprintable():
             raise UserError(f"the environment variable {API_KEY} holds characters that no key has")
         self._errors = (httpx2.TransportError, httpx2.DecodingError)
-        self._http = httpx2.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx2.Timeout(patience.reply, connect=min(30.0, patience.reply), pool=None),
-            limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
-        )
+        self._no_address = (httpx2.InvalidURL, UnicodeError)
+        try:
+            self._http = httpx2.AsyncClient(
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+                timeout=httpx2.Timeout(patience.reply, connect=min(30.0, patience.reply), pool=None),
+                limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
+                trust_env=urlsplit(url).hostname not in _HERE,  # no proxy stands before this machine
+            )
+        except (ValueError, ImportError) as error:  # a proxy of another kind, certificates that are not there
+            raise UserError(f"data.writer: no connection to {url} with this environment: {error}") from None
         self._said = -_SAY_EVERY
         self.failures = 0
         """Requests that were sent again."""
@@ -138,6 +145,8 @@ class Client:
         """
         try:
             reply = await self._http.request(method, self.url + path, json=body)
+        except self._no_address as error:
+            raise UserError(f"data.writer: {self.url}: no address ({error})") from None
         except self._errors as error:
             raise Trouble(f"no answer ({str(error) or type(error).__name__})") from None
         status = reply.status_code

@@ -117,12 +117,13 @@ class Completions:
             prompt = self.target.tokenizer.decode(prompt, skip_special_tokens=False)
         found: dict[str, Any] = {
             "model": self.model, "prompt": prompt, "max_tokens": request.most, "temperature": request.temperature,
-            "top_p": self.drawing.top_p, "seed": request.seed, "n": 1, "stream": False,
-            "presence_penalty": 0.0, "frequency_penalty": 0.0,
+            "seed": request.seed,
         }  # fmt: skip
+        if self.dialect.extensions or self.drawing.top_p < 1:  # TGI refuses 1, which is OpenAI's default
+            found["top_p"] = self.drawing.top_p
         if self.dialect.extensions:
             found |= {
-                "top_k": self.drawing.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0,
+                "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_k": self.drawing.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0,
                 "stop_token_ids": sorted(request.ends), "return_token_ids": True, "add_special_tokens": False,
             }  # fmt: skip
         texts = self._stops(request.ends)
@@ -191,7 +192,7 @@ class Completions:
             raise Mismatch("ids that are none of the target's tokens")
         if isinstance(count, int) and count != len(ids) or len(ids) > request.most:
             raise Mismatch("ids of another number than the reply counts")
-        found = _ended(ids, request, choice)
+        found = _ended(ids, request, choice, _usual_end(self.target, request.ends))
         text = self.target.tokenizer.decode(found.tokens, skip_special_tokens=True)
         if not _plain(choice["text"]).startswith(_plain(text)):
             raise Mismatch("ids and text that differ")
@@ -219,18 +220,15 @@ def _choice(reply: dict[str, Any]) -> dict[str, Any]:
     return choices[0]
 
 
-def _ended(
-    ids: Sequence[int], request: Request, choice: dict[str, Any], usual: int | None = None
-) -> Continuation:
-    """The tokens up to the first end. One that is not among them is the reply's `stop_reason`, else `usual`."""
+def _ended(ids: Sequence[int], request: Request, choice: dict[str, Any], usual: int) -> Continuation:
+    """The tokens up to the first end. One that is not among them is what the reply names (vLLM, SGLang), else `usual`."""
     for place, token in enumerate(ids):
         if token in request.ends:
             return Continuation(list(ids[:place]), token)
     if choice["finish_reason"] == "length":
         return Continuation(list(ids), None)
-    said = choice.get("stop_reason")
-    end = said if type(said) is int and said in request.ends else usual
-    return Continuation(list(ids), min(request.ends) if end is None else end)
+    said = choice.get("stop_reason", choice.get("matched_stop"))
+    return Continuation(list(ids), said if type(said) is int and said in request.ends else usual)
 
 
 def _usual_end(target: Told, ends: Collection[int]) -> int:

@@ -17,7 +17,7 @@ class InProcess:
     """
 
     def __init__(self, plan: Plan, target: Target) -> None:
-        self.plan = plan
+        self.plan, self.about = plan, dict[str, str]()
         t = plan.template
         self.writer = Writer(target, t.prefix, t.turn, plan.settings, plan.capacity)
 

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from align.common.errors import UserError
-from align.config.hardware import accelerator
+from align.config.hardware import accelerator, devices
 from align.config.recipe import Recipe
 from align.target.loading import load_target
 from align.writing.generation import Row
@@ -42,8 +42,9 @@ class Processes:
     """
 
     def __init__(self, recipe: Recipe, work: Callable[..., None] | None = None) -> None:
-        self.recipe, count = recipe, recipe.launch.devices
+        self.recipe, self.about, count = recipe, dict[str, str](), recipe.launch.devices
         kind = accelerator(recipe)
+        devices(recipe)  # refuses one GPU by name
         most = 4 * (os.cpu_count() or 1)
         if kind == "cpu" and count > most:
             raise UserError(f"launch.devices={count}: at most {most} processes on this machine's CPU")

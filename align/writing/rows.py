@@ -63,7 +63,7 @@ def chat_template(target: Told) -> Template:
 class Progress(Protocol):
     """Hears of tokens that were drawn or fed, and of rows that have come to their end."""
 
-    def __call__(self, tokens: int, rows: int = 0) -> None: ...
+    def __call__(self, tokens: int, rows: int = 0, /) -> None: ...
 
 
 def unheard(tokens: int, rows: int = 0) -> None:
@@ -71,7 +71,9 @@ def unheard(tokens: int, rows: int = 0) -> None:
 
 
 class Source(Protocol):
-    """Who writes the rows of a batch."""
+    """Who writes the rows of a batch. about: what the manifest says of it beside the settings."""
+
+    about: dict[str, str]
 
     def write(self, number: int, needed: int, progress: Progress) -> list[Row] | None:
         """The rows of a batch at their ends; None after the last prompt. `needed`: samples that are missing before it: batches

@@ -53,6 +53,8 @@ class Served:
             self.client = Client(d.server, d.concurrency, patience, quiet)
             self._slots = asyncio.Semaphore(d.concurrency)
             self.ask = self._loop.run_until_complete(self._meet())
+            ids = "exact" if self.ask.dialect.ids_out else "tokenised again"
+            self.about = {"served_model": self.ask.model, "token_ids": ids}
         except BaseException:
             self.close()
             raise
@@ -106,6 +108,8 @@ class Served:
         if not rows:
             return False
         missing = self.journal.restore(number, rows)
+        if len(missing) < len(rows) and not self.quiet:
+            say(f"batch {number}: {len(rows) - len(missing)} of {len(rows)} rows are there")
         tasks = {self._loop.create_task(self._row(number, row)) for row in missing}
         self._batches[number] = _Batch(rows, tasks)
         return True
@@ -197,14 +201,17 @@ class Served:
         """End the requests in flight; what is finished stays on disk."""
         if self._loop.is_closed():
             return
-        tasks = asyncio.all_tasks(self._loop)
+        tasks = {
+            *asyncio.all_tasks(self._loop),
+            *(task for batch in self._batches.values() for task in batch.tasks),
+        }
         for task in tasks:
             task.cancel()
         if tasks:
             self._run(asyncio.wait(tasks))
         for task in tasks:
             if not task.cancelled():
-                task.exception()  # heard: it was raised by the first one
+                task.exception()  # heard: the first one's was raised, asyncio would tell of the others
         if hasattr(self, "client"):
             self._run(self.client.close())
         self._loop.close()

@@ -61,6 +61,18 @@ def test_nobody_there_and_somebody_else_there(target: Target) -> None:
         asked(f"{server.url}/elsewhere", lambda c: c.models())
 
 
+def test_addresses_and_proxies_that_are_none(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="data.writer: http://exa.*: no address"):
+        asked("http://exa\u200bmple\u2603..", lambda c: c.models())
+    monkeypatch.setenv("ALL_PROXY", "socks9://127.0.0.1:1")
+    with pytest.raises(
+        UserError, match="data.writer: no connection to http://far.example with this environment"
+    ):
+        asked("http://far.example", lambda c: c.models())
+    with Loopback(target) as server:
+        assert asked(server.url, lambda c: c.models())  # none stands before this machine
+
+
 def test_the_key_comes_from_the_environment(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(API_KEY, raising=False)
     with Loopback(target, key="very-secret") as server:

@@ -89,6 +89,7 @@ def test_batches_come_in_order_and_no_more_than_are_needed(plan: Plan) -> None:
     assert not any(worker.process.is_alive() for worker in source._workers)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_or_refuses_ends_the_writing(plan: Plan) -> None:
     for batch, says in (
         (3, r"launch.devices=2: one of the processes that write ended by signal 9"),
