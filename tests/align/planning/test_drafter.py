@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from align.training.makers import make_block
 
 from align.common.errors import UserError
 from align.config.parser import load_recipe, shipped
@@ -14,7 +15,6 @@ from align.planning.drafter import drafter_size
 from align.planning.skeleton import skeleton
 from align.target.loading import load_target
 from align.training.build import KINDS
-from align.training.makers import make_block
 
 OPTIONS = {
     "debug_block": ["drafter.convolution=true", "drafter.self_conditioning=true", "drafter.markov=gated"],
