@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from align.training.makers import make_block
 
 from align.common.errors import UserError
 from align.config.parser import load_recipe, shipped
+from align.makers.block import make_block
 from align.models.block_checkpoint import save_drafter
 from align.planning.drafter import drafter_size
 from align.planning.skeleton import skeleton
