@@ -400,6 +400,9 @@ class TrainerConfig(Group):
         "fp16", "type of outputs that are cached or stored; what overflows fp16 stays fp32"
     )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb")
+    wandb_artifacts: bool = option(
+        False, "with trainer.logger=wandb: also log the drafter as an artefact and the validations as a table"
+    )
     log_every: int = option(10, "steps between progress lines", low=1)
     max_minutes: float | None = option(None, "stop in time, the learning rate brought down by then", above=0)
 

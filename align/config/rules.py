@@ -233,5 +233,9 @@ def _trainer_rules(recipe: Recipe) -> list[tuple[bool, str]]:
             f"trainer.batch_size={t.batch_size} must be a multiple of trainer.accumulate={t.accumulate} "
             f"times the {recipe.processes} processes of launch.devices",
         ),
+        (
+            t.wandb_artifacts and "wandb" not in t.logger,
+            "trainer.wandb_artifacts=true needs trainer.logger=wandb",
+        ),
         (not t.resume.strip(), "trainer.resume must be auto, never or a checkpoint's path"),
     ]

@@ -21,7 +21,7 @@ _FREE = (
     "data.path", "data.write", "data.prompts_column", "trainer.max_steps", "trainer.max_minutes", "trainer.resume", "trainer.show_samples",
     "trainer.validate_first", "trainer.validate_every", "trainer.validation_rows", "trainer.checkpoint_every",
     "trainer.keep_checkpoints", "trainer.keep_features_gb", "trainer.features_gb", "trainer.features_path",
-    "trainer.logger", "trainer.log_every", "trainer.milestones",
+    "trainer.logger", "trainer.wandb_artifacts", "trainer.log_every", "trainer.milestones",
     "stage", "drafter.train", "data.follow",
 )  # fmt: skip
 """What a run may go on with that it did not begin with: where and how far it runs and what it reports. Checkpoints and data know

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from align.common.files import write_atomically
+from align.config.hardware import main_process
 from align.config.recipe import Recipe
 
 
@@ -92,6 +94,39 @@ def _sends_nothing() -> bool:
     return mode in ("offline", "dryrun", "disabled") or (mode is None and not os.environ.get("WANDB_API_KEY"))
 
 
+def run_id(folder: Path, fresh: bool) -> str:
+    """W&B's id of the run in this folder: the agent's, the one that the run began with, or a new one, which is written down."""
+    path, given = folder / "wandb-run-id", os.environ.get("WANDB_RUN_ID")
+    if given is None and path.is_file() and not fresh:
+        return path.read_text(encoding="utf-8").strip() or uuid.uuid4().hex[:8]
+    found = given or uuid.uuid4().hex[:8]
+    if main_process():
+        write_atomically(path, lambda part: part.write_text(found + "\n", encoding="utf-8"))
+    return found
+
+
+def log_artifacts(loggers: Sequence[Logger], recipe: Recipe, drafter: Path) -> None:
+    """Log the drafter's folder as a model artefact, and the validations of metrics.csv as a table, where the recipe asks for it."""
+    if not recipe.trainer.wandb_artifacts:
+        return
+    import wandb
+
+    rows = [r for r in MetricsFile(Path(recipe.output) / "metrics.csv").read() if "validation/loss" in r]
+    columns = dict.fromkeys(k for r in rows for k in r if k.startswith("validation/"))
+    names: list[str | int] = ["step", *columns]
+    for logger in loggers:
+        if not isinstance(logger, WandbLogger):
+            continue
+        if rows:
+            data = [[float(r[n]) if n in r else None for n in ("step", *columns)] for r in rows]
+            logger.experiment.log({"validations": wandb.Table(columns=names, data=data)})
+        artifact = wandb.Artifact(
+            f"{recipe.name}-drafter", type="model", metadata={"target": recipe.target.name}
+        )
+        artifact.add_dir(str(drafter))
+        logger.experiment.log_artifact(artifact)
+
+
 def build_loggers(recipe: Recipe) -> list[Logger]:
     """Those that `trainer.logger` names."""
     folder, found = Path(recipe.output), list[Logger]()
@@ -102,7 +137,14 @@ def build_loggers(recipe: Recipe) -> list[Logger]:
             folder.mkdir(parents=True, exist_ok=True)
             project = os.environ.get("WANDB_PROJECT") or "align"
             found.append(
-                WandbLogger(project=project, name=recipe.name, save_dir=str(folder), offline=_sends_nothing())
+                WandbLogger(
+                    project=project,
+                    name=recipe.name,
+                    save_dir=str(folder),
+                    offline=_sends_nothing(),
+                    id=run_id(folder, fresh=recipe.trainer.resume == "never"),
+                    resume="allow",
+                )
             )
         else:
             found.append(CSVFile(folder))

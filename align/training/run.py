@@ -27,7 +27,7 @@ from align.training.base_module import DrafterModule
 from align.training.build import KINDS, draft_vocab, save_trained
 from align.training.callbacks import CheckpointCallback, MilestoneCallback, ProgressLogger
 from align.training.datamodule import RowsModule
-from align.training.loggers import build_loggers
+from align.training.loggers import build_loggers, log_artifacts
 from align.training.strategies import build_strategy, checkpoint_kind, plugins
 
 
@@ -73,6 +73,7 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
             minutes, asked = recipe.trainer.max_minutes, recipe.trainer.max_steps
             say(f"trainer.max_minutes={minutes:g} ended it after {steps} of {asked} steps")
         saved = save_trained(module, supply, steps)
+        log_artifacts(trainer.loggers, recipe, saved)
         if not quiet:
             say(_next(recipe, saved, argv or ()))
     return module

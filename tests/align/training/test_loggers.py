@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from align.common.errors import UserError
 from align.config.parser import FOLDER, load_recipe
+from align.training.loggers import run_id
+from align.training.run import train
 from tests.wandb_stand_in import StandIn
 
 SWEEP = FOLDER / "sweeps" / "block_objective.yaml"
@@ -66,3 +69,54 @@ def test_agent_runs_the_sweep_as_written(tmp_path: Path) -> None:
     assert recipe.trainer.logger == ["wandb"]
     assert (run / "drafter" / "model.safetensors").is_file(), output
     assert list(run.glob("wandb/offline-run-*")), "the run was not logged offline"
+
+
+def test_a_run_goes_on_under_its_own_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    first = run_id(tmp_path, fresh=False)
+    assert run_id(tmp_path, fresh=False) == first != run_id(tmp_path, fresh=True)
+    monkeypatch.setenv("WANDB_RUN_ID", "agents")
+    assert run_id(tmp_path, fresh=False) == "agents"
+    monkeypatch.delenv("WANDB_RUN_ID")
+    assert run_id(tmp_path, fresh=False) == "agents"  # the run that the agent began
+
+
+def test_artefacts_are_asked_for_by_name() -> None:
+    with pytest.raises(UserError, match=r"trainer\.logger=wandb"):
+        load_recipe(["recipe=debug_block", "trainer.wandb_artifacts=true"])
+
+
+@pytest.mark.slow
+def test_drafter_and_validations_are_logged_where_asked_for(
+    tmp_path: Path, debug_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offline, as a user without an account has it: the artefact is staged with the run, and the run that goes on has the same id."""
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staged"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    words = [
+        "recipe=debug_block",
+        f"data.path={debug_data}",
+        f"output={tmp_path / 'run'}",
+        "trainer.warmup_steps=1",
+    ]
+    words += ["trainer.logger=csv,wandb", "trainer.wandb_artifacts=true", "trainer.validation_rows=2"]
+    import wandb
+
+    try:
+        for steps in (2, 4):
+            train(load_recipe([*words, f"trainer.max_steps={steps}"]), quiet=True)
+            wandb.finish()
+    finally:
+        wandb.finish()
+    runs = sorted((tmp_path / "run" / "wandb").glob("offline-run-*"))
+    ids = {path.name.rpartition("-")[2] for path in runs}
+    assert ids == {(tmp_path / "run" / "wandb-run-id").read_text().strip()}
+    tables = list((tmp_path / "run" / "wandb").rglob("validations*.table.json"))
+    assert tables and b"validation/tau_sampling" in tables[0].read_bytes()
+    logged = b"".join(path.read_bytes() for folder in runs for path in folder.glob("*.wandb"))
+    assert b"debug_block-drafter" in logged and b"model.safetensors" in logged
