@@ -267,7 +267,7 @@ def help_text(prog: str, description: str, every: bool = True) -> str:
         first = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
         line = f"  {name:<34}{first.lstrip('# ') if first.startswith('#') else ''}"
         lines.append(line if every else cut(line, _WIDTH))
-    lines += ["", "  --print     show the resolved recipe and end", "  --help-all  all recipes and keys"]
+    lines += ["", "  --print: show the resolved recipe and end; --help-all: all recipes and keys"]
     lines += ["", "keys:" if every else "the keys most used:"]
     for key in keys().values() if every else [keys()[name] for name in MOST_USED]:
         words = f"{key.name}={_show(key)}"

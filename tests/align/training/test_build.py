@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.models.block_checkpoint import load_drafter
@@ -74,6 +75,17 @@ WIRING = (
     "debug_taps",
     "debug_adapt_dflash",
 )
+
+
+def test_a_folder_that_does_not_fit_is_refused_before_the_target_writes(
+    tmp_path: Path, target: Target
+) -> None:
+    config = speculators_config(target, speculators_model_type="eagle3")
+    theirs = write(tmp_path / "theirs", config, backbone(target))
+    words = (f"drafter.init={theirs}", f"output={tmp_path / 'run'}")
+    with pytest.raises(UserError, match="speculators_model_type='eagle3'"):
+        train(load_recipe(["recipe=debug_adapt_dflash", *words]), quiet=True)
+    assert not (tmp_path / "run" / "data").exists()
 
 
 @pytest.mark.parametrize("rank", [0, 2])
