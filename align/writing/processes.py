@@ -32,6 +32,8 @@ class _Worker:
     pipe: Connection
     batch: int | None = None
     """Which it writes."""
+    has_prompts: bool = False
+    """Whether it was sent the prompts, which may be many."""
 
 
 class Processes:
@@ -118,7 +120,8 @@ class Processes:
 
     def _tell(self, worker: _Worker, batch: int) -> None:
         try:
-            worker.pipe.send((batch, self.plan.prompts))
+            worker.pipe.send((batch, None if worker.has_prompts else self.plan.prompts))
+            worker.has_prompts = True
         except OSError:
             raise self._ended(worker) from None
 
@@ -158,7 +161,8 @@ def _work(pipe: Connection, recipe: Recipe, device: str, count: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
-    torch.set_num_threads(max(1, torch.get_num_threads() // count))
+    if not os.environ.get("OMP_NUM_THREADS"):  # who says how many wants products that round alike
+        torch.set_num_threads(max(1, torch.get_num_threads() // count))
     try:
         target = load_target(recipe.target.name, device=device, **recipe.target_options)
         pipe.send((True, Outline.of(target)))
