@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     given = vars(parser().parse_args(arguments))
     counts = THOROUGH if given.pop("thorough") else QUICK
-    config = VerifyConfig(**{**given, **{k: given[k] or default for k, default in counts.items()}})
+    config = VerifyConfig(**{**given, **{k: given.get(k) or default for k, default in counts.items()}})
     with Claim(config.out, "--out"):
         prompts = check(config)
         from decode.losslessness.checks import run

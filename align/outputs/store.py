@@ -68,11 +68,13 @@ class OutputStore:
         self._open: OrderedDict[Path, tuple[Any, dict[int, list[str]]]] = OrderedDict()
         self._good: set[Path] = set()
         self._sizes: dict[Path, int] = {}
+        self._sums: dict[Path, str] = {}
         self._waiting: dict[RowKey, RowOutputs] = {}
         self.limit = int(gigabytes * 1e9)
         for path in sorted(folder.glob("outputs-*.json")):
             self._take_up(path)
-        numbers = [int(p.stem[-5:]) for p in folder.glob(f"outputs-{writer:02d}-*.json")]
+        ends = [path.stem[-5:] for path in folder.glob(f"outputs-{writer:02d}-*.json")]
+        numbers = [int(end) for end in ends if end.isdecimal()]
         self._next = max(numbers, default=-1) + 1
 
     def _check(self, description: dict[str, Any]) -> None:
@@ -89,13 +91,17 @@ class OutputStore:
                 )
 
     def _take_up(self, seal: Path) -> None:
-        record = convert(read_json(seal), Seal, "", str(seal))
         shard = seal.with_suffix(".safetensors")
+        try:
+            record = convert(read_json(seal), Seal, "", str(seal))
+            keys = [(str(digest), float(temperature)) for digest, temperature in record["rows"]]
+        except (UserError, ValueError, TypeError):
+            return self._remove(shard, "has a seal that can't be read")
         if not shard.exists() or shard.stat().st_size != record["bytes"]:
             return self._remove(shard, "is missing or torn")
-        self._sizes[shard] = record["bytes"]
-        for index, (digest, temperature) in enumerate(record["rows"]):
-            self._where[(digest, temperature)] = (shard, index)
+        self._sizes[shard], self._sums[shard] = record["bytes"], record["sha256"]
+        for index, key in enumerate(keys):
+            self._where[key] = (shard, index)
 
     def _remove(self, shard: Path, why: str) -> None:
         say(f"warning: {shard} {why}; its rows are computed again", error=True)
@@ -136,7 +142,7 @@ class OutputStore:
             self._open.move_to_end(shard)
             return self._open[shard]
         if shard not in self._good:
-            if sha256_file(shard) != json.loads(shard.with_suffix(".json").read_text())["sha256"]:
+            if sha256_file(shard) != self._sums[shard]:
                 raise ValueError("it has changed since it was written")
             self._good.add(shard)
         file, names = safe_open(shard, "pt"), defaultdict[int, list[str]](list)

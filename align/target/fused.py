@@ -43,7 +43,7 @@ class FusedLayers:
 
     def __init__(self, stack: LayerStack, body: Any, fixed: bool) -> None:
         self.stack, self.body, self.fixed = stack, body, fixed
-        self.places, self.constants = _places(body.layers), [_constants(layer) for layer in body.layers]
+        self.parts, self.constants = _parts(body), [_constants(layer) for layer in body.layers]
         self._tables: tuple[Tensor, Tensor] | None = None
 
     def takes(self, tokens_BL: Tensor, layout: Layout | Together, cache: Any) -> bool:
@@ -60,8 +60,8 @@ class FusedLayers:
         cache, as it takes longer than a token may."""
         layers = self.body.layers
         return (
-            _of_the_kind(model, self.body, layers)
-            and _places(layers) == self.places
+            _of_the_kind(model, layers)
+            and _parts(self.body) == self.parts
             and [_constants(layer) for layer in layers] == self.constants
         )
 
@@ -111,9 +111,20 @@ def _takes_layout(layout: Layout) -> bool:
     )
 
 
-def _places(layers: Any) -> list[list[int]]:
-    """Where the weights of each layer lie in memory."""
-    return [[p.data_ptr() for p in layer.parameters()] for layer in layers]
+def _parts(body: Any) -> list[tuple[Any, ...]] | None:
+    """Of every module the code that it runs, where its weights lie in memory, and the modules in it; None where one has hooks. A
+    module's own dictionaries are read: `parameters()` and `modules()` take ten times as long."""
+    found, left = [], [body]
+    while left:
+        module = left.pop()
+        inner = [part for part in module._modules.values() if part is not None]
+        left += inner
+        if module._forward_hooks or module._forward_pre_hooks:
+            return None
+        code = module.__dict__.get("forward") or type(module).forward
+        places = [p.data_ptr() for p in module._parameters.values() if p is not None]
+        found.append((module.__class__, code, places, [*map(id, inner)]))
+    return found
 
 
 def memory_of(cache: KVCache, layers: tuple[int, ...] | None = None) -> Memory:
@@ -127,7 +138,7 @@ def memory_of(cache: KVCache, layers: tuple[int, ...] | None = None) -> Memory:
 
 def fused(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
     """The model's layers in one call; None where its code or its shapes are of another kind, or no C library is there."""
-    if rows_library() is None or not _of_the_kind(model, body, layers):
+    if rows_library() is None or not (_of_the_kind(model, layers) and _of_the_code(body, layers)):
         return None
     config = model.config.get_text_config(decoder=True)
     first: Any = layers[0]
@@ -187,7 +198,8 @@ def is_silu(module: nn.Module) -> bool:
     return type(module) in (nn.SiLU, type(ACT2FN["silu"]))
 
 
-def _of_the_kind(model: Any, body: Any, layers: nn.ModuleList) -> bool:
+def _of_the_kind(model: Any, layers: nn.ModuleList) -> bool:
+    """Whether its config asks for nothing else, and its numbers are of the type and place."""
     config = model.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     # a layer that says of itself that it has no window has none, whatever the config says; Mistral's ask the config
@@ -197,8 +209,11 @@ def _of_the_kind(model: Any, body: Any, layers: nn.ModuleList) -> bool:
         if hasattr(layer, "self_attn")
     )
     full = set(kinds) == {"full_attention"} and (not getattr(config, "sliding_window", None) or own)
-    if not full or model.dtype != torch.float32 or model.device.type != "cpu":
-        return False
+    return full and model.dtype == torch.float32 and model.device.type == "cpu"
+
+
+def _of_the_code(body: Any, layers: nn.ModuleList) -> bool:
+    """Whether the modules are those that `layers.c` computes."""
     if any(module._forward_hooks or module._forward_pre_hooks for module in body.modules()):
         return False
     if not _like(body, "Model") or not _children(body, "embed_tokens layers norm rotary_emb"):

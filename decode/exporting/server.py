@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -54,13 +55,14 @@ class Server:
             "return_token_ids": True,
         }
         answer = self._json("/v1/completions", body)
-        choice = (answer.get("choices") or [{}])[0]
-        tokens = choice.get("token_ids")
-        if not isinstance(tokens, list):
+        choices = answer.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        tokens = choice.get("token_ids") if isinstance(choice, dict) else None
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise UserError(
                 f"{self.url}: its answer has no token_ids, so outputs can't be compared; vLLM's has from 0.11 on"
             )
-        return [int(t) for t in tokens]
+        return tokens
 
     def counts(self) -> Counts:
         """Its counters now. Raises UserError where it counts no drafts, so that it has no drafter."""
@@ -69,7 +71,7 @@ class Server:
             match = _SAMPLE.match(line)
             if match is None or not match["name"].startswith(_COUNTERS):
                 continue
-            name, value = match["name"].removeprefix(_COUNTERS), float(match["value"])
+            name, value = match["name"].removeprefix(_COUNTERS), _number(match["value"])
             if name == "accepted_tokens_per_pos":
                 place = re.search(r'position="(\d+)"', match["labels"] or "")
                 if place is not None:
@@ -87,7 +89,7 @@ class Server:
         text = self._text(path, body)
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise UserError(f"{self.url}{path}: answered {short(text)}, no JSON object")
@@ -102,7 +104,15 @@ class Server:
         except HTTPError as error:
             said = error.read().decode("utf-8", "replace")
             raise UserError(f"{self.url}{path}: answered {error.code}: {short(said, 200)}") from None
-        except (URLError, OSError, TimeoutError) as error:
+        except (URLError, OSError, HTTPException) as error:
             raise UserError(
                 f"{self.url}{path}: no answer ({getattr(error, 'reason', error)}); is the server up?"
             ) from None
+
+
+def _number(text: str) -> float:
+    """A counter's value; 0 for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -129,7 +129,7 @@ class _Plan:
             for case in cases.drawn
         ]
         self.alpha = ALPHA / (1 + len(self.drawn) + len(RULES))
-        self.options = Options(target, sorted(prompts, key=len), config.seed)
+        self.options = Options(target, sorted(prompts, key=len), config.seed, config.piece)
         self.sampled: list[tuple[str, Decoder, Check]] = []
         """The cases that were sampled, without plain decoding."""
 
@@ -223,7 +223,10 @@ def _half(config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> Itera
     """The checks in bf16, where forwards of different widths round differently. Without bf16 products in hardware: a few short
     outputs."""
     slow = not has_fast_bf16(cases.target.device)
-    prompts, new = (prompts[:2], 16) if slow else (prompts, config.max_new_tokens)
+    if slow:
+        prompts, new = [prompt[-SHORT:] for prompt in prompts[:2]], 16
+    else:
+        new = config.max_new_tokens
     half = load_target(
         cases.target.spec,
         dtype="bfloat16",

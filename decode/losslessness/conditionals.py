@@ -213,8 +213,14 @@ def _after_whole(output: Generation) -> Iterable[int]:
 
 def _moments(f_LV: Tensor, p_LV: Tensor, tokens_L: Tensor) -> Moments:
     """The value of f at the tokens, its mean and its variance under p."""
-    mean_L = (p_LV * f_LV).sum(1)
-    return f_LV.gather(1, tokens_L[:, None])[:, 0], mean_L, (p_LV * f_LV.square()).sum(1) - mean_L.square()
+    weighted_LV = p_LV * f_LV
+    mean_L, square_L = weighted_LV.sum(1), torch.einsum("lv,lv->l", weighted_LV, f_LV)
+    return f_LV.gather(1, tokens_L[:, None])[:, 0], mean_L, square_L - mean_L.square()
+
+
+def _of_yes_or_no(found_L: Tensor, mean_L: Tensor) -> Moments:
+    """The same of an f that is 0 or 1."""
+    return found_L.to(mean_L.dtype), mean_L, mean_L * (1 - mean_L)
 
 
 def _of_drafts(p_LV: Tensor, tokens_L: Tensor, firsts: Sequence[First]) -> Moments | None:
@@ -240,18 +246,28 @@ def _statistics(p_LV: Tensor, tokens_L: Tensor, prompt: list[int]) -> dict[str, 
         return _moments(f_LV, p_LV[first:], tokens_L[first:])
 
     best_L = p_LV.argmax(1)
-    likeliest_LV = torch.zeros_like(p_LV).scatter_(1, best_L[:, None], 1.0)
-    seen_LV = torch.zeros_like(p_LV)
-    seen_LV[:, prompt] = 1.0
-    for place, token in enumerate(tokens_L.tolist()):
-        seen_LV[place + 1 :, token] = 1.0
     order_LV = p_LV.cumsum(1) - p_LV / 2
-    order_L = order_LV.gather(1, tokens_L[:, None])
+    order, mean, variance = moments(order_LV)
+    before_L = order[:-1] - 0.5  # a factor of each row of `order twice`
     return {
-        "likeliest": moments(likeliest_LV),
+        "likeliest": _of_yes_or_no(tokens_L == best_L, p_LV.gather(1, best_L[:, None])[:, 0]),
         "surprise": moments((-p_LV.log()).clamp(max=MOST_SURPRISE) / MOST_SURPRISE),
         "row before": moments(p_LV[:-1], 1),
-        "seen": moments(seen_LV),
-        "order": moments(order_LV),
-        "order twice": moments((order_LV[1:] - 0.5) * (order_L[:-1] - 0.5), 1),
+        "seen": _seen(p_LV, tokens_L, prompt),
+        "order": (order, mean, variance),
+        "order twice": (
+            before_L * (order[1:] - 0.5),
+            before_L * (mean[1:] - 0.5),
+            before_L.square() * variance[1:],
+        ),
     }
+
+
+def _seen(p_LV: Tensor, tokens_L: Tensor, prompt: list[int]) -> Moments:
+    """Of each token whether it stands in the prompt or before itself."""
+    seen, found, means = dict.fromkeys(prompt), [], []
+    for p_V, token in zip(p_LV, tokens_L.tolist(), strict=True):
+        found.append(token in seen)
+        means.append(p_V[list(seen)].sum())
+        seen[token] = None
+    return _of_yes_or_no(torch.tensor(found, device=p_LV.device), torch.stack(means))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ class Setting:
             prompt: in tokens. At most one of them; none: whoever asks has the prompt.
         gaps: whether the gaps between the two largest logits are recorded.
         named: whether the fields of `sampling` are given one by one, by their names.
+        piece: tokens of a piece in which the engine reads the prompt; None = its own.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Setting:
     prompt: tuple[int, ...] = ()
     gaps: bool = False
     named: bool = False
+    piece: int | None = None
 
 
 class Written(NamedTuple):
@@ -175,8 +177,14 @@ def write(target: Target, prompt: list[int], setting: Setting) -> Written:
 
 
 @torch.no_grad()
-def write_all(target: Target, asked: Sequence[tuple[list[int], Setting]]) -> list[Written]:
-    """The texts that several settings ask for, each after its prompt: a token of each in one forward, where the target takes that."""
+def write_all(
+    target: Target,
+    asked: Sequence[tuple[list[int], Setting]],
+    see: Callable[[int, Tensor], object] = lambda _index, _logits_V: None,
+) -> list[Written]:
+    """The texts that several settings ask for, each after its prompt: a token of each in one forward, where the target takes that.
+    `see` gets the number of a text and the logits of each of its tokens.
+    """
     texts = [_Text(target, prompt, setting) for prompt, setting in asked]
     found: dict[int, Written] = {}
     read: dict[tuple[int, ...], tuple[KVCache, Tensor]] = {}
@@ -189,6 +197,7 @@ def write_all(target: Target, asked: Sequence[tuple[list[int], Setting]]) -> lis
         source, logits_V = read[key]
         text.cache.fill(source)
         text.cache.advance(source.length)
+        see(i, logits_V)
         if (done := text.add(logits_V)) is not None:
             found[i] = done
     while running := [i for i in range(len(texts)) if i not in found]:
@@ -198,6 +207,7 @@ def write_all(target: Target, asked: Sequence[tuple[list[int], Setting]]) -> lis
             outputs = target.forward_together(last, [texts[i].cache for i in part], [None] * len(part))
             for i, output in zip(part, outputs, strict=True):
                 assert output.logits_BLV is not None
+                see(i, output.logits_BLV[0, -1])
                 if (done := texts[i].add(output.logits_BLV[0, -1])) is not None:
                     found[i] = done
     return [found[i] for i in range(len(texts))]

@@ -8,8 +8,8 @@ and another seed has to give another text. So a few tokens are enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from align.kernels.linear import MOST_ROWS
 from align.target.model import Target
+from decode.engine import engine
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
 from decode.losslessness.conditionals import logits_of
@@ -157,10 +158,21 @@ def _said(
     return Check(name, method, not wrong, len(settings), {"drafted": drafted, "wrong": wrong}, words)
 
 
+@contextmanager
+def in_pieces(size: int | None) -> Iterator[None]:
+    """Inside this context the engine reads prompts in pieces of so many tokens; None = of its own."""
+    own = engine.PREFILL_CHUNK
+    engine.PREFILL_CHUNK = size or own
+    try:
+        yield
+    finally:
+        engine.PREFILL_CHUNK = own
+
+
 def _answer(decoder: Decoder, options: Options, setting: Setting) -> tuple[Generation, str]:
     """The engine's answer, and the text that it streamed."""
     pieces: list[str] = []
-    with as_asked(options.target, setting):
+    with as_asked(options.target, setting), in_pieces(setting.piece):
         out = decoder.generate(
             setting.raw or talk(setting) or options.tokens(setting),
             max_new_tokens=setting.new,

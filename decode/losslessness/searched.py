@@ -5,7 +5,7 @@ are applied twice, stop strings that end at one token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -112,19 +112,21 @@ def in_a_round(target: Target, prompt: list[int], seed: int) -> Iterator[Setting
                 Setting(name, replace(hot, seed=(seed + i) % 2**63, **{key: value}), NEW, ends=())
                 for i in range(TRIED)
             ]
-            texts = write_all(target, [(prompt, setting) for setting in tried])
-            for setting, text in zip(tried, texts, strict=True):
-                best = max(best, (_sensitive(target, prompt, setting, text), setting), key=lambda one: one[0])
+            rows: list[list[Tensor]] = [[] for _ in tried]
+            asked = [(prompt, setting) for setting in tried]
+            texts = write_all(target, asked, lambda i, logits_V, rows=rows: rows[i].append(logits_V))  # type: ignore[misc]
+            for setting, text, logits in zip(tried, texts, rows, strict=True):
+                best = max(best, (_sensitive(prompt, setting, text, logits), setting), key=lambda one: one[0])
             if best[0] >= ENOUGH:
                 break
         yield best[1]
 
 
-def _sensitive(target: Target, prompt: list[int], setting: Setting, text: Written) -> int:
-    """At how many places, if a scripted draft is accepted before them, the text would go on otherwise if the token before did not count."""
-    logits_LV: Tensor = next(iter(logits_of(target, prompt, [text])))
+def _sensitive(prompt: list[int], setting: Setting, text: Written, logits: Sequence[Tensor]) -> int:
+    """At how many places, if a scripted draft is accepted before them, the text would go on otherwise if the token before did not
+    count. `logits`: (V,) of each token."""
     places = [i for i in range(2, len(text.tokens)) if i not in ROOTS]
-    others = [int(_forgetful(logits_LV[i], prompt, text.tokens[:i], setting).argmax()) for i in places]
+    others = [int(_forgetful(logits[i], prompt, text.tokens[:i], setting).argmax()) for i in places]
     return sum(other != text.tokens[i] for i, other in zip(places, others, strict=True))
 
 

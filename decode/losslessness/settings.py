@@ -23,7 +23,7 @@ SHORT = 24
 LONG, LONG_NEW = 540, 16
 """Tokens in front of a text in a long context, less where the target's is shorter; tokens of that text."""
 LONGER, LONGER_NEW = 2110, 4
-"""The same of one prompt that is read in several pieces; tokens of that text."""
+"""The same of one prompt that is read in several pieces, where these are the engine's own; tokens of that text."""
 OLD = 6
 """Tokens at the beginning of that prompt which a repetition penalty has to remember."""
 RAW = "The best way to begin is"
@@ -42,9 +42,11 @@ class Options:
 
     Args:
         prompts: in tokens; the ends of the first three are continued, and a long one is made of all.
+        piece: tokens of a piece in which the engine reads the longest prompt, which has `LONG` tokens then; 0 = the engine's own, of
+            `LONGER`, whose reading takes long.
     """
 
-    def __init__(self, target: Target, prompts: Sequence[list[int]], seed: int) -> None:
+    def __init__(self, target: Target, prompts: Sequence[list[int]], seed: int, piece: int = 0) -> None:
         self.target, self.prompts = target, [prompt[-SHORT:] for prompt in prompts[:3]]
         self.prompt = self.prompts[0]
         self.said = said = write(target, self.prompt, Setting("", Sampling(), NEW, ends=()))
@@ -53,7 +55,7 @@ class Options:
         self.together = [s for s in self.exact if _shared(s)] + self._others(own)
         self.alike = _alike(target, self.prompts, own)
         self.drawn = _drawn(said.tokens, other)
-        self.long = _long(target, prompts, own)
+        self.long = _long(target, prompts, own, piece)
         self._written: dict[str, Written] = {}
 
     @property
@@ -180,7 +182,7 @@ def _drawn(said: list[int], seed: int) -> list[Setting]:
     ]
 
 
-def _long(target: Target, prompts: Sequence[list[int]], seed: int) -> list[Setting]:
+def _long(target: Target, prompts: Sequence[list[int]], seed: int, piece: int) -> list[Setting]:
     """A greedy and a coupled text after several hundred tokens; and one after a prompt that is read in pieces, in which the best
     tokens are those that only its beginning holds: without them the repetition penalty favours others."""
     every = [token for prompt in prompts for token in prompt]
@@ -189,20 +191,21 @@ def _long(target: Target, prompts: Sequence[list[int]], seed: int) -> list[Setti
     return [
         Setting("long context", Sampling(), LONG_NEW, ends=(), prompt=prompt, gaps=True),
         Setting("long context, seed", Sampling(1.0, seed=seed), LONG_NEW, ends=(), prompt=prompt, gaps=True),
-        *_longer(target, every, prompts[0][-SHORT:]),
+        *_longer(target, every, prompts[0][-SHORT:], piece),
     ]
 
 
-def _longer(target: Target, every: list[int], end: list[int]) -> Iterator[Setting]:
+def _longer(target: Target, every: list[int], end: list[int], piece: int) -> Iterator[Setting]:
     """None where the context is so short that no prompt is read in pieces."""
     if target.context_limit < 4 * SHORT:
         return
     said = write(target, end, Setting("", Sampling(), 1, ends=()))
     ranked = next(iter(logits_of(target, end, [said])))[0].argsort(descending=True).tolist()
-    length = max(1, min(LONGER, target.context_limit - LONGER_NEW) - OLD - len(end))
+    length = max(1, min(LONG if piece else LONGER, target.context_limit - LONGER_NEW) - OLD - len(end))
     middle = (every * (length // len(every) + 1))[:length]
     common = tuple(sorted({*middle, *end}))
     fresh = [token for token in ranked if token not in common]
     old = fresh[OLD : 2 * OLD]  # never the very best ones, which would come without the penalty too
     sampling = Sampling(repetition_penalty=0.1, banned=common)
-    yield Setting("long prompt", sampling, LONGER_NEW, ends=(), prompt=(*old, *middle, *end), gaps=True)
+    prompt = (*old, *middle, *end)
+    yield Setting("long prompt", sampling, LONGER_NEW, ends=(), prompt=prompt, gaps=True, piece=piece or None)

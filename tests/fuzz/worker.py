@@ -51,8 +51,11 @@ class Worker:
         """What went wrong in a case, or nothing."""
         self.pipe.send(number)
         try:
-            if self.pipe.poll(LIMIT_S):
-                return str(self.pipe.recv())
+            for _ in range(
+                LIMIT_S
+            ):  # seconds in which this process runs: it may be stopped meanwhile, as its worker is
+                if self.pipe.poll(1):
+                    return str(self.pipe.recv())
         except EOFError:
             self.process.join()
             return f"ended the process (exit code {self.process.exitcode})"

@@ -113,6 +113,22 @@ def test_a_damaged_shard_is_computed_again(tmp_path: Path, capsys: pytest.Captur
     assert said.count("computed again") == 2 and "torn" in said and "has changed since it was written" in said
 
 
+@pytest.mark.parametrize("seal", ["[]", "{", '{"rows": [[1]], "bytes": 1, "sha256": ""}', '{"rows": [["a", {}]], "bytes": 1, "sha256": ""}'])  # fmt: skip
+def test_a_shard_whose_seal_is_of_another_kind_is_computed_again(
+    seal: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = rows()[0]
+    cache = cache_of(tmp_path)
+    fresh = cache.row(text, 1.0)
+    cache.close()
+    next(tmp_path.glob("outputs-*.json")).write_text(seal)
+    (tmp_path / "outputs-00-other.json").write_text(seal)
+    cache = cache_of(tmp_path)
+    assert equal(cache.row(text, 1.0), fresh)
+    cache.close()
+    assert capsys.readouterr().err.count("has a seal that can't be read; its rows are computed again") == 2
+
+
 def test_the_limit_and_the_writers_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = rows(8)
     size = cache_of(None).row(texts[0], 1.0).bytes

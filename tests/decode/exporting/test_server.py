@@ -128,7 +128,12 @@ def test_a_server_that_does_not(tmp_path: Path, drafter: BlockDrafter, served: t
         ("/v1/models", "[]", "no JSON object"),
         ("/v1/models", '{"data": []}', "names no model"),
         ("/v1/completions", '{"choices": [{"text": "x"}]}', "has no token_ids"),
+        ("/v1/completions", '{"choices": {"text": "x"}}', "has no token_ids"),
+        ("/v1/completions", '{"choices": [3]}', "has no token_ids"),
+        ("/v1/completions", '{"choices": [{"token_ids": ["a", null]}]}', "has no token_ids"),
+        ("/v1/completions", "[" * 9000, "no JSON object"),
         ("/v1/completions", 429, "answered 429"),
+        ("/metrics", "vllm:spec_decode_num_accepted_tokens_total --", "counts no drafts"),
         ("/metrics", "# nothing", "counts no drafts"),
     ],
 )

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from align.target.model import Target
+from decode.engine import engine
 from decode.engine.decoder import Decoder
+from decode.losslessness.planted import Bug
 from decode.losslessness.scripted import ScriptedDrafter, scripted_check, whole
 from decode.losslessness.searched import ROOTS
 from decode.losslessness.settings import Options
+from decode.losslessness.widened import BUGS
 
 PROMPT = [5, 6, 7, 8]
 
@@ -25,6 +28,18 @@ def test_what_is_right_is_accepted_and_what_is_wrong_is_not(shallow: Target, bra
     shapes = [None if tree is None else len(tree.parents) for tree in out.trees[:3]]
     assert shapes == [None, None, 9 if branch else None]
     assert ROOTS == (1, 1 + 5, 1 + 5 + 3)
+
+
+@pytest.mark.parametrize("bug", [b for b in BUGS if b.setting == "long prompt"], ids=lambda b: b.name)
+def test_a_prompt_read_in_pieces_shows_what_is_lost_between_them(shallow: Target, bug: Bug) -> None:
+    """In short pieces, as a quick verdict has them, as much as in the engine's own."""
+    options = Options(shallow, [list(range(5, 100)), [30, 31]], 0, piece=40)
+    setting = next(s for s in options.long if s.piece)
+    pieces = -(-len(setting.prompt) // 40)
+    assert (setting.name, setting.piece) == ("long prompt", 40) and pieces > 3
+    right = scripted_check(options, "long", setting.name)
+    assert right.passed and right.figures["drafted"] and engine.PREFILL_CHUNK == 2048
+    assert scripted_check(options, "long", setting.name, bug.planted).figures["wrong"] == [setting.name]
 
 
 def test_a_long_text_is_that_of_one_call_without_a_cache(shallow: Target) -> None:

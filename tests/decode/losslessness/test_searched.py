@@ -6,9 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from torch import Tensor
 
 from align.target.model import Target
-from decode.losslessness.law import Setting, write
+from decode.losslessness.law import Setting, write, write_all
 from decode.losslessness.searched import COLD, IN_A_ROUND, _sensitive
 from decode.losslessness.settings import Options
 
@@ -33,7 +34,11 @@ def test_tokens_of_a_round_count(options: Options) -> None:
     bonuses = [s for s in options.exact if s.name.endswith(IN_A_ROUND)]
     assert len(bonuses) == 2
     for setting in bonuses:
-        assert _sensitive(options.target, options.prompt, setting, options.text(setting)) > 0
+        rows: list[Tensor] = []
+        asked = [(options.prompt, setting)]
+        text = write_all(options.target, asked, lambda _, logits_V, rows=rows: rows.append(logits_V))[0]  # type: ignore[misc]
+        assert text.tokens == options.text(setting).tokens and len(rows) == len(text.tokens)
+        assert _sensitive(options.prompt, setting, text, rows) > 0
 
 
 def named(options: Options, name: str) -> Setting:
