@@ -25,6 +25,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from align.common.errors import UserError, cli
+from align.common.text import say
 from align.target.loading import has_fast_bf16, resolve_folder
 from align.target.names import DEFAULT_TARGET
 
@@ -60,13 +61,13 @@ def finetune(options: argparse.Namespace) -> None:
     random.Random(0).shuffle(pairs)
     held, trained = pairs[::HELD_OUT], [p for i, p in enumerate(pairs) if i % HELD_OUT]
     rows = [row for pair in trained if (row := conversation(tokenizer, *pair)) is not None]
-    print(f"{len(rows)} functions to train on, {len(held)} held out", flush=True)
+    say(f"{len(rows)} functions to train on, {len(held)} held out")
     tokens = train(model, rows, options)
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     lines = [json.dumps({"prompt": prompt}) + "\n" for prompt, _ in held[: options.prompts]]
     (options.out / "prompts.jsonl").write_text("".join(lines))
-    print(f"{options.out}: {options.steps} steps, {tokens} tokens of answers, {len(lines)} prompts")
+    say(f"{options.out}: {options.steps} steps, {tokens} tokens of answers, {len(lines)} prompts")
 
 
 def functions() -> Iterator[tuple[str, str]]:
@@ -129,7 +130,7 @@ def train(model: Any, rows: list[tuple[list[int], int]], options: argparse.Names
         optimizer.zero_grad()
         tokens += int((labels_BL >= 0).sum())
         if step % 5 == 0:
-            print(f"step {step}, loss {float(loss):.3f}", flush=True)
+            say(f"step {step}, loss {float(loss):.3f}")
     return tokens
 
 

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from align.common.text import say
 from tests.import_graph import ROOT, cycles, imports, ours, room_of, tree
 
 COMMANDS = ("decode.generate", "decode.eval", "align.train")
@@ -32,7 +33,7 @@ def main() -> None:
         if ours(other) and {room_of(name), room_of(other)} <= rooms and room_of(name) != room_of(other)
     }
     lines = sum(code_lines(source) for source in modules.values())
-    print(
+    say(
         f"{len(modules)} files, {len(rooms)} rooms, {len(arrows)} arrows between rooms, {len(cycles(modules))} cycles"
     )
     functions = sum(
@@ -40,11 +41,11 @@ def main() -> None:
         for source in modules.values()
         for node in ast.walk(ast.parse(source))
     )
-    print(f"{lines:,} lines of code without docstrings, comments and blanks; {functions:,} functions")
+    say(f"{lines:,} lines of code without docstrings, comments and blanks; {functions:,} functions")
     for command in COMMANDS:
         found = Passed(modules).through(command)
-        print(f"{command}: {len(found)} functions in {len({module for module, _ in found})} files")
-    print(f"README: {len((root / 'README.md').read_text(encoding='utf-8').splitlines())} lines")
+        say(f"{command}: {len(found)} functions in {len({module for module, _ in found})} files")
+    say(f"README: {len((root / 'README.md').read_text(encoding='utf-8').splitlines())} lines")
 
 
 def code_lines(source: str) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from align.common.errors import UserError, cli
+from align.common.text import say
 from align.models.block_checkpoint import load_drafter
 from align.target.loading import load_target
 from align.target.names import DEFAULT_TARGET
@@ -64,13 +65,12 @@ def main() -> None:
             same += found.text.strip()[:80] in said
             ours.append(found.accepted)
             theirs, drafted = theirs + right, drafted + drafts
-            print(
+            say(
                 f"ours {sum(found.accepted)} of {len(found.accepted)} calls, llama.cpp {right} of {drafts} drafts",
-                flush=True,
             )
     own = Counts.of(ours, size)
-    print(f"ours: {own.line}")
-    print(f"llama.cpp: {drafted} drafts, {theirs} accepted; {same} of {len(ours)} texts begin alike")
+    say(f"ours: {own.line}")
+    say(f"llama.cpp: {drafted} drafts, {theirs} accepted; {same} of {len(ours)} texts begin alike")
 
 
 def _run(options: argparse.Namespace, drafter: Path, text: str, size: int, file: Path) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from align.common.errors import UserError, cli
+from align.common.text import say
 from align.models.block import BlockDrafter
 from align.models.block_checkpoint import load_drafter
 from align.target.loading import load_target, resolve_folder
@@ -127,7 +128,7 @@ def in_package(target: Any, folders: dict[str, Path]) -> dict[str, Way]:
     try:
         module = package()
     except UserError as error:
-        print(error)
+        say(error)
         return {}
     model = stock_model(target)
     network = module.DFlashDraftModel.from_pretrained(folders["dflash"], dtype=torch.float32).eval()
@@ -169,7 +170,7 @@ def in_vllm(options: argparse.Namespace, folder: Path, drafts: int, stack: ExitS
 
 
 def tell(report: dict[str, Any]) -> None:
-    print(
+    say(
         "| | tokens/s | over its own plain decoding [95%] | outputs as its own plain ones | as ours |\n|---|---|---|---|---|"
     )
     for name, speed in report["tokens_per_s"].items():
@@ -182,7 +183,7 @@ def tell(report: dict[str, Any]) -> None:
             else "one prompt: none"
         )
         same, ours = report["identical_to_own_plain"][name], report["identical_to_ours"][name]
-        print(f"| {name} | {speed['tokens_per_s']:.1f} | {said} | {same}/{count} | {ours}/{count} |")
+        say(f"| {name} | {speed['tokens_per_s']:.1f} | {said} | {same}/{count} | {ours}/{count} |")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from align.common.text import say
+
 SHORT = "data.samples=24 data.batch_size=24 data.max_prompt_tokens=48 data.max_answer_tokens=64 trainer.checkpoint_every=10 trainer.validate_every=10 trainer.validation_rows=2 trainer.warmup_steps=2 trainer.resume=never"
 CASES = [
     ("debug block, K 3", "recipe=debug_block data.samples=100 trainer.max_steps=100"),
@@ -48,7 +50,7 @@ def main() -> None:
             for stage in [options.stage] if options.stage else MODULES:
                 if stage not in there:
                     measure(words, stage, options.out, number)
-    print(table(options.out))
+    say(table(options.out))
 
 
 def measure(words: str, stage: str, out: Path, number: int) -> None:

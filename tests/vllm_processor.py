@@ -10,6 +10,7 @@ layer: drafts of two and more layers come out otherwise than trained, and fewer 
 from __future__ import annotations
 
 import runpy
+import sys
 from typing import Any
 
 import torch
@@ -37,5 +38,7 @@ if faulty():  # at the file's top, so that the server's own processes are mended
     DFlashQwen3Model._normalize_context_k = normed
 
 if __name__ == "__main__":
-    print("rms_norm with a weight for each layer:", "mended" if faulty() else "as it should be", flush=True)
-    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
+    found = "mended" if faulty() else "as it should be"
+    sys.stderr.write(f"rms_norm with a weight for each layer: {found}\n")
+    # this file stays the main module: the processes that the server starts run it again
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")

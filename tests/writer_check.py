@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from align.common.errors import UserError, cli
+from align.common.text import say
 from align.data import shards as data
 from align.data.index import read_samples
 from align.target.loading import resolve_folder
@@ -102,10 +103,10 @@ def compared(
         "in this process": write(own, options.out / "own"),
     }
     differ = differing(options.out / "greedy_own", options.out / "greedy_served")
-    print("| writer | kept tokens/s |\n|---|---|")
+    say("| writer | kept tokens/s |\n|---|---|")
     for name, rate in rates.items():
-        print(f"| {name} | {rate:.0f} |")
-    print(f"greedy answers that differ: {differ} of {len(texts)}")
+        say(f"| {name} | {rate:.0f} |")
+    say(f"greedy answers that differ: {differ} of {len(texts)}")
     return {"tokens_per_s": rates, "prompts": len(texts), "greedy_that_differ": differ, "same": not differ}
 
 
@@ -118,8 +119,8 @@ def soaked(words: list[str], options: argparse.Namespace) -> dict[str, Any]:
     at_kills = killed(words, options.out / "killed", limits)
     differ = differing(options.out / "killed", options.out / "served")
     count = len(samples_of(options.out / "killed"))
-    print(f"undisturbed: {seconds:.0f} s, {rate:.0f} kept tokens/s; on disk at the kills: {at_kills}")
-    print(f"samples that differ: {differ} of {count}")
+    say(f"undisturbed: {seconds:.0f} s, {rate:.0f} kept tokens/s; on disk at the kills: {at_kills}")
+    say(f"samples that differ: {differ} of {count}")
     return {
         "tokens_per_s": rate, "seconds": seconds, "at_kills": at_kills, "samples": count, "samples_that_differ": differ, "same": not differ,
     }  # fmt: skip
