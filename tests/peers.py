@@ -128,7 +128,7 @@ def in_package(target: Any, folders: dict[str, Path]) -> dict[str, Way]:
     try:
         module = package()
     except UserError as error:
-        say(error)
+        say(str(error))
         return {}
     model = stock_model(target)
     network = module.DFlashDraftModel.from_pretrained(folders["dflash"], dtype=torch.float32).eval()
