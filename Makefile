@@ -1,6 +1,6 @@
 # make quickstart   set up, write a little data, calibrate the shipped drafter, measure, report
 # make test         set up, run the tests              (WORKERS=2 processes)
-# make test-fast    those without the slow ones: under two minutes
+# make test-fast    those without the slow ones: about two minutes
 # make mutants      change a line at a time and see which of the tests that run it notice; goes on where it was
 # make systems      a drafter of every kind, then every system at its best setting, in one table (hours)
 # make serve-check  a drafter trained here (ten minutes, where there is none), served by vLLM on the processor and compared; vLLM as the writer of data
