@@ -311,3 +311,17 @@ def frequencies(
 ) -> Counter[tuple[int, ...]]:
     """How often each output of `sampled` came."""
     return Counter(tuple(out.tokens) for out in sampled(decoder, sampling, runs, prompt, length))
+
+
+class Streamer:
+    """What transformers' `generate` hands tokens to, as they come."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.ended = False
+
+    def put(self, value: Any) -> None:
+        self.tokens += value.flatten().tolist()
+
+    def end(self) -> None:
+        self.ended = True

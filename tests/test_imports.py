@@ -34,12 +34,13 @@ ROOMS = {
     "align.makers align.training",
     "align.sweeping": "align.common align.config align.training align.planning",
     "decode.method_names": "",
+    "decode.portable": "",
     "decode.speculation": "align.common",
     "decode.drafters": "align.common align.kernels align.target align.models decode.speculation",
     "decode.wrappers": "align.common align.target decode.speculation decode.drafters",
     "decode.engine": "align.common align.kernels align.target decode.speculation decode.drafters",
     "decode.methods": "align.common align.target align.importing align.models decode.method_names decode.speculation decode.drafters "
-    "decode.wrappers decode.engine",
+    "decode.wrappers decode.engine decode.portable",
     "decode.suites": "align.common decode.engine",
     "decode.reporting": "align.common align.folder decode.method_names",
     "decode.losslessness": "align.common align.kernels align.target decode.method_names decode.speculation decode.drafters "
@@ -47,8 +48,7 @@ ROOMS = {
     "decode.engine decode.methods decode.suites decode.reporting",
     "decode.benchmark": "align.common align.target decode.method_names decode.speculation decode.drafters "
     "decode.wrappers decode.engine decode.methods decode.suites decode.reporting decode.losslessness",
-    "decode.portable": "",
-    "decode.exporting": "align.common align.target decode.method_names align.models decode.drafters decode.engine decode.suites "
+    "decode.exporting": "align.common align.importing align.target decode.method_names align.models decode.drafters decode.engine decode.suites "
     "decode.portable",
     "decode.advising": "align.common align.target decode.speculation decode.drafters decode.engine decode.methods",
     "decode.cli": "align.common align.folder decode.method_names",

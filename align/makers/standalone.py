@@ -66,19 +66,21 @@ def _fresh_network(target: Target, options: DrafterConfig) -> DDiT | MaskedLM:
         return adapt(
             target, layers, mask, attention=options.attention, share_embedding=options.share_embedding
         )
+    return DDiT(ddit_config(options, target.vocab_size), options.attention_backend)
+
+
+def ddit_config(options: DrafterConfig, vocab_size: int) -> DDiTConfig:
+    """The network of a fresh `ddit` drafter. vocab_size: the target's."""
     absorbing = options.graph == "absorbing"
-    return DDiT(
-        DDiTConfig(
-            vocab_size=target.vocab_size + absorbing,
-            hidden_size=options.hidden_size,
-            n_blocks=options.layers,
-            n_heads=options.heads,
-            cond_dim=options.cond_dim,
-            dropout=options.dropout,
-            time_input=options.time_input,
-            norm_bias=options.time_input == "none",
-            scale_by_sigma=absorbing and options.prediction == "log_score" and options.time_input != "none",
-            attention=options.attention,
-        ),
-        options.attention_backend,
+    return DDiTConfig(
+        vocab_size=vocab_size + absorbing,
+        hidden_size=options.hidden_size,
+        n_blocks=options.layers,
+        n_heads=options.heads,
+        cond_dim=options.cond_dim,
+        dropout=options.dropout,
+        time_input=options.time_input,
+        norm_bias=options.time_input == "none",
+        scale_by_sigma=absorbing and options.prediction == "log_score" and options.time_input != "none",
+        attention=options.attention,
     )

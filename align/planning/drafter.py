@@ -17,9 +17,10 @@ from align.config.parser import load_recipe, shipped
 from align.config.recipe import PARTS, DrafterConfig, Recipe
 from align.makers.block import markov_kind
 from align.makers.geometry import shared_layers, tap_layers
+from align.makers.standalone import ddit_config
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
-from align.models.ddit import DDiT, DDiTConfig
+from align.models.ddit import DDiT
 from align.models.masked_checkpoint import from_config
 from align.models.published_config import read_plan
 from align.planning.skeleton import Skeleton
@@ -150,14 +151,17 @@ def _block(d: DrafterConfig, target: Skeleton) -> DrafterSize:
 
 def _low_rank(network: nn.Module, d: DrafterConfig) -> int:
     """Numbers of the low-rank updates of the linear layers that `drafter.lora_targets` names."""
-    named = [
-        m.in_features + m.out_features
-        for name, m in network.named_modules()
-        if isinstance(m, nn.Linear) and name.rpartition(".")[2] in d.lora_targets
-    ]
-    if not named:
+    named = ((name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear))
+    return _updates(
+        d, [m.in_features + m.out_features for n, m in named if n.rpartition(".")[2] in d.lora_targets]
+    )
+
+
+def _updates(d: DrafterConfig, sizes: list[int]) -> int:
+    """Numbers of low-rank updates of layers with so many inputs and outputs each. Raises UserError where there is none."""
+    if not sizes:
         raise UserError(f"drafter.lora_targets={d.lora_targets}: no linear layer of that name")
-    return d.lora_rank * sum(named)
+    return d.lora_rank * sum(sizes)
 
 
 def _fresh_block(d: DrafterConfig, target: Skeleton) -> BlockConfig:
@@ -215,17 +219,7 @@ def _ddit(d: DrafterConfig, target: Skeleton) -> DrafterSize:
         family = str(values.get("model_type") or "sedd")
         config = read_plan(values, family, f"drafter.init={d.init!r}", torch.empty(0)).config
     else:
-        absorbing = d.graph == "absorbing"
-        config = DDiTConfig(
-            vocab_size=target.vocab_size + absorbing,
-            hidden_size=d.hidden_size,
-            n_blocks=d.layers,
-            n_heads=d.heads,
-            cond_dim=d.cond_dim,
-            time_input=d.time_input,
-            norm_bias=d.time_input == "none",
-            attention=d.attention,
-        )
+        config = ddit_config(d, target.vocab_size)
     with torch.device("meta"):
         network = DDiT(config)
     every, tables = _count(network), 2 * config.vocab_size * config.hidden_size
@@ -264,10 +258,9 @@ def _masked_lm(d: DrafterConfig, target: Skeleton) -> DrafterSize:
     if not d.lora_rank:
         return found
     # peft freezes the rest; the updates are rank × (inputs + outputs) of every layer that is named
-    named = [(i, o) for name, i, o in target.linears if name.endswith(tuple(d.lora_targets))]
-    added = found.count * sum(d.lora_rank * (i + o) for i, o in named)
-    if not added:
-        raise UserError(f"drafter.lora_targets={d.lora_targets}: no linear layer of that name")
+    added = found.count * _updates(
+        d, [i + o for name, i, o in target.linears if name.endswith(tuple(d.lora_targets))]
+    )
     return DrafterSize(**{**vars(found), "parameters": found.parameters + added, "trained": added})
 
 

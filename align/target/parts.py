@@ -31,6 +31,12 @@ _NAMES = {
 """A drafter's projections, and what they are called in layers."""
 
 
+def embedding_scale(target: Target) -> float:
+    """What the model multiplies embeddings by inside its embedding module (Gemma)."""
+    scale = getattr(target.model.get_input_embeddings(), "embed_scale", None)
+    return 1.0 if scale is None else float(scale)
+
+
 @dataclass
 class Seen:
     """A module at work: its name in its layer, what it read and what it wrote, flat, for one token."""

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from align.common.errors import UserError
-from align.common.hub import is_hub_id, model_folder
+from align.common.hub import card_value, is_hub_id, model_folder
 from align.common.provenance import training_versions
 from align.common.text import markdown_text
 from align.config.recipe import Recipe, resolve
@@ -173,12 +173,9 @@ def _licence(init: str | None) -> str:
     if init is None:
         return "apache-2.0"
     try:
-        card = model_folder(init, "drafter", ["README.md"]) / "README.md"
-        lines = card.read_text(encoding="utf-8", errors="replace").splitlines()
-    except (UserError, OSError):  # no card, or a file
+        return card_value(model_folder(init, "drafter", ["README.md"]), "license") or "other"
+    except (UserError, OSError):  # no folder, or a card that can't be read
         return "other"
-    said = (line.partition(":")[2].strip() for line in lines[:30] if line.startswith("license:"))
-    return next(said, "") or "other"
 
 
 def _text_row(recipe: Recipe, text: dict[str, Any]) -> str:

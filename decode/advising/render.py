@@ -54,8 +54,9 @@ def _drafting(costs: Costs) -> list[str]:
         "| drafts | temperature | τ | accepted at least 1, 2, … | drafting, ms | host, ms |",
         "|---|---|---|---|---|---|",
     ]
+    longest = max((s.tokens for s in costs.settings() if not s.nodes), default=0)
     for (setting, temperature), seen in costs.observed.items():
-        if seen.calls == 1000:  # made of a longer one
+        if not setting.nodes and 0 < setting.tokens < longest:  # made of the longest chain
             continue
         reach = " ".join(f"{r:.2f}" for r in seen.reach)
         what = "none" if setting == PLAIN else setting.words

@@ -7,7 +7,8 @@ from pathlib import Path
 from align.common.checksums import check_checksums
 from align.common.errors import UserError
 from align.common.hub import model_folder
-from decode.exporting.folder import RECORD, check_free, licence_of, measured_lines, write_folder
+from align.importing.layouts import RECORD
+from decode.exporting.folder import check_free, licence_of, measured_lines, write_folder
 from decode.exporting.verdict import Verdict
 
 _SKIPPED = ("README.md", RECORD, "checksums.json")

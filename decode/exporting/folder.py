@@ -15,14 +15,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from align.common.errors import UserError
+from align.common.hub import card_value
 from align.common.schema import read_object
+from align.importing.layouts import RECORD
 from align.models.block import BlockDrafter
 from decode.exporting.formats import Exported
 from decode.exporting.gguf_file import FILE, write_gguf
 from decode.exporting.registry import FORMATS
 from decode.method_names import EXPORTS
-
-RECORD = "export.json"
 
 
 def check_free(out: Path) -> None:
@@ -181,20 +181,14 @@ def card_of(
 
 def licence_of(folder: Path) -> str:
     """As the drafter's own card says it."""
-    for line in _lines(folder):
-        if line.startswith("license:"):
-            return line.partition(":")[2].strip()
-    return "other"
+    return card_value(folder, "license") or "other"
 
 
 def measured_lines(folder: Path) -> list[str]:
     """What the drafter's own card says was measured."""
-    return [line for line in _lines(folder) if line.startswith(("| expected τ", "| acceptance "))]
-
-
-def _lines(folder: Path) -> list[str]:
     path = folder / "README.md"
-    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    return [line for line in lines if line.startswith(("| expected τ", "| acceptance "))]
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from align.models.block import BlockDrafter
 from align.models.block_checkpoint import ARCHITECTURE
 from align.models.block_config import BlockConfig
 from align.models.markov import dspark_tensors
-from align.target.model import Target
+from align.target.parts import embedding_scale
 from decode.portable import drafter as portable_drafter
 from decode.portable import generate as portable_loop
 
@@ -54,7 +54,7 @@ def dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
         "mask_token_id": drafter.config.mask_token_id,
         "target_layer_ids": list(drafter.config.target_layer_ids),
     }
-    if (scale := _embedding_scale(drafter.target)) != 1:
+    if (scale := embedding_scale(drafter.target)) != 1:
         made.config["dflash_config"]["input_embedding_scale"] = scale
     _add_pruned(
         made, drafter, "vLLM reads them; SGLang and the dflash package draft over the whole vocabulary"
@@ -340,9 +340,3 @@ def _add_pruned(made: Exported, drafter: BlockDrafter, who: str = "") -> None:
     made.tensors["lm_head.weight"] = drafter.head_weight_VdD
     if who:
         made.notes.append(f"its draft vocabulary is in d2t and lm_head.weight: {who}")
-
-
-def _embedding_scale(target: Target) -> float:
-    """What the model multiplies embeddings by inside its embedding module (Gemma)."""
-    scale = getattr(target.model.get_input_embeddings(), "embed_scale", None)
-    return 1.0 if scale is None else float(scale)

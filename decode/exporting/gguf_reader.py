@@ -32,6 +32,8 @@ class GGUFFileReader(FilesReader):
         self.tensors = {
             k: t.float().to(model.device) if t.is_floating_point() else t for k, t in self._stored.items()
         }
+        if (d2t := self.tensors.get("d2t")) is not None:  # token ids here, offsets in DFlash's folders
+            self.tensors["d2t"] = d2t - torch.arange(len(d2t))
 
     def said(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Those that the file has a word for; it holds numbers in fp32."""
@@ -75,14 +77,6 @@ class GGUFFileReader(FilesReader):
             turns = turns / factors
         angles = torch.arange(count, dtype=torch.float32)[:, None] * torch.cat((turns, turns))
         return angles.cos().to(self.model.device), angles.sin().to(self.model.device)
-
-    def _drafted(self, hidden: Tensor, anchor: int) -> dict[str, Tensor]:
-        if (d2t := self.tensors.get("d2t")) is not None:  # token ids here, offsets in DFlash's folders
-            self.tensors["d2t"] = d2t - torch.arange(len(d2t))
-        found = super()._drafted(hidden, anchor)
-        if d2t is not None:
-            self.tensors["d2t"] = d2t
-        return found
 
 
 def _snapped(value: Any, wanted: Any) -> Any:

@@ -28,7 +28,7 @@ class Format:
     serve: Callable[[str, str, int], list[str]]
 
 
-def _vllm(method: str, more: int = 0) -> Callable[[str, str, int], list[str]]:
+def _vllm(method: str) -> Callable[[str, str, int], list[str]]:
     def lines(target: str, folder: str, drafts: int) -> list[str]:
         said = f'{{"method":"{method}","model":"{folder}","num_speculative_tokens":{drafts}}}'
         sglang = (

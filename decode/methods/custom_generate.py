@@ -30,6 +30,7 @@ from decode.engine.decoder import Decoder
 from decode.engine.engine import run_together
 from decode.engine.processed import ProcessedEngine
 from decode.methods.load import load
+from decode.portable.generate import of_row
 from decode.speculation.sampling import Sampling
 
 _KEPT = "_specalign"
@@ -136,8 +137,8 @@ def custom_generate(
                     replace(drafting, seed=drafting.seed + number),
                     decoder.drafter,
                     verifier,
-                    processors=_of_row(logits_processor, number, len(input_ids)),
-                    criteria=_of_row(stopping_criteria, number, len(input_ids)),
+                    processors=of_row(logits_processor, number, len(input_ids)),
+                    criteria=of_row(stopping_criteria, number, len(input_ids)),
                     shown=shown,
                     keep=keep,
                     put=None if streamer is None else lambda tokens: streamer.put(torch.tensor(tokens)),
@@ -154,18 +155,6 @@ def _streamer_of(frame: FrameType | None) -> Any:
     """The streamer that `generate`, our caller, was given: it hands none to a function that takes the place of its loop."""
     caller = None if frame is None else frame.f_back
     return None if caller is None or caller.f_code.co_name != "generate" else caller.f_locals.get("streamer")
-
-
-def _of_row(function: Any, number: int, batch: int) -> Any:
-    """A function of a batch's texts, as one of its text in the place `number`: some know what stands in which place."""
-    if batch == 1:
-        return function
-
-    def alone(text: Tensor, scores: Tensor | None) -> Any:
-        found = function(text.repeat(batch, 1), None if scores is None else scores.repeat(batch, 1))
-        return found[number : number + 1] if isinstance(found, Tensor) else found
-
-    return alone
 
 
 def _check(config: Any, model_kwargs: dict[str, Any], input_ids: Tensor, streamer: Any) -> None:

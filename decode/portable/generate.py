@@ -97,7 +97,7 @@ def decode(
         for i in range(len(input_ids))
     ]
     for i, text in enumerate(texts):
-        text.write(_row(logits_processor, i, len(texts)), _row(stopping_criteria, i, len(texts)))
+        text.write(of_row(logits_processor, i, len(texts)), of_row(stopping_criteria, i, len(texts)))
     if streamer is not None:
         streamer.end()
     longest = max(len(text.new) for text in texts)
@@ -139,6 +139,7 @@ class _Text:
         self.new, self.rows = list[int](), ([], [])  # type: tuple[list[int], tuple[list[Tensor], list[Tensor]]]
         self.kept = bool(config.return_dict_in_generate and (config.output_scores or config.output_logits))
         self.cache, self.context = DynamicCache(), list[tuple[Tensor, Tensor]]()
+        self.takes = frozenset(inspect.signature(model.forward).parameters)
 
     def write(self, processors: Any, criteria: Any) -> None:
         block, drafts, text = self.prompt, list[int](), self.shown
@@ -169,9 +170,8 @@ class _Text:
 
     def _call(self, block_1R: Tensor, rows: int) -> Any:
         """The model over the block and what its cache holds; logits of the last rows alone where it can leave out the others."""
-        takes = inspect.signature(self.model.forward).parameters
-        more: dict[str, Any] = {"logits_to_keep": rows} if "logits_to_keep" in takes else {}
-        more["cache" if "cache" in takes else "past_key_values"] = self.cache
+        more: dict[str, Any] = {"logits_to_keep": rows} if "logits_to_keep" in self.takes else {}
+        more["cache" if "cache" in self.takes else "past_key_values"] = self.cache
         return self.model(input_ids=block_1R, use_cache=True, output_hidden_states=True, **more)
 
     def _choose(self, scores_1V: Tensor, raw_V: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ def _check(model: Any, config: Any, model_kwargs: dict[str, Any], input_ids: Ten
         raise ValueError(f"streamer: {len(input_ids)} texts are written; a streamer takes one")
 
 
-def _row(function: Any, number: int, count: int) -> Any:
+def of_row(function: Any, number: int, count: int) -> Any:
     """A function of a batch's texts as one of its text in the place `number`: some know what stands in which place."""
     if count == 1:
         return function

@@ -16,17 +16,9 @@ from decode.exporting.gguf_reader import GGUFFileReader
 from decode.exporting.ladder import climb, stock_model
 from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, block_network
-from tests.target_models import write_gguf
 
 FILL_IN = {"block_layout": "fill_in", "markov_rank": 0}
 MARKOV = {"markov_rank": 8, "markov": "vanilla"}
-
-
-@pytest.fixture(scope="module")
-def vocabulary(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("target") / "target.gguf"
-    write_gguf(path, target)
-    return path
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,8 @@ from decode.exporting.folder import write_block
 from decode.exporting.gguf_reader import GGUFFileReader
 from decode.exporting.ladder import climb, stock_model
 from tests.builders import PROMPT, block_network
-from tests.target_models import write_gguf
 
 FILL_IN = {"block_layout": "fill_in", "markov_rank": 0}
-MARKOV = {"markov_rank": 8, "markov": "vanilla"}
-
-
-@pytest.fixture(scope="module")
-def vocabulary(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("target") / "target.gguf"
-    write_gguf(path, target)
-    return path
 
 
 @pytest.mark.parametrize(
@@ -43,7 +34,6 @@ def test_planted_faults_are_named(
     word: str,
     value: Any,
     says: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drafter = block_network(target, "taps", whole=True, options=FILL_IN)
     write_block(drafter, "gguf", tmp_path / "out", torch.float32, "", vocabulary)

@@ -18,6 +18,7 @@ from decode.engine.processed import ProcessedEngine
 from decode.methods.custom_generate import _ours
 from decode.speculation.sampling import Sampling
 from tests.builders import PROMPT, overfit_block_network
+from tests.fakes import Streamer
 
 IDS = torch.tensor([PROMPT])
 
@@ -151,18 +152,6 @@ def test_scores_and_logits(model: Any, drafter: str) -> None:
     assert torch.equal(own.sequences, ours.sequences) and len(own.scores) == len(ours.scores)
     for name in ("scores", "logits"):
         torch.testing.assert_close(torch.stack(ours[name]), torch.stack(own[name]), rtol=1e-4, atol=1e-4)
-
-
-class Streamer:
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.ended = False
-
-    def put(self, value: Any) -> None:
-        self.tokens += value.flatten().tolist()
-
-    def end(self) -> None:
-        self.ended = True
 
 
 def test_a_streamer_gets_prompt_and_tokens(model: Any, drafter: str) -> None:

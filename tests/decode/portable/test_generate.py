@@ -15,6 +15,7 @@ from align.target.model import Target
 from decode.exporting.folder import write_block
 from decode.exporting.ladder import stock_model
 from tests.builders import PROMPT, overfit_block_network
+from tests.fakes import Streamer
 from tests.target_models import tiny_model
 
 IDS = torch.tensor([PROMPT])
@@ -109,18 +110,6 @@ def test_batches_scores_and_streamers(model: Any, folder: str) -> None:
     streamer = Streamer()
     out, _ = written(model, folder, max_new_tokens=10, pad_token_id=0, streamer=streamer)
     assert streamer.ended and streamer.tokens == out[0].tolist()
-
-
-class Streamer:
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.ended = False
-
-    def put(self, value: Any) -> None:
-        self.tokens += value.flatten().tolist()
-
-    def end(self) -> None:
-        self.ended = True
 
 
 @pytest.mark.parametrize(
