@@ -114,7 +114,8 @@ def test_drafter_and_validations_are_logged_where_asked_for(
     finally:
         wandb.finish()
     runs = sorted((tmp_path / "run" / "wandb").glob("offline-run-*"))
-    ids = {path.name.rpartition("-")[2] for path in runs}
+    # offline-run-TIME-ID, and -1 behind it where two begin within a second
+    ids = {path.name.split("-")[3] for path in runs}
     assert ids == {(tmp_path / "run" / "wandb-run-id").read_text().strip()}
     tables = list((tmp_path / "run" / "wandb").rglob("validations*.table.json"))
     assert tables and b"validation/tau_sampling" in tables[0].read_bytes()
