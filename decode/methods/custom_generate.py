@@ -115,6 +115,7 @@ def custom_generate(
     """
     config, streamer = generation_config, _streamer_of(inspect.currentframe())
     _check(config, model_kwargs, input_ids, streamer)
+    drafting = _drafting(config)
     with _ONE, _ours(model) as ours:
         target = ours.target
         if config.max_length > target.context_limit:
@@ -122,7 +123,6 @@ def custom_generate(
                 f"max_length={config.max_length}: the context of {target.spec!r} holds {target.context_limit} tokens; lower max_new_tokens"
             )
         decoder = ours.decoder(drafter, method)
-        drafting = _drafting(config)
         verifier = decoder.verifier_for(drafting)
         keep = bool(config.return_dict_in_generate and (config.output_scores or config.output_logits))
         engines, masks = list[ProcessedEngine](), _masks(input_ids, model_kwargs.get("attention_mask"))
@@ -189,9 +189,9 @@ def _check(config: Any, model_kwargs: dict[str, Any], input_ids: Tensor, streame
 
 def _drafting(config: Any) -> Sampling:
     """How q is drawn: as p is processed where the settings say so. It moves acceptance, never the output's distribution."""
-    seed = int(torch.randint(2**62, ()))  # so that torch.manual_seed repeats a text
     if not config.do_sample:
         return Sampling()
+    seed = int(torch.randint(2**62, ()))  # so that torch.manual_seed repeats a text
     temperature = 1.0 if config.temperature is None else float(config.temperature)
     top_p = 1.0 if config.top_p is None else float(config.top_p)
     return Sampling(max(temperature, 1e-3), min(max(top_p, 1e-6), 1.0), int(config.top_k or 0), seed=seed)
@@ -226,7 +226,7 @@ _ONE = RLock()
 def _ours(model: Any) -> Iterator[_Opened]:
     """The model as a target for the time of a call: our attention goes in and comes out again, and nothing else is changed."""
     before, training = model.config._attn_implementation, model.training
-    grads = {name: p.requires_grad for name, p in model.named_parameters()}
+    grads, drawn = {name: p.requires_grad for name, p in model.named_parameters()}, torch.get_rng_state()
     try:
         kept = getattr(model, _KEPT, None)
         if kept is None or kept.weights != _weights(model):
@@ -237,6 +237,7 @@ def _ours(model: Any) -> Iterator[_Opened]:
         install(model, own=kept.target.attention == "its own, eager")
         yield kept
     finally:
+        torch.set_rng_state(drawn)  # opening a drafter draws weights
         model.set_attn_implementation(before)
         model.train(training)
         for name, parameter in model.named_parameters():

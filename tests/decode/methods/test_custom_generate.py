@@ -204,6 +204,23 @@ def _law(model: Any, text: list[int], steps: int) -> dict[tuple[int, ...], float
     return found
 
 
+def test_the_random_state(model: Any, drafter: str) -> None:
+    """One seed gives one text, at a model's first call too, which opens the drafter; coupled to noise, it is the decoder's."""
+    options: dict[str, Any] = {"custom_generate": decode.custom_generate, "max_new_tokens": 12}
+    options |= {"drafter": drafter, "method": "block:verifier=gumbel"}
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    copy.deepcopy(model).generate(IDS, do_sample=False, **options)
+    assert torch.equal(torch.get_rng_state(), before)  # as generate leaves it
+    seed = int(torch.randint(2**62, ()))
+    options |= {"do_sample": True, "temperature": 0.7, "top_k": 9}
+    decoder = decode.load(load_target("debug", "float32", "cpu"), drafter, method=options["method"])
+    own = decoder.generate(PROMPT, max_new_tokens=12, temperature=0.7, top_k=9, seed=seed).tokens
+    for one in (first := copy.deepcopy(model), first):
+        torch.manual_seed(3)
+        assert one.generate(IDS, **options)[0, len(PROMPT) :].tolist() == own
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
