@@ -21,7 +21,7 @@ import torch
 from align.common.errors import UserError, cli
 from align.common.text import say
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import load_drafter
+from align.models.checkpoints.block import load_drafter
 from align.target.loading import load_target, resolve_folder
 from align.target.names import DEFAULT_TARGET
 from decode.drafters.block import BlockProposer

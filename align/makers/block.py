@@ -28,9 +28,9 @@ from align.makers.geometry import (
     tap_layers,
 )
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import (
+from align.models.block_config import BlockConfig, rotary_entry
+from align.models.block_parts import (
     initialise,
-    load_drafter,
     with_confidence,
     with_convolution,
     with_low_rank,
@@ -38,7 +38,7 @@ from align.models.block_checkpoint import (
     with_self_conditioning,
     without_confidence,
 )
-from align.models.block_config import BlockConfig, rotary_entry
+from align.models.checkpoints.block import load_drafter
 from align.models.markov import OLD_NAMES
 from align.target.cache import LayerShape
 from align.target.keys import Rotary, plain_rotary

@@ -12,7 +12,7 @@ from torch import Tensor
 from align.common.errors import UserError, in_one_line
 from align.common.text import plural
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import ARCHITECTURE
+from align.models.checkpoints.block import ARCHITECTURE
 from align.target.loading import read_config
 from decode.exporting.base import Decoded, Format
 from decode.exporting.folder import Exported

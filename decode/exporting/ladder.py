@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from align.common.batch import Anchors, Batch
-from align.models.block import BlockDrafter, target_features
+from align.models.block import BlockDrafter
+from align.models.target_features import target_features
 from align.target.loading import reload
 from align.target.model import Target
 from decode.exporting.folder import Exported

@@ -13,7 +13,7 @@ import torch
 from align.common.errors import UserError
 from align.common.hub import model_folder
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import load_drafter
+from align.models.checkpoints.block import load_drafter
 from align.target.loading import load_target
 from align.target.model import Target
 from decode.drafters.block import BlockProposer

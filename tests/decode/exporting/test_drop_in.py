@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from align.common.errors import UserError
-from align.models.block_checkpoint import load_drafter, save_drafter
+from align.models.checkpoints.block import load_drafter, save_drafter
 from align.target.loading import load_target
 from align.target.model import Target
 from decode.exporting.ladder import stock_model

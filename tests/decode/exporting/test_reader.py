@@ -15,7 +15,7 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import load_drafter, save_drafter
+from align.models.checkpoints.block import load_drafter, save_drafter
 from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder

@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from align.models.block import BlockDrafter, BlockSession
-from align.models.block_checkpoint import load_drafter
+from align.models.block import BlockDrafter
+from align.models.block_session import BlockSession
+from align.models.checkpoints.block import load_drafter
 from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
