@@ -15,6 +15,7 @@ from pathlib import Path
 
 STARTED = time.monotonic()
 
+from align.common.commands import OptionParser  # noqa: E402
 from align.common.errors import UserError, cli  # noqa: E402
 from align.common.files import write_atomically  # noqa: E402
 from align.common.provenance import load_average, machine  # noqa: E402
@@ -32,14 +33,9 @@ OPTIONS = """options of align.plan:
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> OptionParser:
     """The options beside the recipe's words."""
-
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> None:  # type: ignore[override]
-            raise UserError(message)
-
-    p = Parser(prog="python -m align.plan", add_help=False, allow_abbrev=False)
+    p = OptionParser(prog="python -m align.plan", add_help=False)
     p.add_argument("--hardware")
     for name in ("--memory-gb", "--tflops", "--bandwidth-gbs", "--utilisation", "--rate"):
         p.add_argument(name, type=float)

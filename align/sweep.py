@@ -7,11 +7,11 @@ the end has 95% intervals: over seeds where `seed` is swept, else of the held-ou
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from align.common.claims import Claim
+from align.common.commands import OptionParser
 from align.common.errors import UserError, cli, nearest
 from align.common.files import expanded, write_atomically
 from align.common.text import say
@@ -23,17 +23,10 @@ from align.sweeping.trials import trials
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes" / "sweeps"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> OptionParser:
     """The command's options."""
-
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> None:  # type: ignore[override]
-            raise UserError(f"{message} (--help lists the options)")
-
-    p = Parser(
-        prog="python -m align.sweep",
-        description="Run a sweep in W&B's format here, without an account.",
-        allow_abbrev=False,
+    p = OptionParser(
+        prog="python -m align.sweep", description="Run a sweep in W&B's format here, without an account."
     )
     names = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
     p.add_argument("sweep", metavar="FILE", help=f"a sweep's .yaml, or a shipped one: {names}")

@@ -7,25 +7,20 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from align.common.commands import OptionParser
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
 from align.folder.chat import merged, read_kwargs
 from decode.method_names import LOSSY, ORDERS, VERIFIERS
 
 
-class Parser(argparse.ArgumentParser):
-    """`argparse` with `UserError` for mistakes, no abbreviations, and the options that several commands share."""
+class Parser(OptionParser):
+    """`OptionParser` that names the nearest option, with the options that several commands share."""
 
     stray = ""
     """A hint for a word that belongs to no option."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (--help lists the options)")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Raises UserError naming the first argument that no option takes."""

@@ -22,7 +22,7 @@ ORDERS = ("left_to_right", "blockwise", "random", "confidence")
 """The orders in which masked positions are filled: decode/drafters/diffusion.py's `ORDERS`."""
 
 EXPORTS = ("dflash", "speculators", "dspark", "transformers", "gguf", "custom_generate", "draft_model")
-"""Formats of other engines: decode/exporting/formats.py's `FORMATS`, and the ordinary language model that an autoregressive drafter is."""
+"""Formats of other engines: decode/exporting/registry.py's `FORMATS`, and the ordinary language model that an autoregressive drafter is."""
 
 
 def written(name: str, options: Mapping[str, str]) -> str:

@@ -21,11 +21,14 @@ from align.data.draft_vocab import frequent_tokens
 from align.makers.block import from_target
 from align.makers.causal import make_causal
 from align.makers.standalone import make_standalone
-from align.models.block import BlockDrafter, target_features
+from align.models.block import BlockDrafter
 from align.models.causal import CausalDrafter
-from align.models.ddit import DDiT, DDiTConfig
+from align.models.checkpoints.masked_model import from_config
+from align.models.ddit import DDiT
+from align.models.ddit_layers import DDiTConfig
 from align.models.masked_lm import MaskedLM
 from align.models.standalone import DiffusionDrafter
+from align.models.target_features import target_features
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.base_module import DrafterModule
@@ -457,3 +460,42 @@ def fill_report(
         rows.append(mine)
     append(folder, rows)
     return folder
+
+
+LLADA = {
+    "model_type": "llada", "architectures": ["LLaDAModelLM"], "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2,
+    "mlp_hidden_size": 48, "embedding_size": 40, "vocab_size": 40, "max_sequence_length": 64, "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0, "weight_tying": False, "mask_token_id": 36, "activation_type": "silu", "block_type": "llama",
+    "layer_norm_type": "rms", "rope": True, "alibi": False, "include_bias": False, "include_qkv_bias": False,
+    "auto_map": {"AutoModel": "modeling_llada.LLaDAModelLM"}, "init_std": 0.2, "precision": "amp_bf16",
+}  # fmt: skip
+
+
+SDAR = {
+    **QWEN, "model_type": "sdar", "architectures": ["SDARForCausalLM"], "mask_token_id": 36, "block_size": 3, "head_dim": 16,
+}  # fmt: skip
+
+
+DIFFULLAMA = {**QWEN, "model_type": "llama", "architectures": ["DiscreteDiffusionModel"], "mask_token_id": 36}
+
+
+DIFFUGPT = {
+    "model_type": "gpt2", "architectures": ["DiscreteDiffusionModel"], "n_embd": 32, "n_layer": 2, "n_head": 4,
+    "n_positions": 64, "vocab_size": 40, "mask_token_id": 36, "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llada": LLADA, "dream": DREAM, "sdar": SDAR, "diffullama": DIFFULLAMA, "diffugpt": DIFFUGPT,
+}  # fmt: skip
+
+
+def small_masked_lm(name: str, **changes: Any) -> MaskedLM:
+    """A family's network with random weights, norms and biases too, so that a slip can't hide."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        network = from_config({**CONFIGS[name], **changes})
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(torch.randn(parameter.shape) * 0.05)
+    return network

@@ -18,15 +18,15 @@ import torch
 
 from align.common.errors import UserError, cli
 from align.common.text import say
-from align.models.block_checkpoint import load_drafter
+from align.models.checkpoints.block import load_drafter
 from align.target.loading import load_target
 from align.target.names import DEFAULT_TARGET
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
 from decode.exporting.counts import Counts
-from decode.exporting.folder import write_block
 from decode.exporting.gguf_file import FILE
 from decode.exporting.parity import tokens_of
+from decode.exporting.registry import FORMATS
 from decode.suites.registry import prompts_of
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     suites, _ = prompts_of(options.suite, limit=options.limit)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "export"
-        write_block(drafter, "gguf", out, torch.bfloat16, "", options.target_gguf)
+        FORMATS["gguf"].write(drafter, out, torch.bfloat16, "", options.target_gguf)
         for prompt in tokens_of(target, suites[0].prompts):
             text = target.tokenizer.decode(prompt).rstrip("\n")  # llama.cpp drops a file's last line break
             tokens = target.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -21,16 +21,16 @@ import torch
 from align.common.errors import UserError, cli
 from align.common.text import say
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import load_drafter
+from align.models.checkpoints.block import load_drafter
 from align.target.loading import load_target, resolve_folder
 from align.target.names import DEFAULT_TARGET
 from decode.drafters.block import BlockProposer
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
-from decode.exporting.folder import write_block
+from decode.exporting.engine_reader import package
 from decode.exporting.ladder import stock_model
 from decode.exporting.parity import tokens_of
-from decode.exporting.reader import package
+from decode.exporting.registry import FORMATS
 from decode.suites.registry import prompts_of
 from tests.serve_check import measured, plain_of, serving
 
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     drafter = load_drafter(options.drafter, target)
     folders = {name: options.out / name for name in ("dflash", "transformers", "custom_generate")}
     for name, folder in folders.items():
-        write_block(drafter, name, folder, torch.bfloat16, "")
+        FORMATS[name].write(drafter, folder, torch.bfloat16, "")
     suites, _ = prompts_of(options.suite, limit=options.limit)
     prompts = tokens_of(target, suites[0].prompts)
     with ExitStack() as stack:

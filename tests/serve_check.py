@@ -26,14 +26,14 @@ import torch
 
 from align.common.errors import UserError, cli
 from align.common.text import say
-from align.models.block_checkpoint import load_drafter
+from align.models.checkpoints.block import load_drafter
 from align.target.loading import load_target, resolve_folder
 from align.target.names import DEFAULT_TARGET
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
 from decode.exporting.counts import Counts
-from decode.exporting.folder import write_block
 from decode.exporting.parity import SERVED, tokens_of
+from decode.exporting.registry import FORMATS
 from decode.exporting.server import Server
 from decode.reporting.statistics import paired_ratio
 from decode.suites.registry import prompts_of
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     target = load_target(options.target, "float32")
     drafter = load_drafter(options.drafter, target)
     folder = options.out / "dflash"
-    write_block(drafter, "dflash", folder, torch.bfloat16, "")
+    FORMATS["dflash"].write(drafter, folder, torch.bfloat16, "")
     suites, _ = prompts_of(options.suite, limit=options.limit)
     prompts = tokens_of(target, suites[0].prompts)
     words = {

@@ -19,8 +19,8 @@ from align.makers.block import from_target
 from align.makers.causal import make_causal
 from align.makers.standalone import make_standalone
 from align.models.block import BlockDrafter
-from align.models.causal import save_causal
-from align.models.standalone_checkpoint import load_standalone, save_standalone
+from align.models.checkpoints.causal import save_causal
+from align.models.checkpoints.standalone import load_standalone, save_standalone
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.block_module import BlockDrafterModule

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.models.block_checkpoint import save_drafter
+from align.models.checkpoints.block import save_drafter
 from align.target.loading import load_target
 from align.target.names import DEFAULT_TARGET
 from tests import peers, serve_check

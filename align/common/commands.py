@@ -1,11 +1,25 @@
-"""Commands as they are printed: with the interpreter that runs, and all of a package in a list."""
+"""Commands: their options, as they are printed with the interpreter that runs, and all of a package in a list."""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import shlex
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
+
+from align.common.errors import UserError
+
+
+class OptionParser(argparse.ArgumentParser):
+    """`argparse` without abbreviations, with `UserError` for mistakes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (--help lists the options)")
 
 
 def interpreter() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from align.common.text import say
 from align.config.recipe import DrafterConfig
 from align.makers.choices import lora_alpha, mask_token
 from align.makers.geometry import (
+    Sizes,
     activation,
+    check_count,
     check_taps,
     has_attention_bias,
     inner_size,
@@ -25,9 +28,9 @@ from align.makers.geometry import (
     tap_layers,
 )
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import (
+from align.models.block_config import BlockConfig, rotary_entry
+from align.models.block_parts import (
     initialise,
-    load_drafter,
     with_confidence,
     with_convolution,
     with_low_rank,
@@ -35,8 +38,9 @@ from align.models.block_checkpoint import (
     with_self_conditioning,
     without_confidence,
 )
-from align.models.block_config import BlockConfig, rotary_entry
+from align.models.checkpoints.block import load_drafter
 from align.models.markov import OLD_NAMES
+from align.target.cache import LayerShape
 from align.target.keys import Rotary, plain_rotary
 from align.target.model import Target
 
@@ -93,7 +97,7 @@ def _asked_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> B
     where it names none."""
     if options.markov is None:
         return drafter
-    _check_rank(drafter.target, options.markov_rank)
+    check_rank(drafter.target, options.markov_rank)
     kind, width = markov_kind(options)
     config = drafter.config
     if (config.markov, config.markov_rank, config.markov_width) == (kind, options.markov_rank, width):
@@ -113,7 +117,8 @@ def markov_kind(options: DrafterConfig) -> tuple[str, int]:
     return kind, options.markov_width if kind == "mlp" else 0
 
 
-def _check_rank(target: Target, rank: int) -> None:
+def check_rank(target: Sizes, rank: int) -> None:
+    """Raises UserError for a Markov head wider than the target."""
     if rank > target.hidden_size:
         raise UserError(f"drafter.markov_rank={rank}: at most {target.hidden_size}, the target's width")
 
@@ -137,11 +142,8 @@ def from_target(
 def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) -> BlockConfig:
     """The architecture of a fresh block drafter. Raises UserError for an option that does not fit the target."""
     shared = options.context == "shared_kv"
-    layers = options.layers
-    if layers > target.num_layers:
-        raise UserError(f"drafter.layers={layers}: target {target.spec!r} has {target.num_layers} layers")
-    _check_rank(target, options.markov_rank)
-    markov, markov_width = markov_kind(options)
+    check_count(target, options.layers)
+    check_rank(target, options.markov_rank)
     rotaries: list[Rotary] = []
     if shared:
         chosen, rotaries = shared_keys(target, options)
@@ -150,8 +152,10 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
         chosen = named_layers(target, options.target_layers) or tap_layers(target.num_layers, options.taps)
         check_taps(target, chosen)
         shape = own_shape(target)
-    if shared and len(chosen) != layers:
-        raise UserError(f"drafter.target_layers names {len(chosen)} layers for drafter.layers={layers}")
+    if shared and len(chosen) != options.layers:
+        raise UserError(
+            f"drafter.target_layers names {len(chosen)} layers for drafter.layers={options.layers}"
+        )
     assert shape is not None
     if (not shared or all(r.full(shape.key) and r.inv_freq for r in rotaries)) and own_tables(
         target, shape.key, rotaries
@@ -160,35 +164,61 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
     else:
         written = list(dict.fromkeys(rotaries)) or [plain_rotary(shape.key, target.rope_theta)]
         written = rotaries if len(written) > 1 else written
+    return fresh_config(
+        target,
+        options,
+        shape,
+        layers=chosen,
+        start=start_layers(target, options.layers),
+        draft_vocab_size=0 if draft_vocab is None else len(draft_vocab),
+        intermediate_size=inner_size(target),
+        rms_norm_eps=norm_eps(target),
+        hidden_act=activation(target),
+        mask_token_id=mask_token(target) if options.mask_token_id is None else options.mask_token_id,
+        rope_theta=target.rope_theta,
+        target_sha256=target.hash,
+        attention_bias=has_attention_bias(target),
+        rotary=[rotary_entry(r) for r in written],
+        places=any(not r.inv_freq for r in written),
+    )
+
+
+def fresh_config(
+    target: Sizes,
+    options: DrafterConfig,
+    shape: LayerShape,
+    layers: list[int],
+    start: list[int],
+    **known: Any,
+) -> BlockConfig:
+    """The architecture of a fresh block drafter, from sizes.
+
+    Args:
+        shape: of its keys and values. layers: whose keys and values, or whose outputs, it reads. start: which its own start from, where
+            it reads outputs. known: further fields.
+    """
+    shared = options.context == "shared_kv"
+    markov, markov_width = markov_kind(options)
     return BlockConfig(
         context=options.context,
         block_size=options.block_size,
         block_layout=options.block_layout or "anchor_first",
-        target_layer_ids=chosen,
-        init_layer_ids=chosen if shared else start_layers(target, layers),
+        target_layer_ids=layers,
+        init_layer_ids=layers if shared else start,
         hidden_size=target.hidden_size,
-        intermediate_size=inner_size(target),
         num_attention_heads=target.num_heads if target.num_heads % shape.heads == 0 else shape.heads,
         num_key_value_heads=shape.heads,
         head_dim=shape.key,
-        rms_norm_eps=norm_eps(target),
-        hidden_act=activation(target),
+        value_dim=0 if shape.value == shape.key else shape.value,
         vocab_size=target.vocab_size,
-        mask_token_id=mask_token(target) if options.mask_token_id is None else options.mask_token_id,
         num_target_layers=target.num_layers,
-        rope_theta=target.rope_theta,
         target=target.spec,
-        target_sha256=target.hash,
         qk_norm=not shared,
-        attention_bias=has_attention_bias(target),
-        draft_vocab_size=0 if draft_vocab is None else len(draft_vocab),
         markov_rank=options.markov_rank,
         markov=markov,
         markov_width=markov_width,
         convolution=options.convolution,
         self_conditioning=options.self_conditioning,
         confidence_head=options.confidence_head,
-        value_dim=0 if shape.value == shape.key else shape.value,
-        rotary=[rotary_entry(r) for r in written],
-        places=any(not r.inv_freq for r in written),
+        **known,
     )

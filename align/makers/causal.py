@@ -11,9 +11,9 @@ from align.makers.geometry import (
     first_layers,
 )
 from align.models.causal import CausalConfig, CausalDrafter
+from align.models.checkpoints.adapted import own_layers
+from align.models.checkpoints.opened import check_served, first_tokens_logits, refused
 from align.models.families import BASES
-from align.models.masked_checkpoint import own_layers
-from align.models.opened import check_served, first_tokens_logits, refused
 from align.target.interface import OWN, register
 from align.target.loading import load_target, quiet_loading
 from align.target.model import Target

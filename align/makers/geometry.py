@@ -4,7 +4,7 @@ where it has them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -45,7 +45,22 @@ def shared_layers(num_layers: int, layers: int) -> list[int]:
     return [0, *range(num_layers - layers + 1, num_layers)]
 
 
-def named_layers(target: Target, named: Sequence[int] | None) -> list[int]:
+class Sizes(Protocol):
+    """What a fresh drafter's sizes are made of: a loaded target's, or those that its config.json says (align/planning/skeleton.py)."""
+
+    @property
+    def spec(self) -> str: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+
+def named_layers(target: Sizes, named: Sequence[int] | None) -> list[int]:
     """The target layers that a recipe names, -1 the last one; none for None.
 
     Raises:
@@ -72,9 +87,22 @@ def _spread(layers: Sequence[int], count: int) -> list[int]:
     return [layers[i] for i in shared_layers(len(layers), count)]
 
 
-def first_layers(target: Target, options: DrafterConfig) -> list[int]:
-    """The target layers that a drafter starts from: those that the recipe names, else `shared_layers`."""
-    return named_layers(target, options.target_layers) or shared_layers(target.num_layers, options.layers)
+def first_layers(target: Sizes, options: DrafterConfig) -> list[int]:
+    """The target layers that a drafter starts from: those that the recipe names, else `shared_layers`.
+
+    Raises:
+        UserError: a layer that the target lacks, or more of them than it has.
+    """
+    if named := named_layers(target, options.target_layers):
+        return named
+    check_count(target, options.layers)
+    return shared_layers(target.num_layers, options.layers)
+
+
+def check_count(target: Sizes, layers: int) -> None:
+    """Raises UserError for more layers than the target has."""
+    if layers > target.num_layers:
+        raise UserError(f"drafter.layers={layers}: target {target.spec!r} has {target.num_layers} layers")
 
 
 def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list[Rotary]]:

@@ -12,11 +12,12 @@ from align.makers.choices import lora_alpha, mask_token
 from align.makers.geometry import (
     first_layers,
 )
-from align.models.ddit import DDiT, DDiTConfig
-from align.models.masked_checkpoint import adapt
+from align.models.checkpoints.adapted import adapt
+from align.models.checkpoints.standalone import architecture, load_standalone
+from align.models.ddit import DDiT
+from align.models.ddit_layers import DDiTConfig
 from align.models.masked_lm import MaskedLM, with_lora
 from align.models.standalone import DiffusionConfig, DiffusionDrafter
-from align.models.standalone_checkpoint import architecture, load_standalone
 from align.target.model import Target
 
 

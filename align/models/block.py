@@ -22,7 +22,6 @@ well: given the first j drafts it predicts those after them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -35,83 +34,10 @@ from align.kernels.linear import RowsLinear, fast_linear, few_rows, speed_up_lin
 from align.kernels.tree import TreeHead
 from align.models.block_config import BlockConfig
 from align.models.block_layers import BlockLayer, ConfidenceHead, RMSNorm
-from align.models.block_stack import draft_stack, drafted, tree_head
+from align.models.block_stack import draft_stack, tree_head
 from align.models.markov import MarkovHead, VanillaHead, markov_head
-from align.target.attention import block_mask
-from align.target.cache import KVCache, LayerShape
+from align.models.target_features import TargetFeatures
 from align.target.model import Target
-
-
-@dataclass
-class TargetFeatures:
-    """What the drafter reads of the target over packed rows, without gradients.
-
-    hidden_BLD: last hidden state; keys, values: per shared layer (B, Hkv, L, d), rotary positions applied; taps_BLFD.
-    """
-
-    hidden_BLD: Tensor
-    keys: list[Tensor]
-    values: list[Tensor]
-    taps_BLFD: Tensor | None
-
-
-@torch.no_grad()
-def target_features(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
-    """One frozen forward of the target over packed rows; without a config only the last hidden state."""
-    shared = config is not None and config.context == "shared_kv"
-    if target.anatomy.recurrent and not _one_document(batch):
-        return _each_document(target, batch, config)
-    rows, length = batch.tokens_BL.shape
-    cache = target.new_cache(rows, length) if shared else None
-    output = target.forward(
-        batch.tokens_BL,
-        cache=cache,
-        positions_BL=batch.positions_BL,
-        mask=batch.attention_mask(),
-        taps=() if shared or config is None else config.target_layer_ids,
-        logits=False,
-    )
-    shared_ids = config.target_layer_ids if config is not None and shared else []
-    keys = [cache.k(i) for i in shared_ids] if cache is not None else []
-    values = [cache.v(i) for i in shared_ids] if cache is not None else []
-    return TargetFeatures(output.hidden_BLD, keys, values, output.taps_BLFD)
-
-
-def _one_document(batch: Batch) -> bool:
-    return len(batch.document_BL) == 1 and bool((batch.document_BL == batch.document_BL[0, 0]).all())
-
-
-def _each_document(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
-    """`target_features` of a target whose states no mask keeps apart: each document alone; padding gets zeros."""
-    whole: TargetFeatures | None = None
-    for row, documents in enumerate(batch.document_BL):
-        for document in documents.unique().tolist():
-            places = (documents == document).nonzero()[:, 0]
-            if document < 0:
-                continue
-            alone = Batch(*(t[row : row + 1, places] for t in vars(batch).values()))
-            found = target_features(target, alone, config)
-            whole = whole or _zeros(found, batch)
-            whole.hidden_BLD[row, places] = found.hidden_BLD[0]
-            if whole.taps_BLFD is not None and found.taps_BLFD is not None:
-                whole.taps_BLFD[row, places] = found.taps_BLFD[0]
-            for mine, its in zip((*whole.keys, *whole.values), (*found.keys, *found.values), strict=True):
-                mine[row][:, places] = its[0]
-    assert whole is not None
-    return whole
-
-
-def _zeros(one: TargetFeatures, batch: Batch) -> TargetFeatures:
-    """Room for a batch's features, of the shapes of one document's."""
-    rows, length = batch.tokens_BL.shape
-
-    def room(t: Tensor, place: int = 1) -> Tensor:
-        return t.new_zeros(rows, *(length if i == place else n for i, n in enumerate(t.shape) if i))
-
-    taps = None if one.taps_BLFD is None else room(one.taps_BLFD)
-    return TargetFeatures(
-        room(one.hidden_BLD), [room(k, 2) for k in one.keys], [room(v, 2) for v in one.values], taps
-    )
 
 
 @dataclass
@@ -160,7 +86,7 @@ class BlockDrafter(nn.Module):
         self._head: Tensor | None = None
         self._rounded: _RoundedWeights | None = None
         self.updates: list[Any] = []
-        """Low-rank updates in training (`align.models.block_checkpoint.with_low_rank`), until they are merged."""
+        """Low-rank updates in training (`align.models.block_parts.with_low_rank`), until they are merged."""
         self.stack: LayerStack | None = None
         """Its layers in one call, after `prepare_for_drafting`, where they are of that kind."""
         self.tree: TreeHead | None = None
@@ -361,135 +287,3 @@ class BlockDrafter(nn.Module):
         self._rounded = _RoundedWeights(self.head_weight_VdD.to(kept), basis)
         self.stack = draft_stack(self)
         self.tree = tree_head(self, self._rounded.head_VdD, basis)
-
-
-class BlockSession:
-    """One request's drafting state: the context that the drafter reads, in step with the target's cache.
-
-    Call `observe` after every target forward whose first `kept` tokens are committed and in the cache; then `hidden`
-    drafts after the cache's `length` positions. Batch of one.
-    """
-
-    def __init__(self, drafter: BlockDrafter, cache: KVCache, capacity: int) -> None:
-        self.drafter, self.cache = drafter, cache
-        self.before: Tensor | None = None
-        config = drafter.config
-        self.passes = 2 if config.self_conditioning else 1
-        """Over a block: every one after the first sees the estimates of the one before."""
-        # rows are vocabulary entries: the fastest layout for a product with one row
-        self.basis_Vr: Tensor | None = None
-        if drafter.markov is not None:
-            rounded = drafter._rounded
-            self.basis_Vr = drafter.markov.basis_Vr() if rounded is None else rounded.basis_Vr
-        self._masks: Tensor | None = None  # the embedded block after its first token, (1, R − 1, D)
-        self.own: KVCache | None = None
-        if config.context == "taps":
-            shape = LayerShape(
-                config.num_key_value_heads, config.head_dim, config.value_dim or config.head_dim
-            )
-            weight = drafter.norm.weight
-            self.own = KVCache([shape] * len(drafter.layers), 1, capacity, weight.dtype, weight.device)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers whose outputs `observe` needs."""
-        return tuple(self.drafter.config.target_layer_ids) if self.own is not None else ()
-
-    @torch.no_grad()
-    def observe(self, hidden_BLD: Tensor, taps_BLFD: Tensor | None, kept: int) -> None:
-        """Take in the first `kept` ≥ 1 positions of a target forward that are now committed."""
-        dtype = self.drafter.norm.weight.dtype
-        self.before = hidden_BLD[:, kept - 1].to(dtype)
-        if self.own is not None:
-            assert taps_BLFD is not None
-            start = self.own.length
-            positions = torch.arange(start, start + kept, device=hidden_BLD.device)[None]
-            pairs = self.drafter.context_keys_values(taps_BLFD[:, :kept].to(dtype), positions)
-            for layer, (k, v) in zip(self.own.slabs, pairs, strict=True):
-                layer.update(k, v)
-            self.own.advance(kept)
-
-    @torch.no_grad()
-    def hidden(self, last_token: int) -> Tensor:
-        """Hidden states of the drafts of the block that starts at `last_token`, which follows the cached context: (K, D)."""
-        drafter = self.drafter
-        assert self.before is not None
-        if self._masks is None:
-            tokens = torch.zeros(1, drafter.config.rows, dtype=torch.int64, device=self.before.device)
-            self._masks = drafter.target.embed(drafter.masked(tokens)[:, 1:])
-        last = drafter.target.embed(torch.tensor([[last_token]], device=self.before.device))
-        x = drafter.conditioned(torch.cat((last, self._masks), dim=1), self.before)
-        return self._hidden_of_rows(x[0], 1)[0]
-
-    @torch.no_grad()
-    def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
-        """Hidden states of the drafts of N blocks that all follow the cached context, in one pass: (N, K, D).
-
-        The blocks do not attend to each other and share the context's keys. `tokens_NR`: from `BlockDrafter.masked`.
-        """
-        assert self.before is not None
-        return self._hidden_of_rows(self.drafter.inputs(tokens_NR, self.before).flatten(0, 1), len(tokens_NR))
-
-    def _hidden_of_rows(self, x_RD: Tensor, count: int) -> Tensor:
-        """Input rows of `count` blocks → hidden states of their drafts, (N, K, D)."""
-        drafter, x, size = self.drafter, x_RD[None], len(x_RD) // count
-        start = self.cache.length if self.own is None else self.own.length
-        steps, see_RR = _apart(count, size, x.device)
-        cos, sin = drafter.rotary(x, start + steps, start + size)
-        hidden = self._through(x, cos, sin, see_RR, count).view(count, size, -1)
-        for _ in range(1, self.passes):
-            again = x + drafter.estimated(hidden).view_as(x)
-            hidden = self._through(again, cos, sin, see_RR, count).view(count, size, -1)
-        return drafter.drafting(hidden)
-
-    def _through(self, x: Tensor, cos: Tensor, sin: Tensor, see_RR: Tensor, count: int) -> Tensor:
-        """One pass over the input rows of `count` blocks, (1, R, D) → hidden states; `see_RR`: who attends to whom."""
-        config, cache = self.drafter.config, self.own
-        ids = tuple(config.target_layer_ids)
-        if (stack := self.drafter.stack) is not None:
-            read, layers = (self.cache, ids) if cache is None else (cache, None)
-            if (found := drafted(stack, x[0], cos[0], sin[0], read, layers, see_RR)) is not None:
-                return found[None]
-        mask = None
-        if count > 1:
-            start = self.cache.length if cache is None else cache.length
-            groups = config.num_attention_heads // config.num_key_value_heads
-            mask = block_mask(see_RR, len(see_RR), start, groups, self.drafter.norm.weight.dtype, x.device)
-        for i, layer in enumerate(self.drafter.blocks):
-            ctx_k, ctx_v = (
-                (self.cache.k(ids[i]), self.cache.v(ids[i])) if cache is None else (cache.k(i), cache.v(i))
-            )
-            x = layer.draft(x, cos, sin, ctx_k, ctx_v, mask)
-        return self.drafter.norm(x)
-
-    @torch.no_grad()
-    def bias_inputs(self, hidden_KD: Tensor) -> Tensor | None:
-        """The inputs of `bias` for all rows at once, a line each (the head's own width), or None without a Markov head."""
-        markov = self.drafter.markov
-        return None if markov is None else markov.inputs(hidden_KD)
-
-    @torch.no_grad()
-    def bias(self, input_r: Tensor, previous: Tensor) -> Tensor:
-        """The Markov bias on one row's logits after each of the tokens `previous` (…): (…, Vd). `input_r`: the row's
-        line of `bias_inputs`, or one line for each token."""
-        markov = self.drafter.markov
-        assert markov is not None and self.basis_Vr is not None
-        z = markov.mixed(input_r, previous, self.drafter.target.embed)
-        # the rounded basis has the last layer multiplied in
-        return few_rows(z if self.drafter._rounded is not None else markov.finish(z), self.basis_Vr).float()
-
-    @torch.no_grad()
-    def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:
-        """Predicted probability, 0..1, that the draft of one row (D,) after the token `previous` (1,) is accepted if those before
-        it are."""
-        head = self.drafter.confidence
-        assert head is not None
-        before = self.drafter.before_confidence(previous).to(hidden_D.dtype)
-        return float(head(hidden_D[None], before).sigmoid())
-
-
-@cache
-def _apart(count: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The steps of `count` blocks' rows from their beginning, (1, R), and which rows each one sees: those of its block, (R, R)."""
-    block = torch.arange(count, device=device).repeat_interleave(size)
-    return torch.arange(size, device=device).repeat(count)[None], block[:, None] == block

@@ -8,9 +8,7 @@ transformers open it, `decode.drafters.autoregressive` drafts with it.
 from __future__ import annotations
 
 import inspect
-import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from align.common.batch import Batch
-from align.common.files import write_atomically
-from align.models.masked_checkpoint import write_weights
 from align.target.masks import Layout, laid
 from align.target.model import Target
 from align.target.text_model import embedding_names
-
-RECORD = "drafter.json"
 
 
 @dataclass(frozen=True)
@@ -105,37 +99,3 @@ class CausalDrafter(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """(…, D) → (…, V) in fp32."""
         return F.linear(hidden, self.head_weight_VD.to(hidden.dtype)).float()
-
-
-def save_causal(
-    drafter: CausalDrafter, folder: Path, weights: dict[str, Tensor] | None = None, card: str | None = None
-) -> None:
-    """Write the folder: an ordinary causal LM in fp32 with the target's tokenizer, `drafter.json` beside it, and README.md
-    when a card is given.
-
-    Args:
-        weights: of its parameters, in place of its own.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    model, target = drafter.model, drafter.target
-    own = dict(drafter.named_parameters()) if weights is None else weights
-    tensors = {name.removeprefix("model."): tensor for name, tensor in own.items()}
-    # numbers that are not trained, such as a router's
-    buffers = {n: t for n, t in model.state_dict().items() if n not in tensors and n not in drafter.names}
-    tensors |= buffers
-    tied = model.config.tie_word_embeddings
-    tensors |= dict(zip(drafter.names[: 1 if tied else 2], drafter._frozen, strict=False))
-    write_weights({n: t.detach().to("cpu", torch.float32).contiguous() for n, t in tensors.items()}, folder)
-    texts = {
-        "generation_config.json": target.model.generation_config.to_json_string(),
-        RECORD: json.dumps({"kind": "autoregressive", **drafter.config.to_dict()}, indent=2) + "\n",
-        **({} if card is None else {"README.md": card}),
-        "config.json": model.config.to_json_string(),
-    }
-    target.tokenizer.save_pretrained(str(folder))
-    for name, text in texts.items():
-        _write(folder / name, text)
-
-
-def _write(path: Path, text: str) -> None:
-    write_atomically(path, lambda part: part.write_text(text))

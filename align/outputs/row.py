@@ -10,8 +10,8 @@ from torch import Tensor
 
 from align.common.batch import Batch
 from align.losses.objective import target_places
-from align.models.block import TargetFeatures, target_features
 from align.models.block_config import BlockConfig
+from align.models.target_features import TargetFeatures, target_features
 from align.target.model import Target
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}

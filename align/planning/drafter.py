@@ -15,15 +15,16 @@ from align.common.hub import is_hub_id, local_path, model_folder
 from align.common.schema import read_object
 from align.config.parser import load_recipe, shipped
 from align.config.recipe import PARTS, DrafterConfig, Recipe
-from align.makers.block import markov_kind
-from align.makers.geometry import shared_layers, tap_layers
+from align.makers.block import check_rank, fresh_config, markov_kind
+from align.makers.geometry import check_count, first_layers, named_layers, shared_layers, tap_layers
 from align.makers.standalone import ddit_config
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
+from align.models.checkpoints.masked_model import from_config
+from align.models.checkpoints.published_config import read_plan
 from align.models.ddit import DDiT
-from align.models.masked_checkpoint import from_config
-from align.models.published_config import read_plan
 from align.planning.skeleton import Skeleton
+from align.target.cache import LayerShape
 
 
 @dataclass(frozen=True)
@@ -165,51 +166,24 @@ def _updates(d: DrafterConfig, sizes: list[int]) -> int:
 
 
 def _fresh_block(d: DrafterConfig, target: Skeleton) -> BlockConfig:
-    """As `align.makers.block.block_config` makes it of a loaded target; how positions are written has no size."""
-    if d.layers > target.num_layers:
-        raise UserError(f"drafter.layers={d.layers}: target {target.spec!r} has {target.num_layers} layers")
-    count = target.num_layers
-    if d.markov_rank > target.hidden_size:
-        raise UserError(
-            f"drafter.markov_rank={d.markov_rank}: at most {target.hidden_size}, the target's width"
-        )
-    named = d.target_layers
-    if named is not None and not all(-count <= i < count for i in named):
-        raise UserError(
-            f"drafter.target_layers={named}: target {target.spec!r} has the layers 0 to {count - 1}"
-        )
-    start = shared_layers(count, d.layers)
-    taps = tap_layers(count, d.taps)
-    chosen = [i % count for i in named] if named else (start if d.context == "shared_kv" else taps)
-    markov, width = markov_kind(d)
-    vocab = d.draft_vocab if 0 < d.draft_vocab < target.vocab_size else 0
-    return BlockConfig(
-        context=d.context,
-        block_size=d.block_size,
-        block_layout=d.block_layout or "anchor_first",
-        target_layer_ids=[max(0, i) for i in chosen],
-        init_layer_ids=chosen if d.context == "shared_kv" else start,
-        hidden_size=target.hidden_size,
+    """As `align.makers.block.block_config` makes it of a loaded target; what has no size is left at anything."""
+    check_count(target, d.layers)
+    check_rank(target, d.markov_rank)
+    count, start = target.num_layers, shared_layers(target.num_layers, d.layers)
+    usual = start if d.context == "shared_kv" else [max(0, i) for i in tap_layers(count, d.taps)]
+    return fresh_config(
+        target,
+        d,
+        LayerShape(target.num_kv_heads, target.head_dim, target.head_dim),
+        layers=named_layers(target, d.target_layers) or usual,
+        start=start,
+        draft_vocab_size=d.draft_vocab if 0 < d.draft_vocab < target.vocab_size else 0,
         intermediate_size=target.inner_size,
-        num_attention_heads=target.num_heads,
-        num_key_value_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
         rms_norm_eps=1e-6,
         hidden_act="silu",
-        vocab_size=target.vocab_size,
         mask_token_id=0,
-        num_target_layers=count,
         rope_theta=1e4,
-        target=target.spec,
         target_sha256="",
-        qk_norm=d.context == "taps",
-        draft_vocab_size=vocab,
-        markov_rank=d.markov_rank,
-        markov=markov,
-        markov_width=width,
-        convolution=d.convolution,
-        self_conditioning=d.self_conditioning,
-        confidence_head=d.confidence_head,
     )
 
 
@@ -241,18 +215,11 @@ def _ddit(d: DrafterConfig, target: Skeleton) -> DrafterSize:
     )
 
 
-def _of_targets_layers(d: DrafterConfig, target: Skeleton) -> list[int]:
-    count = target.num_layers
-    if d.layers > count:
-        raise UserError(f"drafter.layers={d.layers}: target {target.spec!r} has {count} layers")
-    return [i % count for i in d.target_layers] if d.target_layers else shared_layers(count, d.layers)
-
-
 def _masked_lm(d: DrafterConfig, target: Skeleton) -> DrafterSize:
     if d.init is not None:
         found = _opened(d, target)
     else:
-        chosen = _of_targets_layers(d, target)
+        chosen = first_layers(target, d)
         tables = 0 if d.share_embedding else (1 if target.tied else 2) * target.embedding
         found = _like_target(target, "masked_lm", [target.layers[i] for i in chosen], tables, d.block_size)
     if not d.lora_rank:
@@ -322,5 +289,5 @@ def _autoregressive(d: DrafterConfig, target: Skeleton) -> DrafterSize:
 
         start = skeleton(d.init)
         return _like_target(start, "autoregressive", list(start.layers), 0, d.block_size)
-    chosen = _of_targets_layers(d, target)
+    chosen = first_layers(target, d)
     return _like_target(target, "autoregressive", [target.layers[i] for i in chosen], 0, d.block_size)

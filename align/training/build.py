@@ -21,11 +21,13 @@ from align.makers.causal import make_causal
 from align.makers.choices import lora_alpha
 from align.makers.standalone import make_standalone
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import load_drafter, merge_low_rank, save_drafter, with_low_rank
 from align.models.block_config import BlockConfig
-from align.models.causal import CausalDrafter, save_causal
+from align.models.block_parts import merge_low_rank, with_low_rank
+from align.models.causal import CausalDrafter
+from align.models.checkpoints.block import load_drafter, save_drafter
+from align.models.checkpoints.causal import save_causal
+from align.models.checkpoints.standalone import save_standalone
 from align.models.standalone import DiffusionDrafter
-from align.models.standalone_checkpoint import save_standalone
 from align.target.model import Target
 from align.training import checkpoints
 from align.training.base_module import Drafter, DrafterModule

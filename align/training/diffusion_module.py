@@ -25,8 +25,9 @@ from align.diffusion.schedules import van_der_corput
 from align.losses.diffusion_losses import masked_nll, score_entropy
 from align.losses.divergences import logit_statistics
 from align.losses.objective import RowStatistics
+from align.models.diffusion_context import DiffusionContext
 from align.models.masked_lm import annealed_see
-from align.models.standalone import Annealed, DiffusionContext, DiffusionDrafter
+from align.models.standalone import Annealed, DiffusionDrafter
 from align.outputs.cache import TargetOutputs
 from align.training.base_module import DrafterModule
 

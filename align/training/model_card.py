@@ -14,8 +14,8 @@ from align.common.provenance import training_versions
 from align.common.text import markdown_text
 from align.config.recipe import Recipe, resolve
 from align.folder.chat import Chat, typed
-from align.models.block_checkpoint import FRESH
 from align.models.block_config import BlockConfig
+from align.models.block_parts import FRESH
 from align.models.causal import CausalConfig
 from align.models.standalone import DiffusionConfig
 

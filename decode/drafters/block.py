@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.models.block import BlockDrafter, BlockSession
+from align.models.block import BlockDrafter
+from align.models.block_session import BlockSession
 from align.target.model import TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range
 from decode.drafters.controllers import TreeSize

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from align.common.errors import UserError
-from align.models.block import BlockDrafter, BlockSession
+from align.models.block import BlockDrafter
+from align.models.block_session import BlockSession
 from align.target.model import TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range
 from decode.speculation.proposal import DraftProbs, Law, Proposal

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError, nearest
-from align.models.standalone import DiffusionContext, DiffusionDrafter
+from align.models.diffusion_context import DiffusionContext
+from align.models.standalone import DiffusionDrafter
 from decode.drafters.base import DraftSession, Request, check_range, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, penalised, probs

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from align.common.checksums import check_checksums
 from align.common.errors import UserError
 from align.common.hub import model_folder
 from align.importing.layouts import RECORD
-from decode.exporting.folder import check_free, licence_of, measured_lines, write_folder
+from decode.exporting.folder import card, check_free, write_folder
 from decode.exporting.verdict import Verdict
 
 _SKIPPED = ("README.md", RECORD, "checksums.json")
@@ -29,8 +30,18 @@ def export(drafter: str, target: str, format_name: str, out: Path) -> Verdict:
     source = model_folder(drafter, "drafter", ["config.json"])
     check_checksums(source)
     files = [p for p in sorted(source.iterdir()) if p.is_file() and p.name not in _SKIPPED]
-    record = {"format": format_name, "target": target}
-    write_folder(out, record, {"README.md": _card(source, target, out.name)}, {}, files)
+    title, lead = (
+        f"{out.name}: a small language model that drafts for {target}",
+        "FOLDER is where this page lies:",
+    )
+    tags = ("speculative-decoding", "drafter")
+    page = card(source, "transformers", target, tags, title, lead, serve(target, "FOLDER"))
+
+    def fill(part: Path) -> None:
+        for path in files:
+            shutil.copyfile(path, part / path.name)
+
+    write_folder(out, {"format": format_name, "target": target}, page, fill)
     return Verdict(format_name, out, serve=serve(target, str(out)))
 
 
@@ -43,25 +54,3 @@ def serve(target: str, folder: str) -> list[str]:
         f"--speculative-draft-model-path {folder} --speculative-num-draft-tokens {DRAFTS + 1}",
         f'model.generate(**words, assistant_model=AutoModelForCausalLM.from_pretrained("{folder}"))',
     ]
-
-
-def _card(source: Path, target: str, name: str) -> str:
-    measured = measured_lines(source)
-    return "\n".join(
-        [
-            "---",
-            "library_name: transformers",
-            f"base_model: {target}",
-            f"license: {licence_of(source)}",
-            "tags: [speculative-decoding, drafter]",
-            "---",
-            "",
-            f"# {name}: a small language model that drafts for {target}",
-            "",
-            "FOLDER is where this page lies:",
-            "",
-            *(f"    {line}" for line in serve(target, "FOLDER")),
-            "",
-            *(["| measured in training | |", "|---|---|", *measured, ""] if measured else []),
-        ]
-    )

@@ -1,63 +1,80 @@
-"""Does a `custom_generate` folder do what was trained? transformers runs it as a user's script does, beside plain decoding and ours."""
+"""The format `custom_generate`: transformers runs it as a user's script does, and so it is compared, beside plain decoding and ours."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
+from align.common.errors import UserError, in_one_line
 from align.common.text import plural
 from align.models.block import BlockDrafter
+from align.models.checkpoints.block import ARCHITECTURE
 from align.target.loading import read_config
-from decode.exporting.counts import Counts
+from decode.exporting.base import Decoded, Format
+from decode.exporting.folder import Exported
+from decode.exporting.formats import check_last_layer
 from decode.exporting.ladder import rest
-from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
+from decode.portable import drafter as portable_drafter
+from decode.portable import generate as portable_loop
 
-NAME = "generate(custom_generate=…)"
+READER = "generate(custom_generate=…)"
 
 
-def compare(
-    drafter: BlockDrafter,
-    verdict: Verdict,
-    model: Any,
-    prompts: Sequence[list[int]],
-    outputs: Sequence[list[int]],
-    accepted: Sequence[list[int]],
-) -> None:
-    """Outputs, and drafts accepted in each call, over prompts. Writes into the verdict.
+def custom_generate(drafter: BlockDrafter) -> Exported:
+    """A repository that transformers' `generate` runs: the drafter's own files, its network and its loop as source.
 
-    Args:
-        model: the target as transformers runs it. outputs: plain greedy ones. accepted: by our decoder, chains of drafts.
+    Raises:
+        UserError: a target whose tokens can't be taken back, a tapped last layer.
     """
-    held = load_file(verdict.folder / "model.safetensors")
-    found = rest(FORMATS[verdict.format].make(drafter), read_config(verdict.folder), held, NAME)
-    verdict.add(NAME, found.same, found.line)
-    written, theirs = list[list[int]](), list[list[int]]()
-    for prompt, output in zip(prompts, outputs, strict=True):
-        tokens, counts = generated(verdict, model, prompt, len(output))
-        written.append(tokens)
-        theirs.append(counts)
-    same = sum(a == b for a, b in zip(outputs, written, strict=True))
-    verdict.add(
-        NAME,
-        same == len(outputs),
-        f"outputs: {same} of {plural(len(outputs), 'prompt')} as plain greedy ones",
-    )
-    own, other = (Counts.of(list(each), drafter.config.block_size) for each in (accepted, theirs))
-    equal = sum(a == b for a, b in zip(accepted, theirs, strict=True))
-    verdict.add(
-        NAME,
-        abs(own.tau - other.tau)
-        < 0.02 * own.tau,  # other sums turn a near-tie of two drafts; a fault turns many
-        f"{equal} of {plural(len(outputs), 'prompt')} accepted call for call alike; ours: {own.line}, theirs: {other.line}",
-    )
+    c, target = drafter.config, drafter.target
+    if target.anatomy.recurrent:
+        raise UserError(
+            f"--format custom_generate: {target.spec!r} keeps a state that transformers' cache can't take back; "
+            "use decode.custom_generate here"
+        )
+    if c.context == "taps":
+        check_last_layer(drafter, "custom_generate")
+    tensors: dict[str, Tensor] = {name: p.detach() for name, p in drafter.named_parameters()}
+    if drafter.draft_vocab is not None:
+        tensors["draft_vocab"] = drafter.draft_vocab.to(torch.int32)
+    if drafter.head is not None:
+        tensors["head"] = drafter.head
+    config = {"architectures": [ARCHITECTURE], "model_type": "block_drafter", **c.to_dict()}
+    loop = inspect.getsource(portable_loop).replace("from decode.portable.drafter", "from .drafter")
+    files = {
+        "custom_generate/generate.py": loop,
+        "custom_generate/drafter.py": inspect.getsource(portable_drafter),
+        "custom_generate/requirements.txt": "torch>=2.5\ntransformers>=5.0\nsafetensors\n",
+    }
+    return Exported(config, tensors, files=files)
+
+
+class DropIn(Format):
+    """Compared by what transformers itself writes with the folder."""
+
+    def compare(self, drafter: BlockDrafter, verdict: Verdict, model: Any, texts: Decoded) -> None:
+        """Settings and tensors, outputs, and drafts accepted in each call. Writes into the verdict."""
+        with in_one_line(f"{verdict.folder}: transformers can't run it"):
+            held = load_file(verdict.folder / "model.safetensors")
+            found = rest(self.make(drafter), read_config(verdict.folder), held, READER)
+            verdict.add(READER, found.same, found.line)
+            both = [
+                _generated(verdict, model, p, len(o))
+                for p, o in zip(texts.prompts, texts.outputs, strict=True)
+            ]
+            same = texts.as_plain([tokens for tokens, _ in both])
+            line = f"outputs: {same} of {plural(len(both), 'prompt')} as plain greedy ones"
+            verdict.add(READER, same == len(both), line)
+            verdict.add(READER, *texts.alike([accepted for _, accepted in both], drafter.config.block_size))
 
 
 @torch.no_grad()
-def generated(verdict: Verdict, model: Any, prompt: list[int], count: int) -> tuple[list[int], list[int]]:
+def _generated(verdict: Verdict, model: Any, prompt: list[int], count: int) -> tuple[list[int], list[int]]:
     """What transformers writes with the folder, and the accepted drafts of each call."""
     ids, accepted = torch.tensor([prompt], device=model.device), list[int]()
     out = model.generate(

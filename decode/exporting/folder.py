@@ -1,4 +1,4 @@
-"""Writing an export: a folder in hub layout with its card, complete or not there."""
+"""What an export holds, and writing it: a folder with its card, complete or not there."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from align.common.errors import UserError
 from align.common.hub import card_value
 from align.common.schema import read_object
 from align.importing.layouts import RECORD
-from align.models.block import BlockDrafter
-from decode.exporting.formats import Exported
-from decode.exporting.gguf_file import FILE, write_gguf
-from decode.exporting.registry import FORMATS
 from decode.method_names import EXPORTS
+
+
+@dataclass
+class Exported:
+    """What a folder holds. notes: what a user must know of it, a sentence each; files: further ones, path in the folder → text."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    notes: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
 
 
 def check_free(out: Path) -> None:
@@ -41,76 +46,16 @@ def check_free(out: Path) -> None:
         raise UserError(f"--out={out}: holds {other!r}, which no export wrote; name another folder")
 
 
-def write_block(
-    drafter: BlockDrafter,
-    format_name: str,
-    out: Path,
-    dtype: torch.dtype,
-    card: str,
-    vocabulary: Path | None = None,
-) -> Exported:
-    """Write a block drafter's folder in a format of `FORMATS`; an export that stands there gives way when all is written.
-
-    Args:
-        vocabulary: the target's GGUF file, for the format `gguf`.
-
-    Raises:
-        UserError: what the format can't hold; a folder of something else.
-    """
-    check_free(out)
-    made = FORMATS[format_name].make(drafter)
-    record = {"format": format_name, "target": drafter.config.target}
-    if format_name == "gguf":
-        check_vocabulary(vocabulary)
-        assert vocabulary is not None
-        with tempfile.TemporaryDirectory() as aside:
-            path = Path(aside) / FILE
-            write_gguf(made, path, vocabulary, out.name, dtype)
-            write_folder(out, record, {"README.md": card}, {}, [path])
-        return made
-    made.config["dtype"] = str(dtype).removeprefix("torch.")
-    tensors = {name: _stored(tensor, dtype) for name, tensor in made.tensors.items()}
-    notes = "".join(f"- {note[0].upper()}{note[1:]}.\n" for note in made.notes)
-    texts = {
-        "config.json": json.dumps(made.config, indent=2) + "\n",
-        "README.md": card + notes,
-        **made.files,
-    }
-    write_folder(out, record, texts, tensors)
-    return made
-
-
-def check_vocabulary(path: Path | None) -> None:
-    """Raises UserError where the target's GGUF file is not named, or is none."""
-    if path is None:
-        raise UserError(
-            "--format gguf: name the target's own GGUF file, whose vocabulary it takes: --target-gguf FILE"
-        )
-    if not path.is_file():
-        raise UserError(f"--target-gguf={path}: no such file")
-
-
-def write_folder(
-    out: Path,
-    record: dict[str, str],
-    texts: dict[str, str],
-    tensors: dict[str, Tensor],
-    others: Sequence[Path] = (),
-) -> None:
+def write_folder(out: Path, record: dict[str, str], card: str, fill: Callable[[Path], None]) -> None:
     """All files at once, in the place of an export that stood there; whatever happens, one of both is there or aside under a name with
-    a dot. `record`: what the export says of itself, beside its files."""
+    a dot. `record`: what the export says of itself, beside its files. `fill`: writes all but the card into the folder that it is given."""
     check_free(out)
     out = out.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        for path in others:
-            shutil.copyfile(path, part / path.name)
-        if tensors:
-            save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
-        for name, text in texts.items():
-            (part / name).parent.mkdir(exist_ok=True)
-            (part / name).write_text(text, encoding="utf-8")
+        fill(part)
+        (part / "README.md").write_text(card, encoding="utf-8")
         files = _files(part)
         (part / RECORD).write_text(json.dumps({**record, "files": files}, indent=2) + "\n")
         part.chmod(0o777 & ~_umask())
@@ -147,41 +92,29 @@ def _umask() -> int:
     return found
 
 
-def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    wide = tensor.is_floating_point()
-    return tensor.detach().to("cpu", dtype if wide else tensor.dtype).contiguous().clone()
-
-
-def card_of(
-    drafter_folder: Path, format_name: str, target: str, name: str, drafts: int, measured: list[str]
+def card(
+    source: Path, library: str, target: str, tags: Iterable[str], title: str, lead: str, serve: Sequence[str]
 ) -> str:
-    """README.md: what it is, what serves it, what was measured. `measured`: lines of the drafter's own card."""
-    python = format_name in ("transformers", "custom_generate")
-    serve = "\n".join(f"    {line}" for line in FORMATS[format_name].serve(target, "FOLDER", drafts))
+    """README.md: what it is, what serves it, what was measured. `source`: the drafter's own folder, whose card says licence and figures."""
+    measured = measured_lines(source)
     return "\n".join(
         [
             "---",
-            f"library_name: {'transformers' if python else 'vllm' if format_name != 'speculators' else 'speculators'}",
+            f"library_name: {library}",
             f"base_model: {target}",
-            f"license: {licence_of(drafter_folder)}",
-            f"tags: [speculative-decoding, discrete-diffusion, drafter{', custom_generate' if format_name == 'custom_generate' else ''}]",
+            f"license: {card_value(source, 'license') or 'other'}",
+            f"tags: [{', '.join(tags)}]",
             "---",
             "",
-            f"# {name}: drafts {drafts} tokens a pass for {target}",
+            f"# {title}",
             "",
-            f"Format `{format_name}`. FOLDER is where this page lies:",
+            lead,
             "",
-            serve,
+            *(f"    {line}" for line in serve),
             "",
             *(["| measured in training | |", "|---|---|", *measured, ""] if measured else []),
-            "",
         ]
     )
-
-
-def licence_of(folder: Path) -> str:
-    """As the drafter's own card says it."""
-    return card_value(folder, "license") or "other"
 
 
 def measured_lines(folder: Path) -> list[str]:

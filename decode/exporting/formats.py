@@ -6,15 +6,13 @@
 | `transformers` | transformers' own assistant (`speculation_type="dflash"`) | fill-in | no | the target's whole one |
 | `speculators` | the `speculators` package, vLLM | fill-in | no | `d2t`, `t2d`, `lm_head.weight` |
 | `dspark` | vLLM, SGLang | anchor-first | yes | vLLM: `d2t`, `lm_head.weight` |
-| `custom_generate` | `generate(custom_generate=…)` of transformers, with source of its own | both | yes | yes |
+| `custom_generate` (`drop_in.py`) | `generate(custom_generate=…)` of transformers, with source of its own | both | yes | yes |
 
 DFlash: arXiv 2602.06036; DSpark: arXiv 2607.05147. What a format can't hold is refused, with the key that trains what it can.
 """
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,22 +20,10 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import ARCHITECTURE
 from align.models.block_config import BlockConfig
-from align.models.markov import dspark_tensors
+from align.models.checkpoints.dspark import dspark_tensors
 from align.target.parts import embedding_scale
-from decode.portable import drafter as portable_drafter
-from decode.portable import generate as portable_loop
-
-
-@dataclass
-class Exported:
-    """What a folder holds. notes: what a user must know of it, a sentence each; files: further ones, path in the folder → text."""
-
-    config: dict[str, Any]
-    tensors: dict[str, Tensor]
-    notes: list[str] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)
+from decode.exporting.folder import Exported
 
 
 def dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
@@ -62,7 +48,7 @@ def dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
     return made
 
 
-def transformers_assistant(drafter: BlockDrafter) -> Exported:
+def assistant(drafter: BlockDrafter) -> Exported:
     """The assistant model that transformers opens itself, since 5.17.
 
     Raises:
@@ -165,39 +151,6 @@ def dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
     return made
 
 
-def custom_generate(drafter: BlockDrafter) -> Exported:
-    """A repository that transformers' `generate` runs: the drafter's own files, its network and its loop as source.
-
-    Raises:
-        UserError: a target whose tokens can't be taken back, a tapped last layer.
-    """
-    c, target = drafter.config, drafter.target
-    if target.anatomy.recurrent:
-        raise UserError(
-            f"--format custom_generate: {target.spec!r} keeps a state that transformers' cache can't take back; "
-            "use decode.custom_generate here"
-        )
-    if c.context == "taps":
-        _check_last_layer(drafter, "custom_generate")
-    tensors = {name: p.detach() for name, p in drafter.named_parameters()}
-    if drafter.draft_vocab is not None:
-        tensors["draft_vocab"] = drafter.draft_vocab.to(torch.int32)
-    if drafter.head is not None:
-        tensors["head"] = drafter.head
-    config = {"architectures": [ARCHITECTURE], "model_type": "block_drafter", **c.to_dict()}
-    return Exported(config, tensors, files=portable_files())
-
-
-def portable_files() -> dict[str, str]:
-    """The source that such a repository holds, by its place there."""
-    loop = inspect.getsource(portable_loop).replace("from decode.portable.drafter", "from .drafter")
-    return {
-        "custom_generate/generate.py": loop,
-        "custom_generate/drafter.py": inspect.getsource(portable_drafter),
-        "custom_generate/requirements.txt": "torch>=2.5\ntransformers>=5.0\nsafetensors\n",
-    }
-
-
 _WIDENED = "the drafter was trained over a part of the vocabulary; the format holds none, so it drafts over the target's whole one"
 
 
@@ -227,7 +180,7 @@ def _check_layers(drafter: BlockDrafter, name: str) -> None:
     for option in ("convolution", "self_conditioning"):
         if getattr(c, option):
             raise UserError(f"--format {name}: it has no drafter.{option}; train with drafter.{option}=false")
-    _check_last_layer(drafter, name)
+    check_last_layer(drafter, name)
     if c.value_dim or c.places or not c.qk_norm:
         what = (
             "values of another width than keys"
@@ -242,7 +195,7 @@ def _check_layers(drafter: BlockDrafter, name: str) -> None:
     _rope(drafter, name)
 
 
-def _check_last_layer(drafter: BlockDrafter, name: str) -> None:
+def check_last_layer(drafter: BlockDrafter, name: str) -> None:
     last = drafter.target.num_layers - 1
     if last in drafter.config.target_layer_ids:
         raise UserError(

@@ -7,7 +7,7 @@ its own GGUF file: llama.cpp compares both.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,12 @@ from torch import Tensor
 
 from align.common.errors import UserError, in_one_line
 from align.models.block import BlockDrafter
-from decode.exporting.formats import Exported, dflash, dspark
+from decode.exporting.base import Format
+from decode.exporting.folder import Exported
+from decode.exporting.formats import dflash, dspark
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 ARCHITECTURE, FILE = "dflash", "drafter.gguf"
 TOP = {
@@ -85,59 +90,76 @@ def _frequencies(drafter: BlockDrafter) -> Tensor | None:
     return (plain / module.inv_freq.double().cpu()).float()
 
 
-def write_gguf(made: Exported, path: Path, vocabulary: Path, name: str, dtype: torch.dtype) -> None:
-    """The file.
+class GGUFFormat(Format):
+    """One GGUF file, matrices in the type that is asked for and vectors in fp32, as llama.cpp wants them."""
 
-    Args:
-        vocabulary: the target's GGUF file. dtype: of the matrices; vectors are fp32, as llama.cpp wants them.
+    def check(self, vocabulary: Path | None) -> None:
+        """Raises UserError where the target's GGUF file is not named, or is none."""
+        if vocabulary is None:
+            raise UserError(
+                "--format gguf: name the target's own GGUF file, whose vocabulary it takes: --target-gguf FILE"
+            )
+        if not vocabulary.is_file():
+            raise UserError(f"--target-gguf={vocabulary}: no such file")
 
-    Raises:
-        UserError: no GGUF file, one of another vocabulary.
-    """
-    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
+    def fill(
+        self, part: Path, made: Exported, name: str, dtype: torch.dtype, vocabulary: Path | None
+    ) -> None:
+        """Raises UserError for a vocabulary of another size, or none at all."""
+        from gguf import GGUFWriter
 
-    c = made.config
-    with in_one_line(f"--target-gguf={vocabulary}: can't be read"):
-        words = _vocabulary(vocabulary)
-    count = len(words["tokenizer.ggml.tokens"][0])
-    if count != c["vocab_size"]:
-        raise UserError(
-            f"--target-gguf={vocabulary}: has {count} tokens, the drafter's target has {c['vocab_size']}"
-        )
-    writer = GGUFWriter(path, ARCHITECTURE)
-    writer.add_name(name)
+        assert vocabulary is not None
+        with in_one_line(f"--target-gguf={vocabulary}: can't be read"):
+            words = _vocabulary(vocabulary)
+        count, wanted = len(words["tokenizer.ggml.tokens"][0]), made.config["vocab_size"]
+        if count != wanted:
+            raise UserError(
+                f"--target-gguf={vocabulary}: has {count} tokens, the drafter's target has {wanted}"
+            )
+        writer = GGUFWriter(part / FILE, ARCHITECTURE)
+        writer.add_name(name)
+        _add_settings(writer, made.config)
+        for key, (value, kind, sub) in words.items():
+            writer.add_key_value(key, value, kind, sub)
+        writer.add_uint32("tokenizer.ggml.mask_token_id", int(made.config["mask_token_id"]))
+        _add_tensors(writer, made.tensors, dtype)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+
+def _add_settings(writer: GGUFWriter, config: dict[str, Any]) -> None:
     for key, source in SIZES.items():
-        writer.add_uint32(f"{ARCHITECTURE}.{key}", int(c[source]))
-    writer.add_float32(f"{ARCHITECTURE}.attention.layer_norm_rms_epsilon", float(c["rms_norm_eps"]))
-    writer.add_float32(f"{ARCHITECTURE}.rope.freq_base", float(c["rope_theta"]))
+        writer.add_uint32(f"{ARCHITECTURE}.{key}", int(config[source]))
+    writer.add_float32(f"{ARCHITECTURE}.attention.layer_norm_rms_epsilon", float(config["rms_norm_eps"]))
+    writer.add_float32(f"{ARCHITECTURE}.rope.freq_base", float(config["rope_theta"]))
     writer.add_bool(f"{ARCHITECTURE}.attention.causal", False)
-    writer.add_array(
-        f"{ARCHITECTURE}.target_layers", [i + 1 for i in c["target_layer_ids"]]
-    )  # hidden_states[i + 1]
-    if (scale := c.get("dflash_config", {}).get("input_embedding_scale")) is not None:
+    taps = [i + 1 for i in config["target_layer_ids"]]  # hidden_states[i + 1]
+    writer.add_array(f"{ARCHITECTURE}.target_layers", taps)
+    if (scale := config.get("dflash_config", {}).get("input_embedding_scale")) is not None:
         writer.add_float32(f"{ARCHITECTURE}.embedding_scale", float(scale))
-    if c["hidden_act"] != "silu":
-        writer.add_string(f"{ARCHITECTURE}.hidden_activation", c["hidden_act"])
-    if "markov_rank" in c:
+    if config["hidden_act"] != "silu":
+        writer.add_string(f"{ARCHITECTURE}.hidden_activation", config["hidden_act"])
+    if "markov_rank" in config:
         writer.add_bool(f"{ARCHITECTURE}.sample_from_anchor", True)
-        writer.add_bool(f"{ARCHITECTURE}.has_confidence_head", bool(c["enable_confidence_head"]))
-    for key, (value, kind, sub) in words.items():
-        writer.add_key_value(key, value, kind, sub)
-    writer.add_key_value("tokenizer.ggml.mask_token_id", int(c["mask_token_id"]), GGUFValueType.UINT32)
+        writer.add_bool(f"{ARCHITECTURE}.has_confidence_head", bool(config["enable_confidence_head"]))
+
+
+def _add_tensors(writer: GGUFWriter, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
+    from gguf import GGMLQuantizationType, quants
+
     stored = {torch.bfloat16: GGMLQuantizationType.BF16, torch.float16: GGMLQuantizationType.F16}.get(dtype)
-    for tensor_name, tensor in made.tensors.items():
+    for name, tensor in tensors.items():
         data = tensor.detach().cpu()
         if not data.is_floating_point():
-            writer.add_tensor(gguf_name(tensor_name), np.ascontiguousarray(data.to(torch.int64).numpy()))
-        elif data.dim() < 2 or stored is None:
-            writer.add_tensor(gguf_name(tensor_name), np.ascontiguousarray(data.float().numpy()))
+            writer.add_tensor(gguf_name(name), np.ascontiguousarray(data.to(torch.int64).numpy()))
+            continue
+        rows = np.ascontiguousarray(data.float().numpy())
+        if data.dim() < 2 or stored is None:
+            writer.add_tensor(gguf_name(name), rows)
         else:
-            rows = quants.quantize(np.ascontiguousarray(data.float().numpy()), stored)
-            writer.add_tensor(gguf_name(tensor_name), rows, raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+            writer.add_tensor(gguf_name(name), quants.quantize(rows, stored), raw_dtype=stored)
 
 
 def gguf_name(name: str) -> str:

@@ -5,23 +5,20 @@ The training graph is on one side, a reader of the files (`decode.exporting.read
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from align.common.batch import Anchors, Batch
-from align.models.block import BlockDrafter, target_features
+from align.models.block import BlockDrafter
+from align.models.target_features import target_features
 from align.target.loading import reload
 from align.target.model import Target
-from decode.exporting.formats import Exported
-from decode.exporting.gguf_reader import GGUFFileReader
-from decode.exporting.reader import RUNGS, FilesReader, PackageReader, Reader, TransformersReader
-from decode.exporting.registry import FORMATS
+from decode.exporting.folder import Exported
+from decode.exporting.reader import RUNGS, Reader
 
 TOLERANCE = 2e-3
 """Of a quantity's root mean square, in fp32: other sums of the same numbers stay a hundred times below it."""
@@ -45,21 +42,9 @@ class Rung:
         return f"{self.name}: DIFFERENT by {self.apart:.2g} of its size: {self.cause}"
 
 
-def readers(format_name: str, folder: Path, model: Any) -> list[Reader]:
-    """Everyone here who can read that format: the independent reader, and the engine's own class where it is installed."""
-    if format_name == "transformers":
-        return [TransformersReader(folder, model)]
-    if format_name == "gguf":
-        return [GGUFFileReader(folder, model)]
-    found: list[Reader] = [FilesReader(folder, model)]
-    if format_name == "dflash" and importlib.util.find_spec("dflash") is not None:
-        found.append(PackageReader(folder, model))
-    return found
-
-
-def climb(drafter: BlockDrafter, format_name: str, reader: Reader, tokens: Sequence[int]) -> list[Rung]:
-    """Compare one draft after `tokens`, the last of them the anchor; ends at the first rung that differs."""
-    made, states = FORMATS[format_name].make(drafter), reader.states(list(tokens[:-1]))
+def climb(drafter: BlockDrafter, made: Exported, reader: Reader, tokens: Sequence[int]) -> list[Rung]:
+    """Compare one draft after `tokens`, the last of them the anchor; ends at the first rung that differs. `made`: what was exported."""
+    states = reader.states(list(tokens[:-1]))
     found, wanted = reader.trace(states, tokens[-1]), trained(drafter, tokens)
     rungs = list[Rung]()
     for name in RUNGS:

@@ -7,32 +7,23 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from align.common.errors import UserError, in_one_line
+from align.common.errors import UserError
 from align.common.hub import model_folder
-from align.common.text import plural
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import load_drafter
+from align.models.checkpoints.block import load_drafter
 from align.target.loading import load_target
 from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
-from decode.engine.output import Generation
-from decode.exporting import causal, drop_in
+from decode.exporting import causal
+from decode.exporting.base import Decoded
 from decode.exporting.counts import Counts
-from decode.exporting.folder import (
-    card_of,
-    check_free,
-    check_vocabulary,
-    measured_lines,
-    read_record,
-    write_block,
-)
-from decode.exporting.ladder import climb, readers, replay, stock_model
-from decode.exporting.reader import Reader, TransformersReader, package
+from decode.exporting.engine_reader import package
+from decode.exporting.folder import check_free, read_record
+from decode.exporting.ladder import stock_model
 from decode.exporting.registry import FORMATS
 from decode.exporting.server import Server
 from decode.exporting.verdict import Verdict
@@ -70,7 +61,7 @@ def exported(
             f"--drafter={drafter}: a standalone diffusion drafter is of no engine's format; train with drafter.kind=block and "
             "drafter.context=taps (recipe=smollm2_taps)"
         )
-    if "draft_model" in folders:
+    if not folders.keys() <= FORMATS.keys():
         raise UserError(
             "--format draft_model: an ordinary language model, which a block drafter is not; --format dflash, or train with "
             "drafter.kind=autoregressive"
@@ -78,18 +69,17 @@ def exported(
     network = _opened(drafter, target, device, trust_remote_code)
     if vocabulary is None and target.endswith(".gguf"):
         vocabulary = Path(target)
-    if "gguf" in folders:
-        check_vocabulary(vocabulary)
     for name, out in folders.items():  # before anything is written
+        FORMATS[name].check(vocabulary)
         FORMATS[name].make(network)
         check_free(out)
     source = model_folder(drafter, "drafter", ["config.json", "README.md"])
     verdicts = list[Verdict]()
     for name, out in folders.items():
-        drafts = network.config.block_size
-        card = card_of(source, name, network.config.target, out.name, drafts, measured_lines(source))
-        made = write_block(network, name, out, getattr(torch, dtype), card, vocabulary)
-        serve = FORMATS[name].serve(network.config.target, str(out), drafts)
+        form, known_as, drafts = FORMATS[name], network.config.target, network.config.block_size
+        card = form.card(source, known_as, out.name, drafts)
+        made = form.write(network, out, getattr(torch, dtype), card, vocabulary)
+        serve = form.serve(known_as, str(out), drafts)
         verdicts.append(Verdict(name, out, notes=list(made.notes), serve=serve))
     if limit:
         suites, _ = prompts_of("builtin", limit=limit)
@@ -127,7 +117,7 @@ def in_process(
     with tempfile.TemporaryDirectory() as made:
         folder = export or Path(made) / engine
         if export is None:
-            write_block(network, engine, folder, torch.bfloat16, "")
+            FORMATS[engine].write(network, folder, torch.bfloat16, "")
         elif (found := read_record(export).get("format")) != engine:
             raise UserError(
                 f"--export={export}: is in the format {found!r}, --engine {engine} reads {engine!r}"
@@ -155,17 +145,17 @@ def served(
     server = Server(url)
     before = server.counts()
     network = _opened(drafter, target, device, trust_remote_code)
-    texts = tokens_of(network.target, prompts)
-    outputs, ours = decoded(network, texts, max_new_tokens)
-    theirs = [server.greedy(text, max_new_tokens) for text in texts]
+    texts = decoded(network, tokens_of(network.target, prompts), max_new_tokens)
+    theirs = [server.greedy(prompt, max_new_tokens) for prompt in texts.prompts]
     counts = server.counts().since(before)
     verdict, name = Verdict("server", Path(url)), f"{server.model} at {server.url}"
-    same = [_as_plain(network.target, t, o.tokens, s) for t, o, s in zip(texts, outputs, theirs, strict=True)]
+    each = zip(texts.prompts, texts.outputs, theirs, strict=True)
+    same = [_as_plain(network.target, prompt, output, other) for prompt, output, other in each]
     equal, ties = same.count(""), same.count(_TIE)
     others = next((f"; {why}" for why in same if why not in ("", _TIE)), "")
-    line = f"outputs: {equal} of {len(texts)} as plain greedy decoding here, {ties} differ from a near-tie of p on{others}"
-    verdict.add(name, equal + ties == len(texts), line)
-    own = Counts.of([o.accepted for o in ours], network.config.block_size)
+    line = f"outputs: {equal} of {len(theirs)} as plain greedy decoding here, {ties} differ from a near-tie of p on{others}"
+    verdict.add(name, equal + ties == len(theirs), line)
+    own = Counts.of(texts.accepted, network.config.block_size)
     verdict.add(
         name,
         abs(own.tau - counts.tau) < SERVED * own.tau,
@@ -210,73 +200,17 @@ def tokens_of(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]:
     return [tokens for _, tokens in fitting]
 
 
-def decoded(
-    drafter: BlockDrafter, prompts: Sequence[list[int]], max_new_tokens: int
-) -> tuple[list[Generation], list[Generation]]:
+def decoded(drafter: BlockDrafter, prompts: Sequence[list[int]], max_new_tokens: int) -> Decoded:
     """Each prompt greedily, plainly and with chains of the drafter's."""
     plain, ours = Decoder(drafter.target), Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
-    both = [(d.generate(p, max_new_tokens=max_new_tokens) for p in prompts) for d in (plain, ours)]
-    return list(both[0]), list(both[1])
+    outputs, calls = ([d.generate(p, max_new_tokens=max_new_tokens) for p in prompts] for d in (plain, ours))
+    return Decoded(prompts, [o.tokens for o in outputs], [c.accepted for c in calls])
 
 
 def compare(
     drafter: BlockDrafter, verdicts: Sequence[Verdict], prompts: Sequence[list[int]], max_new_tokens: int
 ) -> None:
-    """Climb the ladder of each export, and decode prompts greedily with all of them. Writes into the verdicts."""
-    model = stock_model(drafter.target)
-    outputs, ours = decoded(drafter, prompts, max_new_tokens)
+    """Compare each export with the drafter, over prompts decoded greedily. Writes into the verdicts."""
+    model, texts = stock_model(drafter.target), decoded(drafter, prompts, max_new_tokens)
     for verdict in verdicts:
-        if verdict.format == "custom_generate":
-            with in_one_line(f"{verdict.folder}: transformers can't run it"):
-                accepted = [c.accepted for c in ours]
-                drop_in.compare(drafter, verdict, model, prompts, [o.tokens for o in outputs], accepted)
-            continue
-        with in_one_line(f"{verdict.folder}: can't be read as {verdict.format}"):
-            found = readers(verdict.format, verdict.folder, model)
-        for reader in found:
-            with in_one_line(f"{verdict.folder}: {reader.name} can't run it"):
-                rungs = climb(drafter, verdict.format, reader, prompts[0])
-            for rung in rungs:
-                verdict.add(reader.name, rung.same, rung.line)
-            if rungs[-1].same:
-                _whole(
-                    verdict, reader, prompts, [o.tokens for o in outputs], [c.accepted for c in ours], drafter
-                )
-
-
-def _whole(
-    verdict: Verdict,
-    reader: Reader,
-    prompts: Sequence[list[int]],
-    outputs: list[list[int]],
-    ours: list[list[int]],
-    drafter: BlockDrafter,
-) -> None:
-    """Rounds and accepted drafts over whole outputs, and transformers' own generation where it is the reader."""
-    theirs = [replay(reader, p, o) for p, o in zip(prompts, outputs, strict=True)]
-    equal = sum(a == b for a, b in zip(ours, theirs, strict=True))
-    own, other = (Counts.of(accepted, drafter.config.block_size) for accepted in (ours, theirs))
-    line = (
-        f"whole outputs: {equal} of {plural(len(ours), 'prompt')} accepted call for call alike; "
-        f"ours: {own.line}, theirs: {other.line}"
-    )
-    # another order of sums may turn a near-tie of two drafts; a fault turns many
-    verdict.add(reader.name, abs(own.tau - other.tau) < 0.02 * own.tau, line)
-    if isinstance(reader, TransformersReader):
-        same = sum(_generated(reader, p, len(o)) == o for p, o in zip(prompts, outputs, strict=True))
-        verdict.add(
-            reader.name,
-            same == len(outputs),
-            f"generate(assistant_model=…): {same} of {len(outputs)} outputs as plain greedy ones",
-        )
-
-
-@torch.no_grad()
-def _generated(reader: TransformersReader, prompt: list[int], count: int) -> list[int]:
-    """transformers' own speculative decoding, greedy."""
-    ids = torch.tensor([prompt], device=reader.model.device)
-    words: dict[str, Any] = {"assistant_model": reader.network, "speculation_type": "dflash"}
-    out = reader.model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **words
-    )
-    return [int(t) for t in out[0, len(prompt) :]]
+        FORMATS[verdict.format].compare(drafter, verdict, model, texts)

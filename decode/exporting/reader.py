@@ -2,13 +2,11 @@
 
 A reader traces one draft after a prefix and says each quantity on the way, in `RUNGS`' order. `FilesReader` is written after
 the published definitions of DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147) and the speculators format;
-`TransformersReader` and `PackageReader` are transformers' and the dflash package's own classes.
+`engine_reader.py` has transformers' and the dflash package's own classes.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -44,9 +42,20 @@ class Reader(ABC):
     """
 
     name: str
+    generation = ""
+    """How the engine decodes with the folder on its own, for people; empty = it does not."""
 
     def __init__(self, folder: Path, model: Any) -> None:
         self.folder, self.model, self.config = folder, model, read_config(folder)
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether the package that it needs is here."""
+        return True
+
+    def generate(self, prompt: list[int], count: int) -> list[int]:
+        """The engine's own greedy output, `count` tokens."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def states(self, tokens: list[int]) -> tuple[Tensor, ...]:
@@ -254,100 +263,3 @@ class FilesReader(Reader):
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-class EngineReader(Reader):
-    """An engine's own class for drafters.
-
-    settings: what holds `target_layer_ids`, `mask_token_id` and `block_size`. network: the class's instance.
-    """
-
-    settings: Any
-    network: Any
-
-    @property
-    def layers(self) -> list[int]:
-        return list(self.settings.target_layer_ids)
-
-    @abstractmethod
-    def fused(self, features: Tensor) -> Tensor:
-        """The context, (n, D)."""
-
-    @abstractmethod
-    def hidden(self, embedded_1RD: Tensor, features: Tensor, positions_1L: Tensor) -> Tensor:
-        """Hidden states of the block, (1, R, D)."""
-
-    def _trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]:
-        features = self.features(states)
-        tokens = torch.tensor([anchor] + [self.settings.mask_token_id] * (self.settings.block_size - 1))
-        positions = torch.arange(len(features) + len(tokens), device=features.device)[None]
-        embedded = self.embed(tokens)[None]
-        hidden = self.hidden(embedded, features, positions)[0, 1:]
-        logits = hidden @ self.head().T
-        return {
-            "tapped features": features,
-            "fused context": self.fused(features),
-            "rotary tables": torch.cat(self.network.rotary_emb(embedded, positions), dim=-1)[0],
-            "block": torch.cat((tokens, torch.tensor([1]))),
-            "hidden states": hidden,
-            "draft logits": logits,
-            "draft tokens": logits.argmax(-1).cpu(),
-        }
-
-
-class TransformersReader(EngineReader):
-    """transformers' own assistant class."""
-
-    name = "transformers"
-
-    def __init__(self, folder: Path, model: Any) -> None:
-        from transformers import AutoModel
-
-        super().__init__(folder, model)
-        self.network = AutoModel.from_pretrained(folder, dtype=torch.float32).eval().to(model.device)
-        self.settings = self.network.config
-
-    def fused(self, features: Tensor) -> Tensor:
-        return self.network.encoder(features)
-
-    def hidden(self, embedded_1RD: Tensor, features: Tensor, positions_1L: Tensor) -> Tensor:
-        return self.network(
-            noise_embeds=embedded_1RD,
-            context_hidden_states=features[None],
-            position_ids=positions_1L,
-            attention_mask=None,
-        ).last_hidden_state
-
-
-class PackageReader(EngineReader):
-    """The dflash package's own class."""
-
-    name = "the dflash package"
-
-    def __init__(self, folder: Path, model: Any) -> None:
-        super().__init__(folder, model)
-        self.network = package().DFlashDraftModel.from_pretrained(folder, dtype=torch.float32).eval()
-        self.settings = self.network.to(model.device)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Raw rows times the scale that the config says."""
-        scale = float(getattr(self.network.config, "dflash_config", {}).get("input_embedding_scale", 1.0))
-        return self._raw(tokens) * scale
-
-    def fused(self, features: Tensor) -> Tensor:
-        return self.network.hidden_norm(self.network.fc(features))
-
-    def hidden(self, embedded_1RD: Tensor, features: Tensor, positions_1L: Tensor) -> Tensor:
-        return self.network(
-            target_hidden=features[None], noise_embedding=embedded_1RD, position_ids=positions_1L
-        )
-
-
-def package() -> Any:
-    """The dflash package's module. Raises UserError where it is not installed."""
-    try:
-        return importlib.import_module("dflash.model")
-    except ImportError as error:
-        raise UserError(
-            f"the package dflash is not installed ({error}); type: pip install dflash==0.1.0"
-        ) from None

@@ -1,31 +1,16 @@
-"""All formats by name, with the lines that serve what was written."""
+"""All formats by name, and the lines that serve what was written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from align.models.block import BlockDrafter
-from decode.exporting.formats import (
-    Exported,
-    custom_generate,
-    dflash,
-    dspark,
-    speculators,
-    transformers_assistant,
-)
-from decode.exporting.gguf_file import FILE, gguf
-
-
-@dataclass(frozen=True)
-class Format:
-    """A format by its name.
-
-    make: (drafter, target) → content; serve: the lines that serve a folder, of (target, folder, K).
-    """
-
-    make: Callable[[BlockDrafter], Exported]
-    serve: Callable[[str, str, int], list[str]]
+from decode.exporting.base import Format
+from decode.exporting.drop_in import DropIn, custom_generate
+from decode.exporting.engine_reader import PackageReader, TransformersReader
+from decode.exporting.formats import assistant, dflash, dspark, speculators
+from decode.exporting.gguf_file import FILE, GGUFFormat, gguf
+from decode.exporting.gguf_reader import GGUFFileReader
+from decode.exporting.reader import FilesReader
 
 
 def _vllm(method: str) -> Callable[[str, str, int], list[str]]:
@@ -44,7 +29,7 @@ def _speculators_lines(target: str, folder: str, drafts: int) -> list[str]:
     return [f"vllm serve {folder}", _vllm("dflash")(target, folder, drafts)[0]]
 
 
-def _transformers_lines(target: str, folder: str, drafts: int) -> list[str]:
+def _assistant_lines(target: str, folder: str, drafts: int) -> list[str]:
     return [
         "from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer",
         f'tokenizer = AutoTokenizer.from_pretrained("{target}")',
@@ -72,10 +57,13 @@ def _llama_lines(target: str, folder: str, drafts: int) -> list[str]:
 
 
 FORMATS = {
-    "dflash": Format(dflash, _vllm("dflash")),
-    "speculators": Format(speculators, _speculators_lines),
-    "dspark": Format(dspark, _vllm("dspark")),
-    "transformers": Format(transformers_assistant, _transformers_lines),
-    "gguf": Format(gguf, _llama_lines),
-    "custom_generate": Format(custom_generate, _custom_lines),
+    each.name: each
+    for each in (
+        Format("dflash", dflash, _vllm("dflash"), (FilesReader, PackageReader)),
+        Format("speculators", speculators, _speculators_lines, library="speculators"),
+        Format("dspark", dspark, _vllm("dspark")),
+        Format("transformers", assistant, _assistant_lines, (TransformersReader,), "transformers"),
+        GGUFFormat("gguf", gguf, _llama_lines, (GGUFFileReader,)),
+        DropIn("custom_generate", custom_generate, _custom_lines, (), "transformers", ("custom_generate",)),
+    )
 }

@@ -8,8 +8,8 @@ from align.common.checksums import check_checksums
 from align.common.errors import UserError
 from align.common.hub import local_path
 from align.models.block import BlockDrafter
+from align.models.checkpoints.standalone import load_standalone, open_drafter
 from align.models.standalone import DiffusionDrafter
-from align.models.standalone_checkpoint import load_standalone, open_drafter
 from align.target.loading import load_target, load_tokenizer
 from align.target.model import Target
 from decode.methods.any_drafter import ForeignDrafter, check_masks

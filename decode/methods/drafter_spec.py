@@ -146,7 +146,7 @@ def role_of(spec: str) -> str:
         UserError: a file, or neither a folder nor a hub id that can be had.
     """
     from align.common.schema import read_object
-    from align.models.standalone_checkpoint import RECORD
+    from align.models.checkpoints.standalone import RECORD
     from align.target.loading import read_config
 
     path = local_path(spec)

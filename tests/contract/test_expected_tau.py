@@ -24,8 +24,8 @@ from align.data.index import read_samples
 from align.data.synthesis import synthesize
 from align.losses.acceptance import Estimate, expected_accepted_token
 from align.models.block import BlockDrafter
+from align.models.checkpoints.standalone import open_drafter
 from align.models.standalone import DiffusionDrafter
-from align.models.standalone_checkpoint import open_drafter
 from align.target.loading import load_target
 from align.training.base_module import DrafterModule
 from align.training.block_module import BlockDrafterModule

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from torch import Tensor
 
-from align.models.block_checkpoint import load_drafter
+from align.models.checkpoints.block import load_drafter
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling

@@ -13,7 +13,7 @@ import torch
 from align.common.errors import UserError
 from align.config.recipe import DrafterConfig
 from align.makers.block import from_target
-from align.models.block_checkpoint import save_drafter
+from align.models.checkpoints.block import save_drafter
 from align.target.model import Target
 from decode import eval
 from decode.benchmark import runner as measure

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from align.models.block_checkpoint import save_drafter
+from align.models.checkpoints.block import save_drafter
 from align.target.model import Target
 from decode import export, parity
 from tests.builders import block_network

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from align.models.block_checkpoint import save_drafter
-from align.models.standalone_checkpoint import save_standalone
+from align.models.checkpoints.block import save_drafter
+from align.models.checkpoints.standalone import save_standalone
 from align.target.loading import load_target
 from decode.losslessness.widened import BUGS
 from decode.verify import main

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from align.common import commands
+from align.common.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,12 @@ def test_a_listing_has_commands_alone(tmp_path: Path) -> None:
     (folder / "shared.py").write_text('"""No command."""\n')
     (folder / "__main__.py").write_text('"""The list."""\nif __name__ == "__main__":\n    pass\n')
     assert commands.listing(folder).splitlines()[3:] == ["  tools.run         runs X."]
+
+
+def test_a_mistaken_option_is_one_line() -> None:
+    options = commands.OptionParser(prog="x")
+    options.add_argument("--limit", type=int)
+    assert options.parse_args(["--limit", "3"]).limit == 3
+    for words, says in [(["--limit"], "expected one argument"), (["--lim", "3"], "unrecognized")]:
+        with pytest.raises(UserError, match=f"{says}.*--help lists the options"):
+            options.parse_args(words)

@@ -9,7 +9,7 @@ import torch
 
 from align.common.errors import UserError
 from align.importing.heads import take_heads
-from align.models.block_checkpoint import load_drafter, save_drafter
+from align.models.checkpoints.block import load_drafter, save_drafter
 from align.target.model import Target
 from tests.published_blocks import backbone, dspark_config, markov_tensors, write
 

@@ -9,7 +9,7 @@ import pytest
 
 from align.common.errors import UserError
 from align.importing.settings import read_settings
-from align.models.block_checkpoint import load_drafter
+from align.models.checkpoints.block import load_drafter
 from align.target.model import Target
 from tests.published_blocks import backbone, dflash_config, dspark_config, speculators_config, write
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.importing.tensors import INDEX, MASK, read_tensors, read_vocabulary
-from align.models.block_checkpoint import load_drafter
+from align.models.checkpoints.block import load_drafter
 from align.target.model import Target
 from tests.published_blocks import IDS, backbone, dflash_config, pruned, write
 

@@ -13,7 +13,7 @@ from align.data import shards as data
 from align.makers.block import from_target, make_block
 from align.makers.geometry import tap_layers
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import load_drafter, save_drafter
+from align.models.checkpoints.block import load_drafter, save_drafter
 from align.target.model import Target
 from tests.builders import block_options as options
 from tests.builders import trained_block

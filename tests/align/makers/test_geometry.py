@@ -6,7 +6,7 @@ import pytest
 
 from align.common.errors import UserError
 from align.makers.block import block_config
-from align.makers.geometry import activation, inner_size, own_shape, start_layers
+from align.makers.geometry import activation, first_layers, inner_size, own_shape, start_layers
 from tests.builders import block_options as options
 from tests.target_models import tiny_target
 
@@ -18,6 +18,15 @@ def test_layers_without_keys_are_left_out() -> None:
     assert start_layers(target, 3) == [1, 3, 3]
     with pytest.raises(UserError, match=r"shared_kv: layer 0 of target 'lfm2' has no keys .*context=taps"):
         block_config(target, options(layers=2, target_layers=[0, 1]), None)
+
+
+def test_more_layers_than_the_target_has_are_refused() -> None:
+    target = tiny_target("llama")
+    many = options(layers=target.num_layers + 1, target_layers=None)
+    for made in (lambda: first_layers(target, many), lambda: block_config(target, many, None)):
+        with pytest.raises(UserError, match=r"drafter\.layers=.*target 'llama' has"):
+            made()
+    assert first_layers(target, options(layers=99, target_layers=[-1])) == [target.num_layers - 1]
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "mamba"])

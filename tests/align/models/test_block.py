@@ -12,9 +12,11 @@ from align.data import packing
 from align.data import shards as data
 from align.diffusion.noise import sample_anchors
 from align.makers.block import from_target
-from align.models.block import BlockDrafter, BlockSession, target_features
+from align.models.block import BlockDrafter
 from align.models.block_layers import TwoTapConvolution
+from align.models.block_session import BlockSession
 from align.models.markov import KINDS
+from align.models.target_features import target_features
 from align.target.model import Target
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import block_options
@@ -137,26 +139,6 @@ def test_target_is_not_trained_or_saved(target: Target, samples: data.Samples) -
     assert "layers.0.self_attn.q_proj.weight" in names and "layers.1.mlp.down_proj.weight" in names
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_lightened_drafter_drafts_the_same_up_to_rounding(
-    target: Target, samples: data.Samples, variant: dict[str, Any]
-) -> None:
-    heavy, light = build(target, samples, **variant), build(target, samples, **variant)
-    light.load_state_dict(heavy.state_dict())
-    light.prepare_for_drafting()
-    results = []
-    for drafter in (heavy, light):
-        cache = target.new_cache(1, 20)
-        session = BlockSession(drafter, cache, 20)
-        output = target.forward(torch.arange(5, 15)[None], cache=cache, taps=session.taps)
-        session.observe(output.hidden_BLD, output.taps_BLFD, 10)
-        hidden = session.hidden(7)
-        logits, inputs = drafter.logits(hidden), session.bias_inputs(hidden)
-        results.append(logits if inputs is None else logits + session.bias(inputs[1], torch.tensor(9)))
-    scale = float(results[0].abs().max())
-    torch.testing.assert_close(results[1], results[0], atol=2e-2 * scale, rtol=2e-2)
-
-
 def test_two_tap_convolutions_are_what_they_say() -> None:
     """Against sums written out, on two blocks in a row: nothing crosses the edge between them."""
     generator = torch.Generator().manual_seed(0)
@@ -177,24 +159,6 @@ def test_two_tap_convolutions_are_what_they_say() -> None:
         return out
 
     torch.testing.assert_close(layer(x, torch.cos), by_hand(by_hand(x, 0).cos(), 1), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_blocks_in_one_pass_are_those_drafted_alone(
-    target: Target, samples: data.Samples, variant: dict[str, Any]
-) -> None:
-    """Nothing of one block reaches another: not by attention, convolutions or a second pass."""
-    drafter = build(target, samples, **variant)
-    cache = target.new_cache(1, 12)
-    session = BlockSession(drafter, cache, 12)
-    output = target.forward(torch.arange(5, 12)[None], cache=cache, taps=session.taps)
-    session.observe(output.hidden_BLD, output.taps_BLFD, 7)
-    blocks_NR = torch.tensor([[7, 9, 3, 3, 3], [7, 3, 3, 3, 3], [7, 9, 11, 12, 3]])[:, : drafter.config.rows]
-    together = session.hidden_of_blocks(blocks_NR)
-    for block_R, hidden_KD in zip(blocks_NR, together, strict=True):
-        torch.testing.assert_close(
-            session.hidden_of_blocks(block_R[None])[0], hidden_KD, atol=1e-4, rtol=1e-4
-        )
 
 
 def test_a_rows_estimate_is_of_the_token_that_it_predicts(target: Target, samples: data.Samples) -> None:

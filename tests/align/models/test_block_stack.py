@@ -9,7 +9,7 @@ import torch
 
 from align.data import shards as data
 from align.kernels.linear import rows_library
-from align.models.block import BlockSession
+from align.models.block_session import BlockSession
 from align.target.loading import load_target
 from align.target.model import Target
 from tests.builders import TRAINED_BLOCKS as VARIANTS

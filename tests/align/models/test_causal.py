@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import DrafterConfig
 from align.makers.causal import make_causal
-from align.models.causal import save_causal
+from align.models.checkpoints.causal import save_causal
 from align.target.loading import load_target
 from align.target.model import Target
 from tests.builders import causal_drafter as drafter
@@ -42,25 +41,6 @@ def test_training_computes_what_decoding_computes(target: Target, tmp_path: Path
 
 
 # ---- files ----
-
-
-def test_the_folder_is_an_ordinary_causal_lm(target: Target, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    made = drafter(target)
-    save_causal(made, tmp_path, card="# card")
-    model = AutoModelForCausalLM.from_pretrained(str(tmp_path), dtype=torch.float32)
-    assert torch.equal(model.get_input_embeddings().weight, target.embedding_VD)
-    weights = model.state_dict()
-    for name, weight in made.named_parameters():
-        assert torch.equal(weights[name.removeprefix("model.")], weight), name
-    assert model.generation_config.eos_token_id == target.model.generation_config.eos_token_id
-    text = "Say a word."
-    own = AutoTokenizer.from_pretrained(str(tmp_path))
-    assert own(text)["input_ids"] == target.tokenizer(text)["input_ids"]
-    assert load_target(str(tmp_path), "float32", "cpu").chat_tokens(text) == target.chat_tokens(text)
-    record = json.loads((tmp_path / "drafter.json").read_text())
-    assert record["kind"] == "autoregressive" and record["block_size"] == 3 and record["layers"] == [0, 3]
 
 
 def test_any_causal_lm_over_the_targets_vocabulary_may_start_it(target: Target, tmp_path: Path) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from align.diffusion.noise import corrupt_blocks, corrupt_suffix
-from align.models.ddit import DDiT
-from align.models.standalone import DiffusionContext
+from align.models.diffusion_context import DiffusionContext
 from align.target.loading import load_target
 from align.target.model import Target
 from tests.builders import ANCHORS
@@ -47,71 +45,6 @@ def test_training_computes_what_decoding_computes(target: Target, kind: str) -> 
             alone = context.denoise(noisy.tokens_t[b, a])
             torch.testing.assert_close(found[b, a], alone, atol=2e-4, rtol=1e-4)
     assert found.shape[-1] == target.vocab_size
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_context_goes_back(target: Target, kind: str) -> None:
-    made, tokens = drafter(target, kind), [7, 8, 9, 10, 11, 12]
-    block = torch.full((3,), made.mask_id)
-    context, fresh = DiffusionContext(made, 40), DiffusionContext(made, 40)
-    context.extend(tokens)
-    context.denoise(block)
-    context.keep(4)
-    context.extend([20, 21])
-    fresh.extend([*tokens[:4], 20, 21])
-    assert context.tokens == fresh.tokens
-    torch.testing.assert_close(context.denoise(block), fresh.denoise(block), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_committed_tokens_come_along_with_the_block(target: Target, kind: str, monkeypatch: Any) -> None:
-    """One pass a draft, however many tokens were committed before it, and it says what a pass for each of them says."""
-    made, text = drafter(target, kind), [7, 8, 9, 10, 11, 12, 13, 14, 15]
-    block = torch.full((3,), made.mask_id)
-    at_once, one_by_one = DiffusionContext(made, 40), DiffusionContext(made, 40)
-    for end in (1, 2, 4, 5, 9):
-        for token in text[len(one_by_one.tokens) : end]:
-            one_by_one.extend([token])
-            expected = one_by_one.denoise(block)
-        at_once.extend(text[len(at_once.tokens) : end])
-        torch.testing.assert_close(at_once.denoise(block), expected, atol=1e-4, rtol=1e-4)
-        for _ in range(2):  # nothing is committed meanwhile
-            torch.testing.assert_close(at_once.denoise(block), expected, atol=1e-4, rtol=1e-4)
-    passes = list[int]()
-    inner = made.network.vocab_embed if isinstance(made.network, DDiT) else made.network.model.get_decoder()
-    inner.register_forward_hook(lambda _, __, out: passes.append(1))
-    at_once.extend([16, 17])
-    at_once.denoise(block)
-    assert len(passes) == 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("back", [(8,), (5,), (7, 6), (6, 6, 3), (5, 9), (0, 0)])
-def test_a_context_that_went_back_drafts_at_once(target: Target, kind: str, back: tuple[int, ...]) -> None:
-    """However often it goes back, and with nothing new behind it."""
-    made, text = drafter(target, kind), [7, 8, 9, 10, 11, 12, 13, 14, 15]
-    block = torch.full((3,), made.mask_id)
-    context, fresh = DiffusionContext(made, 40), DiffusionContext(made, 40)
-    context.extend(text)
-    context.denoise(block)
-    for count in back:
-        context.keep(count)
-    fresh.extend(text[: min(back)])
-    torch.testing.assert_close(context.denoise(block), fresh.denoise(block), atol=1e-4, rtol=1e-4)
-    context.extend([3])
-    fresh.extend([3])
-    torch.testing.assert_close(context.denoise(block), fresh.denoise(block), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["masked_lm", "masked_lm, full", "ddit", "ddit, blocks"])
-def test_a_context_that_goes_back_to_nothing_has_forgotten(target: Target, kind: str) -> None:
-    made = drafter(target, kind)
-    block = torch.full((3,), made.mask_id)
-    context, fresh = DiffusionContext(made, 40), DiffusionContext(made, 40)
-    context.extend([5, 6, 7, 8, 9])
-    context.denoise(block)
-    context.keep(0)
-    torch.testing.assert_close(context.denoise(block), fresh.denoise(block), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 4, 7, 8, 13])

@@ -10,7 +10,7 @@ import torch
 from align.common.errors import UserError
 from align.config.parser import load_recipe, shipped
 from align.makers.block import make_block
-from align.models.block_checkpoint import save_drafter
+from align.models.checkpoints.block import save_drafter
 from align.planning.drafter import drafter_size
 from align.planning.skeleton import skeleton
 from align.target.loading import load_target

@@ -20,7 +20,9 @@ from align.data import packing
 from align.data import shards as data
 from align.diffusion.noise import clean_prefixes, sample_anchors
 from align.losses.objective import LOSSES, Objective, RowStatistics, after_prefix
-from align.models.block import BlockDrafter, BlockSession, target_features
+from align.models.block import BlockDrafter
+from align.models.block_session import BlockSession
+from align.models.target_features import target_features
 from align.target.model import Target
 from align.training.block_module import BlockDrafterModule
 from align.training.run import train

@@ -13,11 +13,12 @@ import torch
 from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
-from align.models.block_checkpoint import load_drafter
-from align.models.ddit import DDiT, DDiTConfig
-from align.models.published import save_published
-from align.models.published_config import ScheduleSpec
-from align.models.standalone_checkpoint import load_standalone
+from align.models.checkpoints.block import load_drafter
+from align.models.checkpoints.published import save_published
+from align.models.checkpoints.published_config import ScheduleSpec
+from align.models.checkpoints.standalone import load_standalone
+from align.models.ddit import DDiT
+from align.models.ddit_layers import DDiTConfig
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.run import train

@@ -20,9 +20,9 @@ from align.diffusion.parameterization import time_weight
 from align.diffusion.schedules import Cosine, Geometric
 from align.losses.diffusion_losses import masked_cross_entropy, masked_nll, score_entropy
 from align.makers.standalone import make_standalone
+from align.models.checkpoints.standalone import open_drafter, save_standalone
 from align.models.ddit import DDiT
 from align.models.standalone import DiffusionDrafter
-from align.models.standalone_checkpoint import open_drafter, save_standalone
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.diffusion_module import DiffusionDrafterModule

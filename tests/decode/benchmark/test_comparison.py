@@ -11,7 +11,7 @@ import pytest
 from align.common.errors import UserError
 from align.common.terminal import PlainConsole
 from align.config.parser import load_recipe, resolve
-from align.models.block_checkpoint import save_drafter
+from align.models.checkpoints.block import save_drafter
 from align.target.model import Target
 from decode.benchmark import comparison, runner
 from decode.benchmark.comparison import Candidate, candidates, measure

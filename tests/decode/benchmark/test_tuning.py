@@ -207,7 +207,7 @@ def test_a_changed_output_ends_the_race(
 
 def test_settings_that_cannot_decode_are_left_out_of_the_race(prompts: Path, tmp_path: Path) -> None:
     """Trees on a target that takes chains alone show it only while they decode; a verifier, before."""
-    from align.models.standalone_checkpoint import save_standalone
+    from align.models.checkpoints.standalone import save_standalone
 
     target = load_target("debug-gptneo", dtype="float32", device="cpu")
     save_standalone(standalone(target, "ddit"), tmp_path / "d")
@@ -233,7 +233,7 @@ def test_settings_that_a_drafter_cannot_do_are_left_out(
 ) -> None:
     from align.config.recipe import DrafterConfig
     from align.makers.block import from_target
-    from align.models.block_checkpoint import save_drafter
+    from align.models.checkpoints.block import save_drafter
 
     save_drafter(
         from_target(target, DrafterConfig(block_size=3, layers=1, markov_rank=0), None), tmp_path / "d"

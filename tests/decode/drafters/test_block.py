@@ -11,7 +11,8 @@ import torch
 from align.common.errors import UserError
 from align.kernels.linear import MOST_ROWS, rows_library
 from align.kernels.tree import KINDS as TREE_KINDS
-from align.models.block import BlockDrafter, BlockSession
+from align.models.block import BlockDrafter
+from align.models.block_session import BlockSession
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.models.block import BlockDrafter, BlockSession
+from align.models.block import BlockDrafter
+from align.models.block_session import BlockSession
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling

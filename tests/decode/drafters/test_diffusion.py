@@ -9,7 +9,7 @@ import torch
 
 import decode
 from align.common.errors import UserError
-from align.models.standalone_checkpoint import save_standalone
+from align.models.checkpoints.standalone import save_standalone
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from align.models.standalone import DiffusionContext
+from align.models.diffusion_context import DiffusionContext
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling

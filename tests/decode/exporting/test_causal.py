@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from align.common.errors import UserError
-from align.models.causal import save_causal
+from align.models.checkpoints.causal import save_causal
 from align.target.model import Target
 from decode.exporting.causal import export
 from tests.builders import PROMPT, causal_drafter

@@ -9,11 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from align.common.errors import UserError
-from align.models.block_checkpoint import load_drafter, save_drafter
+from align.models.checkpoints.block import load_drafter, save_drafter
 from align.target.loading import load_target
 from align.target.model import Target
-from decode.exporting import drop_in
-from decode.exporting.folder import write_block
 from decode.exporting.ladder import stock_model
 from decode.exporting.parity import decoded, exported
 from decode.exporting.registry import FORMATS
@@ -47,7 +45,7 @@ def test_an_export_is_the_drafter_and_a_drafter_of_this_project_still(tmp_path: 
 @pytest.mark.parametrize("fault", ["a tensor", "the code"])
 def test_planted_faults(tmp_path: Path, target: Target, fault: str) -> None:
     drafter, out = overfit_block_network(target, PROMPT), tmp_path / "out"
-    write_block(drafter, "custom_generate", out, torch.float32, "")
+    FORMATS["custom_generate"].write(drafter, out, torch.float32, "")
     if fault == "a tensor":
         held = load_file(out / "model.safetensors")
         held["layers.0.self_attn.k_norm.weight"] = held["layers.0.self_attn.k_norm.weight"].flip(0) * 3
@@ -57,16 +55,8 @@ def test_planted_faults(tmp_path: Path, target: Target, fault: str) -> None:
         source.write_text(
             source.read_text().replace('"rms_norm_eps"', '"rms_norm_eps"] + self.config["head_dim"')
         )
-    outputs, ours = decoded(drafter, [PROMPT], 20)
     verdict = Verdict("custom_generate", out)
-    drop_in.compare(
-        drafter,
-        verdict,
-        stock_model(target),
-        [PROMPT],
-        [o.tokens for o in outputs],
-        [o.accepted for o in ours],
-    )
+    FORMATS["custom_generate"].compare(drafter, verdict, stock_model(target), decoded(drafter, [PROMPT], 20))
     assert not verdict.same
     assert ("k_norm.weight differs" in verdict.lines[0]) == (fault == "a tensor")
     assert "1 of 1 prompt as plain" in verdict.lines[1]  # whatever the drafter, the output stays

@@ -10,7 +10,7 @@ import torch
 
 from align.common.errors import UserError
 from align.target.model import Target
-from decode.exporting.folder import write_block
+from decode.exporting.registry import FORMATS
 from tests.builders import block_network
 
 
@@ -18,9 +18,9 @@ def test_a_folder_of_something_else_stays(tmp_path: Path, target: Target) -> Non
     drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match="which no export wrote"):
-        write_block(drafter, "dflash", tmp_path, torch.float32, "")
-    write_block(drafter, "dflash", tmp_path / "out", torch.float32, "")
-    write_block(drafter, "dflash", tmp_path / "out", torch.bfloat16, "")  # an export gives way to a new one
+        FORMATS["dflash"].write(drafter, tmp_path, torch.float32, "")
+    FORMATS["dflash"].write(drafter, tmp_path / "out", torch.float32, "")
+    FORMATS["dflash"].write(drafter, tmp_path / "out", torch.bfloat16, "")  # an export gives way to a new one
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
@@ -32,28 +32,28 @@ def test_what_a_user_put_beside_an_export_stays(
         block_network(target, "taps", whole=True, options={"block_layout": "fill_in"}),
         tmp_path / "out",
     )
-    write_block(drafter, "dflash", out, torch.float32, "")
+    FORMATS["dflash"].write(drafter, out, torch.float32, "")
     monkeypatch.setattr("decode.exporting.folder.shutil.rmtree", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write_block(drafter, "dflash", out, torch.float32, "new")
+        FORMATS["dflash"].write(drafter, out, torch.float32, "new")
     assert (out / "README.md").read_text() == "new"
     monkeypatch.undo()
     (out / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="holds 'notes.txt'"):
-        write_block(drafter, "dflash", out, torch.float32, "")
+        FORMATS["dflash"].write(drafter, out, torch.float32, "")
     other = tmp_path / "other"
     other.mkdir()
     (other / "export.json").write_text('{"results": [1]}')
     with pytest.raises(UserError, match="holds 'export.json'"):
-        write_block(drafter, "dflash", other, torch.float32, "")
+        FORMATS["dflash"].write(drafter, other, torch.float32, "")
     (out / "notes.txt").unlink()
     monkeypatch.chdir(out)
     with pytest.raises(UserError, match="holds the folder that you are in"):
-        write_block(drafter, "dflash", Path("."), torch.float32, "")
+        FORMATS["dflash"].write(drafter, Path("."), torch.float32, "")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("decode.exporting.folder._swap", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write_block(drafter, "dflash", out, torch.float32, "newer")
+        FORMATS["dflash"].write(drafter, out, torch.float32, "newer")
     assert (out / "README.md").read_text() == "new" and (out / "model.safetensors").is_file()
 
 

@@ -10,7 +10,6 @@ import torch
 
 from align.common.errors import UserError
 from align.target.model import Target
-from decode.exporting.folder import write_block
 from decode.exporting.gguf_file import FILE, gguf_name
 from decode.exporting.gguf_reader import GGUFFileReader
 from decode.exporting.ladder import climb, stock_model
@@ -38,8 +37,10 @@ def test_a_file_drafts_what_was_trained(
     with torch.no_grad():
         for parameter in drafter.parameters():  # what rounds is not compared here
             parameter.copy_(parameter.to(dtype))
-    write_block(drafter, "gguf", tmp_path / "out", dtype, "card\n", vocabulary)
-    rungs = climb(drafter, "gguf", GGUFFileReader(tmp_path / "out", stock_model(target)), PROMPT)
+    FORMATS["gguf"].write(drafter, tmp_path / "out", dtype, "card\n", vocabulary)
+    rungs = climb(
+        drafter, FORMATS["gguf"].make(drafter), GGUFFileReader(tmp_path / "out", stock_model(target)), PROMPT
+    )
     assert all(r.same for r in rungs), rungs[-1].line
     assert {p.name for p in (tmp_path / "out").iterdir()} == {FILE, "README.md", "export.json"}
 
@@ -74,10 +75,10 @@ def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary:
             FORMATS["gguf"].make(block_network(target, "taps", whole=True, options=options))
     drafter = block_network(target, "taps", whole=True, options=FILL_IN)
     with pytest.raises(UserError, match="--target-gguf FILE"):
-        write_block(drafter, "gguf", tmp_path / "out", torch.float32, "")
+        FORMATS["gguf"].write(drafter, tmp_path / "out", torch.float32, "")
     (tmp_path / "torn.gguf").write_bytes(vocabulary.read_bytes()[:100])
     with pytest.raises(UserError, match="--target-gguf=.*torn.gguf: can't be read"):
-        write_block(drafter, "gguf", tmp_path / "out", torch.float32, "", tmp_path / "torn.gguf")
+        FORMATS["gguf"].write(drafter, tmp_path / "out", torch.float32, "", tmp_path / "torn.gguf")
     assert not (tmp_path / "out").exists()
 
 

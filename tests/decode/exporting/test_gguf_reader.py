@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from align.target.model import Target
-from decode.exporting.folder import write_block
 from decode.exporting.gguf_reader import GGUFFileReader
 from decode.exporting.ladder import climb, stock_model
+from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, block_network
 
 FILL_IN = {"block_layout": "fill_in", "markov_rank": 0}
@@ -36,10 +36,10 @@ def test_planted_faults_are_named(
     says: str,
 ) -> None:
     drafter = block_network(target, "taps", whole=True, options=FILL_IN)
-    write_block(drafter, "gguf", tmp_path / "out", torch.float32, "", vocabulary)
+    FORMATS["gguf"].write(drafter, tmp_path / "out", torch.float32, "", vocabulary)
     reader = GGUFFileReader(tmp_path / "out", stock_model(target))
     assert word in reader._words
     reader._words[word] = value
     reader.config = reader.inner = reader._config()
-    last = climb(drafter, "gguf", reader, PROMPT)[-1]
+    last = climb(drafter, FORMATS["gguf"].make(drafter), reader, PROMPT)[-1]
     assert last.name == says and not last.same, last

@@ -17,9 +17,9 @@ from align.models.block import BlockDrafter
 from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
-from decode.exporting.folder import write_block
-from decode.exporting.ladder import climb, readers, replay, stock_model
-from decode.exporting.reader import RUNGS, FilesReader, TransformersReader
+from decode.exporting.engine_reader import TransformersReader
+from decode.exporting.ladder import climb, replay, stock_model
+from decode.exporting.reader import RUNGS, FilesReader
 from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, block_network, overfit_block_network
 
@@ -55,9 +55,9 @@ def test_an_export_drafts_what_was_trained(
     tmp_path: Path, target: Target, model: Any, format_name: str, whole: bool, options: dict[str, Any]
 ) -> None:
     drafter = drafter_for(target, format_name, whole, **options)
-    write_block(drafter, format_name, tmp_path / "out", torch.float32, "card\n")
-    (reader,) = readers(format_name, tmp_path / "out", model)[:1]
-    rungs = climb(drafter, format_name, reader, PROMPT)
+    FORMATS[format_name].write(drafter, tmp_path / "out", torch.float32, "card\n")
+    reader = FORMATS[format_name].readers[0](tmp_path / "out", model)
+    rungs = climb(drafter, FORMATS[format_name].make(drafter), reader, PROMPT)
     assert all(rung.same for rung in rungs), [r.line for r in rungs]
     wanted = [r for r in RUNGS if r != "mask" or isinstance(reader, FilesReader)] + ["settings and tensors"]
     assert [rung.name for rung in rungs] == wanted
@@ -67,11 +67,11 @@ def test_biases_of_a_target_are_written_with_zeros_where_it_has_none(
     tmp_path: Path, target: Target, model: Any
 ) -> None:
     drafter = _biased(target)
-    write_block(drafter, "dflash", tmp_path / "out", torch.float32, "")
+    FORMATS["dflash"].write(drafter, tmp_path / "out", torch.float32, "")
     held = load_file(tmp_path / "out" / "model.safetensors")
     assert bool((held["layers.0.self_attn.o_proj.bias"] == 0).all())
     reader = FilesReader(tmp_path / "out", model)
-    assert all(r.same for r in climb(drafter, "dflash", reader, PROMPT))
+    assert all(r.same for r in climb(drafter, FORMATS["dflash"].make(drafter), reader, PROMPT))
     with pytest.raises(UserError, match="--format transformers: its layers have no biases"):
         FORMATS["transformers"].make(drafter)
 
@@ -93,14 +93,12 @@ def test_whole_outputs_accept_what_the_decoder_accepts(
     tmp_path: Path, target: Target, model: Any, format_name: str
 ) -> None:
     drafter = overfit_block_network(target, PROMPT)
-    write_block(drafter, format_name, tmp_path / "out", torch.float32, "")
-    reader = readers(format_name, tmp_path / "out", model)[0]
+    FORMATS[format_name].write(drafter, tmp_path / "out", torch.float32, "")
+    reader = FORMATS[format_name].readers[0](tmp_path / "out", model)
     ours = Decoder(target, BlockProposer(drafter, tree_nodes=0)).generate(PROMPT, max_new_tokens=24)
     assert replay(reader, PROMPT, ours.tokens) == ours.accepted and len(set(ours.accepted)) > 2
     if isinstance(reader, TransformersReader):
-        from decode.exporting.parity import _generated
-
-        assert _generated(reader, PROMPT, 24) == ours.tokens
+        assert reader.generate(PROMPT, 24) == ours.tokens
 
 
 # ---- planted faults ----
@@ -214,15 +212,15 @@ def test_a_planted_fault_is_named(
     markov = {"markov_rank": 8, "markov": "vanilla"} if format_name == "dspark" else {}
     drafter = drafter_for(target, format_name, whole=fault != "d2t", **markov)
     out = tmp_path / "out"
-    write_block(drafter, format_name, out, torch.float32, "")
+    FORMATS[format_name].write(drafter, out, torch.float32, "")
     config, tensors = json.loads((out / "config.json").read_text()), load_file(out / "model.safetensors")
     plant(config, tensors)
     (out / "config.json").write_text(json.dumps(config))
     save_file(tensors, out / "model.safetensors")
-    reader = readers(format_name, out, model)[0]
+    reader = FORMATS[format_name].readers[0](out, model)
     if fault == "partial rotary":  # in a reader that heeds it, which Qwen3's module does not
         _turn_half(reader)
-    rungs = climb(drafter, format_name, reader, PROMPT)
+    rungs = climb(drafter, FORMATS[format_name].make(drafter), reader, PROMPT)
     assert [r.same for r in rungs] == [True] * (len(rungs) - 1) + [False]
     assert rungs[-1].name == rung and cause in rungs[-1].cause, rungs[-1].line
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from align.common.errors import UserError
-from align.models.block_checkpoint import save_drafter
+from align.models.checkpoints.block import save_drafter
 from align.target.model import Target
 from decode.exporting.parity import exported
 from tests.builders import block_network

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import load_drafter, save_drafter
+from align.models.checkpoints.block import load_drafter, save_drafter
 from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
-from decode.exporting.folder import write_block
+from decode.exporting.engine_reader import PackageReader
 from decode.exporting.ladder import distance, stock_model, trained
-from decode.exporting.reader import FilesReader, PackageReader, Reader, package
+from decode.exporting.reader import FilesReader, Reader
+from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, block_network
 from tests.published_blocks import (
     IDS,
@@ -105,7 +106,7 @@ def test_published_folders_draft_as_their_definition_says(
     same(again, FilesReader(folder, model), PROMPT)
     layout = "dspark" if not drafter.config.fill_in else None if drafter.markov is not None else "dflash"
     if layout is not None:
-        write_block(again, layout, tmp_path / "out", torch.float32, "")
+        FORMATS[layout].write(again, tmp_path / "out", torch.float32, "")
         same(drafter, FilesReader(tmp_path / "out", model), PROMPT)
 
 
@@ -156,8 +157,8 @@ def test_an_export_comes_in_and_goes_out_to_the_byte(
     drafter = block_network(target, "taps", whole=whole, options={**layout, **options})
     for dtype in (torch.bfloat16, torch.float32):
         first, second = tmp_path / f"{dtype} first", tmp_path / f"{dtype} second"
-        write_block(drafter, format_name, first, dtype, "card\n")
-        write_block(load_drafter(first, target), format_name, second, dtype, "card\n")
+        FORMATS[format_name].write(drafter, first, dtype, "card\n")
+        FORMATS[format_name].write(load_drafter(first, target), second, dtype, "card\n")
         for path in first.iterdir():
             assert path.read_bytes() == (second / path.name).read_bytes(), path.name
 
@@ -171,7 +172,7 @@ def test_files_that_are_not_whole(tmp_path: Path, target: Target) -> None:
         stock_model(target),
     )
     out = tmp_path / "out"
-    write_block(drafter, "dflash", out, torch.float32, "")
+    FORMATS["dflash"].write(drafter, out, torch.float32, "")
     config = json.loads((out / "config.json").read_text())
     config["dflash_config"]["target_layer_ids"] = [0, 99]
     (out / "config.json").write_text(json.dumps(config))
@@ -182,9 +183,3 @@ def test_files_that_are_not_whole(tmp_path: Path, target: Target) -> None:
     weights.write_bytes(weights.read_bytes()[:-9])
     with pytest.raises(UserError, match="model.safetensors: not readable"):
         FilesReader(out, model)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("dflash") is not None, reason="the package is installed")
-def test_a_package_that_is_not_installed_says_what_to_type() -> None:
-    with pytest.raises(UserError, match="pip install dflash"):
-        package()

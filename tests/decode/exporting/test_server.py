@@ -14,7 +14,7 @@ import pytest
 
 from align.common.errors import UserError
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import save_drafter
+from align.models.checkpoints.block import save_drafter
 from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder, prompt_tokens

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from align.models.block_checkpoint import save_drafter
+from align.models.checkpoints.block import save_drafter
 from align.target.loading import load_target
 from decode.speculation import rules, verification
 from decode.verify import main

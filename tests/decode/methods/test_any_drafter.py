@@ -8,7 +8,7 @@ import pytest
 
 import decode
 from align.common.errors import UserError
-from align.models.standalone_checkpoint import save_standalone
+from align.models.checkpoints.standalone import save_standalone
 from align.target.model import Target
 
 

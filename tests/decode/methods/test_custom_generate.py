@@ -11,7 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 
 import decode
 from align.common.errors import UserError
-from align.models.block_checkpoint import save_drafter
+from align.models.checkpoints.block import save_drafter
 from align.target.loading import load_target
 from decode.engine.engine import run_together
 from decode.engine.processed import ProcessedEngine

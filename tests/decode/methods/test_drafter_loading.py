@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from align.kernels.linear import RowsLinear, fast_linear
-from align.models.standalone import DiffusionContext
-from align.models.standalone_checkpoint import save_standalone
+from align.models.checkpoints.standalone import save_standalone
+from align.models.diffusion_context import DiffusionContext
 from align.target.model import Target
 from decode.methods.drafter_loading import open_part
 from tests.builders import diffusion_drafter as drafter

@@ -32,8 +32,8 @@ def test_drafters_by_kind() -> None:
 def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
     from align.config.recipe import DrafterConfig
     from align.makers.causal import make_causal
-    from align.models.causal import save_causal
-    from align.models.standalone_checkpoint import save_standalone
+    from align.models.checkpoints.causal import save_causal
+    from align.models.checkpoints.standalone import save_standalone
     from decode.methods.drafter_spec import DEFAULT_DRAFTER
 
     save_standalone(parts.diffusion, tmp_path / "sedd")
@@ -68,7 +68,7 @@ def test_another_engines_folder_is_a_block_drafter(parts: Parts, tmp_path: Path,
 
 
 def test_a_second_drafter_says_so_itself(parts: Parts, tmp_path: Path) -> None:
-    from align.models.block_checkpoint import save_drafter
+    from align.models.checkpoints.block import save_drafter
 
     first = parts.block
     save_drafter(first, tmp_path / "first")
@@ -90,7 +90,7 @@ def test_an_autoregressive_drafter_is_named_as_a_target_is() -> None:
 
 
 def test_a_method_by_name_from_python(parts: Parts, tmp_path: Path) -> None:
-    from align.models.standalone_checkpoint import save_standalone
+    from align.models.checkpoints.standalone import save_standalone
 
     save_standalone(parts.diffusion, tmp_path / "sedd")
     decoder = decode.load("debug", tmp_path / "sedd", method="specdiff:gamma=5:steps=2", dtype="float32")

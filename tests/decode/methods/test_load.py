@@ -10,7 +10,7 @@ import torch
 
 import decode
 from align.common.errors import UserError
-from align.models.block_checkpoint import save_drafter
+from align.models.checkpoints.block import save_drafter
 from align.target.loading import load_target, reload
 from align.target.model import Target
 from decode import Decoder, Sampling

@@ -40,7 +40,7 @@ def test_every_system_has_its_parts_and_says_what_it_is() -> None:
 @pytest.mark.slow
 def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every system whose drafter is there, and a line for the others."""
-    from align.models.standalone_checkpoint import save_standalone
+    from align.models.checkpoints.standalone import save_standalone
 
     save_standalone(parts.diffusion, tmp_path / "sedd")
     (tmp_path / "mine.txt").write_text("Say one one one one.\n")
@@ -65,7 +65,7 @@ def test_all_of_them_in_one_table(parts: Parts, tmp_path: Path, monkeypatch: pyt
 def test_what_all_and_sweeps_cannot_build_is_left_out(
     parts: Parts, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from align.models.standalone_checkpoint import save_standalone
+    from align.models.checkpoints.standalone import save_standalone
 
     save_standalone(parts.diffusion, tmp_path / "sedd")
     (tmp_path / "mine.txt").write_text("Say one one one one.\n")

@@ -9,13 +9,14 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from align.models.block import BlockDrafter, BlockSession
-from align.models.block_checkpoint import load_drafter
+from align.models.block import BlockDrafter
+from align.models.block_session import BlockSession
+from align.models.checkpoints.block import load_drafter
 from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
-from decode.exporting.folder import write_block
 from decode.exporting.ladder import stock_model
+from decode.exporting.registry import FORMATS
 from decode.portable.drafter import Drafter
 from decode.portable.generate import _Text, generate
 from tests.builders import PROMPT, block_network
@@ -87,7 +88,7 @@ def assert_same(
     drafter: BlockDrafter, model: Any, out: Path, prompts: list[list[int]], new: int = 12
 ) -> None:
     """Every call accepts what ours accepts, every draft is ours, and outputs are plain ones."""
-    write_block(drafter, "custom_generate", out, torch.float32, "")
+    FORMATS["custom_generate"].write(drafter, out, torch.float32, "")
     ours = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
     for prompt in prompts:
         wanted, accepted = ours.generate(prompt, max_new_tokens=new), list[int]()
@@ -141,8 +142,8 @@ def drafts_here(drafter: BlockDrafter, tokens: list[int]) -> list[int]:
 
 
 def test_a_model_of_another_shape_is_refused(tmp_path: Path, target: Target) -> None:
-    write_block(
-        block_network(target, "taps", whole=True), "custom_generate", tmp_path / "out", torch.float32, ""
+    FORMATS["custom_generate"].write(
+        block_network(target, "taps", whole=True), tmp_path / "out", torch.float32, ""
     )
     with pytest.raises(ValueError, match="the drafter was made for"):
         Drafter(tmp_path / "out", tiny_model("llama", 300))

@@ -12,8 +12,8 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from align.target.model import Target
-from decode.exporting.folder import write_block
 from decode.exporting.ladder import stock_model
+from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, overfit_block_network
 from tests.fakes import Streamer
 from tests.target_models import tiny_model
@@ -29,7 +29,7 @@ def model(target: Target) -> Any:
 @pytest.fixture(scope="module")
 def folder(target: Target, tmp_path_factory: pytest.TempPathFactory) -> str:
     out = tmp_path_factory.mktemp("export") / "out"
-    write_block(overfit_block_network(target, PROMPT), "custom_generate", out, torch.float32, "")
+    FORMATS["custom_generate"].write(overfit_block_network(target, PROMPT), out, torch.float32, "")
     return str(out)
 
 

@@ -1,4 +1,4 @@
-"""A target's own layers as a masked language model: copied, annealed, trained, low-rank updates."""
+"""Diffusion drafters made of a target's layers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from align.common.errors import UserError
-from align.models.masked_checkpoint import adapt, load_masked_lm, save_masked_lm
-from align.models.masked_lm import annealed_see, merge_lora, with_lora
+from align.models.checkpoints.adapted import adapt
+from align.models.checkpoints.masked_lm import load_masked_lm, save_masked_lm
+from align.models.masked_lm import annealed_see
 from align.target.interface import register
 from align.target.model import Target
 from tests.builders import QWEN
@@ -70,34 +71,6 @@ def test_the_chosen_layers_are_copied_in_their_order(any_target: Target) -> None
         assert torch.equal(mine[name], theirs[source])
 
 
-@pytest.mark.parametrize("share", [True, False])
-def test_adapted_drafters_train_without_the_target_and_come_back(
-    any_target: Target, share: bool, tmp_path: Path
-) -> None:
-    before = {name: t.clone() for name, t in any_target.model.state_dict().items()}
-    network = adapt(any_target, [0, 2], 36, share_embedding=share)
-    size = any_target.embedding_VD.shape
-    assert any(p.shape == size for p in network.parameters()) != share
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    keep = tokens() == 36
-    F.cross_entropy(network(tokens(), keep=keep), torch.full((int(keep.sum()),), 3)).backward()
-    assert all(p.grad is not None and bool(p.grad.any()) for n, p in network.named_parameters())
-    optimizer.step()
-    for name, tensor in any_target.model.state_dict().items():
-        assert torch.equal(tensor, before[name])
-    save_masked_lm(network, tmp_path)
-    stored = load_file(str(tmp_path / "model.safetensors"))
-    assert any(t.shape == size for t in stored.values()) != share
-    loaded = load_masked_lm(tmp_path, target=any_target if share else None)
-    assert (loaded.family, loaded.source) == (network.family, network.source)
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(tokens()), network(tokens()), atol=1e-6, rtol=1e-6)
-        prefix, block = torch.tensor([[9, 8, 7, 6]]), torch.tensor([[36, 36, 36]])
-        cached = block_session(loaded, prefix, block, [3, 1])
-        whole = network(torch.cat((prefix, block), dim=1))[:, 4:]
-    torch.testing.assert_close(cached, whole, atol=2e-5, rtol=1e-4)
-
-
 def test_adapted_drafters_refuse_what_does_not_fit(target: Target, tmp_path: Path) -> None:
     for options, words in (
         ({"layers": [0, 4]}, "has layers 0 to 3"),
@@ -126,50 +99,29 @@ def test_adapted_drafters_refuse_what_does_not_fit(target: Target, tmp_path: Pat
         load_masked_lm(tmp_path, target=target)
 
 
-def test_annealing_goes_from_causal_to_full() -> None:
-    generator = torch.Generator().manual_seed(4)
-    causal = torch.ones(40, 40, dtype=torch.bool).tril()
-    assert torch.equal(annealed_see(40, 0.0, generator)[0, 0], causal)
-    assert bool(annealed_see(40, 1.0, generator).all())
-    for progress in (0.2, 0.7):
-        see = annealed_see(40, progress, generator)[0, 0]
-        assert bool(see[causal].all())
-        share = float(see[~causal].float().mean())
-        assert abs(share - progress) < 4 * (progress * (1 - progress) / 780) ** 0.5
-    document = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
-    see = annealed_see(4, 1.0, generator, document)
-    assert torch.equal(see[:, 0], document[:, :, None] == document[:, None, :])
-
-
-def test_lora_starts_at_zero_and_merges_to_what_it_computed(target: Target, tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    network = adapt(target, [0, 3], 36)
-    with torch.no_grad():
-        before = network(tokens())
-    with_lora(network, 4, 8.0, ["q_proj", "down_proj"])
-    names = [name for name, p in network.named_parameters() if p.requires_grad]
-    assert len(names) == 8 and all("lora_" in name for name in names)
-    torch.testing.assert_close(network(tokens()), before)
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(6)
-        for parameter in network.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
-        tuned = network(tokens())
-    assert not torch.allclose(tuned, before, atol=1e-2)
-    with pytest.raises(ValueError, match="merge_lora"):
-        save_masked_lm(network, tmp_path)
-    merge_lora(network)
+@pytest.mark.parametrize("share", [True, False])
+def test_adapted_drafters_train_without_the_target_and_come_back(
+    any_target: Target, share: bool, tmp_path: Path
+) -> None:
+    before = {name: t.clone() for name, t in any_target.model.state_dict().items()}
+    network = adapt(any_target, [0, 2], 36, share_embedding=share)
+    size = any_target.embedding_VD.shape
+    assert any(p.shape == size for p in network.parameters()) != share
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    keep = tokens() == 36
+    F.cross_entropy(network(tokens(), keep=keep), torch.full((int(keep.sum()),), 3)).backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for n, p in network.named_parameters())
+    optimizer.step()
+    for name, tensor in any_target.model.state_dict().items():
+        assert torch.equal(tensor, before[name])
     save_masked_lm(network, tmp_path)
+    stored = load_file(str(tmp_path / "model.safetensors"))
+    assert any(t.shape == size for t in stored.values()) != share
+    loaded = load_masked_lm(tmp_path, target=any_target if share else None)
+    assert (loaded.family, loaded.source) == (network.family, network.source)
     with torch.no_grad():
-        torch.testing.assert_close(
-            load_masked_lm(tmp_path, target=target)(tokens()), tuned, atol=1e-4, rtol=1e-4
-        )
-    with pytest.raises(UserError, match="LoRA"):
-        with_lora(adapt(target, [0], 36), 4, 8.0, ["no_such_layer"])
-
-
-def test_lora_names_the_extra_where_it_is_missing(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    with pytest.raises(UserError, match=r"pip install 'specalign\[lora\]'"):
-        with_lora(adapt(target, [0], 36), 4, 8.0, ["q_proj"])
+        torch.testing.assert_close(loaded(tokens()), network(tokens()), atol=1e-6, rtol=1e-6)
+        prefix, block = torch.tensor([[9, 8, 7, 6]]), torch.tensor([[36, 36, 36]])
+        cached = block_session(loaded, prefix, block, [3, 1])
+        whole = network(torch.cat((prefix, block), dim=1))[:, 4:]
+    torch.testing.assert_close(cached, whole, atol=2e-5, rtol=1e-4)

@@ -12,8 +12,8 @@ from align.common.errors import UserError
 from align.config.recipe import DrafterConfig
 from align.makers.causal import make_causal
 from align.makers.standalone import make_standalone
-from align.models.causal import save_causal
-from align.models.standalone_checkpoint import load_standalone, save_standalone
+from align.models.checkpoints.causal import save_causal
+from align.models.checkpoints.standalone import load_standalone, save_standalone
 from align.target.loading import load_target
 from tests.target_models import some_text, tiny_target
 

@@ -30,8 +30,17 @@ from align.common.errors import UserError, nearest
 from align.common.files import ForeignObject, load_tensors, write_atomically
 from align.common.hub import local_path, model_folder
 from align.common.strict_yaml import parse_yaml
-from align.models.ddit import DDiT, DDiTConfig, Rotary
-from align.models.published_config import CLIPPED, FAMILIES, GRAPHS, OWN, ScheduleSpec, hub_config, read_plan
+from align.models.checkpoints.published_config import (
+    CLIPPED,
+    FAMILIES,
+    GRAPHS,
+    OWN,
+    ScheduleSpec,
+    hub_config,
+    read_plan,
+)
+from align.models.ddit import DDiT
+from align.models.ddit_layers import DDiTConfig, Rotary
 from align.target.loading import read_config
 
 _BACKBONE = "backbone."

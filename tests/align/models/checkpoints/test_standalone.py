@@ -11,11 +11,13 @@ import torch
 from align.common.errors import UserError
 from align.config.recipe import DrafterConfig
 from align.makers.standalone import make_standalone
-from align.models.ddit import DDiT, DDiTConfig
-from align.models.published import load_published, save_published
-from align.models.published_config import ScheduleSpec
-from align.models.standalone import DiffusionConfig, DiffusionContext, DiffusionDrafter
-from align.models.standalone_checkpoint import load_standalone, save_standalone
+from align.models.checkpoints.published import load_published, save_published
+from align.models.checkpoints.published_config import ScheduleSpec
+from align.models.checkpoints.standalone import load_standalone, save_standalone
+from align.models.ddit import DDiT
+from align.models.ddit_layers import DDiTConfig
+from align.models.diffusion_context import DiffusionContext
+from align.models.standalone import DiffusionConfig, DiffusionDrafter
 from align.target.loading import load_target
 from align.target.model import Target
 from tests.builders import DIFFUSION_KINDS as KINDS

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from align.common.errors import UserError, nearest
-from align.models.ddit import DDiTConfig
+from align.models.ddit_layers import DDiTConfig
 
 FAMILIES = ("sedd", "mdlm", "radd", "bd3lm")
 GRAPHS = {"absorb": "absorbing", "uniform": "uniform"}

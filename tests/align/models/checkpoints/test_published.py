@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.models import published
-from align.models.ddit import DDiT, DDiTConfig
-from align.models.published import load_published, save_published
-from align.models.published_config import ScheduleSpec, read_plan
+from align.models.checkpoints import published
+from align.models.checkpoints.published import load_published, save_published
+from align.models.checkpoints.published_config import ScheduleSpec, read_plan
+from align.models.ddit import DDiT
+from align.models.ddit_layers import DDiTConfig
 
 SIZES: dict[str, Any] = {"hidden_size": 16, "cond_dim": 6, "n_blocks": 2, "n_heads": 2, "dropout": 0.1}
 SEDD: dict[str, Any] = {

@@ -15,12 +15,12 @@ from align.common.hub import local_path, model_folder
 from align.common.schema import read_object
 from align.importing.layouts import is_block
 from align.models.block import BlockDrafter
-from align.models.block_checkpoint import ARCHITECTURE, load_drafter
+from align.models.checkpoints.block import ARCHITECTURE, load_drafter
+from align.models.checkpoints.masked_lm import load_masked_lm, save_masked_lm
+from align.models.checkpoints.published import family_for, load_published, save_published
+from align.models.checkpoints.published_config import FAMILIES, OWN, ScheduleSpec
 from align.models.ddit import DDiT
-from align.models.masked_checkpoint import load_masked_lm, save_masked_lm
 from align.models.masked_lm import MaskedLM, merge_lora
-from align.models.published import family_for, load_published, save_published
-from align.models.published_config import FAMILIES, OWN, ScheduleSpec
 from align.models.standalone import DiffusionConfig, DiffusionDrafter
 from align.target.loading import read_config
 from align.target.model import Target

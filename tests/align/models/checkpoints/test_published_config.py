@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from align.models.published_config import OWN, ScheduleSpec, hub_config, read_plan
+from align.models.checkpoints.published_config import OWN, ScheduleSpec, hub_config, read_plan
 from tests.builders import ddit_config
 
 NOTHING = torch.empty(11, 1)

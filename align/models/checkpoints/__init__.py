@@ -1,0 +1,1 @@
+"""Drafters in folders: as they are saved here, and as others publish them."""

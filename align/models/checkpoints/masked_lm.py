@@ -1,0 +1,93 @@
+"""Making, saving and loading masked-diffusion language models (align/models/masked_lm.py).
+
+`load_masked_lm` reads the published families (`align.models.families`); `adapt` makes one out of an autoregressive
+target (DiffuLLaMA, arXiv 2410.17891).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+from align.common.errors import UserError
+from align.common.hub import model_folder
+from align.models.checkpoints.adapted import ADAPTED, adapted_from
+from align.models.checkpoints.masked_model import config_of, filled, renamed, skeleton, with_ids
+from align.models.checkpoints.weights import SAFE, read_weights, weight_files, write_json, write_weights
+from align.models.families import family_of
+from align.models.masked_lm import MaskedLM, is_lora
+from align.target.loading import read_config
+from align.target.model import Target
+from align.target.names import check_sizes
+from align.target.text_model import embedding_names
+
+_BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")  # once stored, now computed
+
+
+def load_masked_lm(
+    spec: str | Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    target: Target | None = None,
+) -> MaskedLM:
+    """A published masked-diffusion language model, or an adapted drafter, from a folder or hub id; in evaluation mode.
+
+    Args:
+        target: for an adapted drafter that shares its target's embedding and head.
+        trust_remote_code: must be False: the families are mapped onto transformers' own classes.
+
+    Raises:
+        UserError: no known family; missing, unknown, torn or misshapen tensors, or values that are no numbers.
+    """
+    if trust_remote_code:
+        raise UserError("trust_remote_code=True: remote code is never run, the known families do without it")
+    folder = model_folder(str(spec), "drafter", ["*.json", "*.safetensors"], revision)
+    values = read_config(folder)
+    adapted = values.get("architectures") == list(ADAPTED.architectures)
+    family = ADAPTED if adapted else family_of(values, str(spec))
+    files = weight_files(folder)
+    if not files:
+        folder = model_folder(str(spec), "drafter", ["*.json", "pytorch_model*.bin"], revision)
+        files = weight_files(folder)
+    if not files:
+        raise UserError(f"drafter {str(spec)!r}: {folder} has neither {SAFE} nor pytorch_model.bin")
+    check_sizes(folder, f"drafter {str(spec)!r}")
+    tensors = {
+        family.ours(name): tensor
+        for file in files
+        for name, tensor in read_weights(file).items()
+        if not _BUFFER.search(name)
+    }
+    if adapted:
+        return adapted_from(values, str(folder), tensors, target, dtype).to(device)
+    config = config_of(family.base, renamed(family, values), str(folder))
+    if family.resized:
+        embedding, _ = embedding_names(skeleton(family.base, config, str(folder)))
+        config.vocab_size = len(tensors.get(embedding, range(config.vocab_size)))
+    model = filled(family, config, tensors, str(folder), dtype)
+    return MaskedLM(model, with_ids(family, values, folder, config.vocab_size, str(folder)), values).to(
+        device
+    )
+
+
+def save_masked_lm(network: MaskedLM, folder: Path, max_shard_size: str = "5GB") -> None:
+    """Write the folder in the layout that the network was read from: its family's names, its own config.json.
+
+    Raises:
+        ValueError: LoRA weights are not merged.
+    """
+    if is_lora(network):
+        raise ValueError("merge_lora(network) before it is saved")
+    folder.mkdir(parents=True, exist_ok=True)
+    tied = network.model.config.tie_word_embeddings
+    tensors = {
+        network.family.theirs(name): tensor.detach().cpu().contiguous()
+        for name, tensor in network.model.state_dict().items()
+        if not (tied and name == "lm_head.weight")
+    }
+    write_weights(tensors, folder, max_shard_size)
+    write_json(folder / "config.json", network.source)

@@ -1,0 +1,84 @@
+"""What a block drafter reads of the target over packed rows: one frozen forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from align.common.batch import Batch
+from align.models.block_config import BlockConfig
+from align.target.model import Target
+
+
+@dataclass
+class TargetFeatures:
+    """What the drafter reads of the target over packed rows, without gradients.
+
+    hidden_BLD: last hidden state; keys, values: per shared layer (B, Hkv, L, d), rotary positions applied; taps_BLFD.
+    """
+
+    hidden_BLD: Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+    taps_BLFD: Tensor | None
+
+
+@torch.no_grad()
+def target_features(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
+    """One frozen forward of the target over packed rows; without a config only the last hidden state."""
+    shared = config is not None and config.context == "shared_kv"
+    if target.anatomy.recurrent and not _one_document(batch):
+        return _each_document(target, batch, config)
+    rows, length = batch.tokens_BL.shape
+    cache = target.new_cache(rows, length) if shared else None
+    output = target.forward(
+        batch.tokens_BL,
+        cache=cache,
+        positions_BL=batch.positions_BL,
+        mask=batch.attention_mask(),
+        taps=() if shared or config is None else config.target_layer_ids,
+        logits=False,
+    )
+    shared_ids = config.target_layer_ids if config is not None and shared else []
+    keys = [cache.k(i) for i in shared_ids] if cache is not None else []
+    values = [cache.v(i) for i in shared_ids] if cache is not None else []
+    return TargetFeatures(output.hidden_BLD, keys, values, output.taps_BLFD)
+
+
+def _one_document(batch: Batch) -> bool:
+    return len(batch.document_BL) == 1 and bool((batch.document_BL == batch.document_BL[0, 0]).all())
+
+
+def _each_document(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
+    """`target_features` of a target whose states no mask keeps apart: each document alone; padding gets zeros."""
+    whole: TargetFeatures | None = None
+    for row, documents in enumerate(batch.document_BL):
+        for document in documents.unique().tolist():
+            places = (documents == document).nonzero()[:, 0]
+            if document < 0:
+                continue
+            alone = Batch(*(t[row : row + 1, places] for t in vars(batch).values()))
+            found = target_features(target, alone, config)
+            whole = whole or _zeros(found, batch)
+            whole.hidden_BLD[row, places] = found.hidden_BLD[0]
+            if whole.taps_BLFD is not None and found.taps_BLFD is not None:
+                whole.taps_BLFD[row, places] = found.taps_BLFD[0]
+            for mine, its in zip((*whole.keys, *whole.values), (*found.keys, *found.values), strict=True):
+                mine[row][:, places] = its[0]
+    assert whole is not None
+    return whole
+
+
+def _zeros(one: TargetFeatures, batch: Batch) -> TargetFeatures:
+    """Room for a batch's features, of the shapes of one document's."""
+    rows, length = batch.tokens_BL.shape
+
+    def room(t: Tensor, place: int = 1) -> Tensor:
+        return t.new_zeros(rows, *(length if i == place else n for i, n in enumerate(t.shape) if i))
+
+    taps = None if one.taps_BLFD is None else room(one.taps_BLFD)
+    return TargetFeatures(
+        room(one.hidden_BLD), [room(k, 2) for k in one.keys], [room(v, 2) for v in one.values], taps
+    )

@@ -1,0 +1,139 @@
+"""A format of another engine: what it holds of a drafter, how that is written, served, read back and compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from align.common.errors import in_one_line
+from align.common.text import plural
+from align.models.block import BlockDrafter
+from decode.exporting.counts import Counts
+from decode.exporting.folder import Exported, card, check_free, write_folder
+from decode.exporting.ladder import climb, replay
+from decode.exporting.reader import FilesReader, Reader
+from decode.exporting.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Prompts decoded greedily here.
+
+    outputs: plain ones. accepted: of each call, by chains of the drafter's.
+    """
+
+    prompts: Sequence[list[int]]
+    outputs: Sequence[list[int]]
+    accepted: Sequence[list[int]]
+
+    def as_plain(self, written: Sequence[list[int]]) -> int:
+        """How many of somebody's outputs are the plain ones."""
+        return sum(a == b for a, b in zip(self.outputs, written, strict=True))
+
+    def alike(self, theirs: Sequence[list[int]], drafts: int) -> tuple[bool, str]:
+        """Whether somebody accepts as much, and a line for people. `drafts`: K."""
+        own, other = (Counts.of(accepted, drafts) for accepted in (self.accepted, theirs))
+        equal = sum(a == b for a, b in zip(self.accepted, theirs, strict=True))
+        line = f"{equal} of {plural(len(theirs), 'prompt')} accepted call for call alike; ours: {own.line}, theirs: {other.line}"
+        # another order of sums may turn a near-tie of two drafts; a fault turns many
+        return abs(own.tau - other.tau) < 0.02 * own.tau, line
+
+
+@dataclass(frozen=True)
+class Format:
+    """A folder in hub layout, config.json and model.safetensors; one that is written or compared otherwise overrides methods.
+
+    make: a drafter's content; raises UserError with the key that trains what the format can hold. serve: lines that serve a folder, of
+    (target, folder, K). readers: who reads it; those whose package is missing are passed over. library, tags: of the card.
+    """
+
+    name: str
+    make: Callable[[BlockDrafter], Exported]
+    serve: Callable[[str, str, int], list[str]]
+    readers: tuple[type[Reader], ...] = (FilesReader,)
+    library: str = "vllm"
+    tags: tuple[str, ...] = ()
+
+    def check(self, vocabulary: Path | None) -> None:
+        """Raises UserError where something is missing that the format takes from elsewhere: the target's GGUF file."""
+
+    def write(
+        self, drafter: BlockDrafter, out: Path, dtype: torch.dtype, card: str, vocabulary: Path | None = None
+    ) -> Exported:
+        """Write a drafter's folder; an export that stands there gives way when all is written.
+
+        Args:
+            vocabulary: the target's GGUF file, for the format that takes it.
+
+        Raises:
+            UserError: what the format can't hold; a folder of something else.
+        """
+        check_free(out)
+        made = self.make(drafter)
+        self.check(vocabulary)
+        notes = "".join(f"- {note[0].upper()}{note[1:]}.\n" for note in made.notes)
+        record = {"format": self.name, "target": drafter.config.target}
+        write_folder(
+            out, record, card + notes, lambda part: self.fill(part, made, out.name, dtype, vocabulary)
+        )
+        return made
+
+    def fill(
+        self, part: Path, made: Exported, name: str, dtype: torch.dtype, vocabulary: Path | None
+    ) -> None:
+        """Write the content into a folder, which becomes the export `name`."""
+        made.config["dtype"] = str(dtype).removeprefix("torch.")
+        tensors = {name: _stored(tensor, dtype) for name, tensor in made.tensors.items()}
+        save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
+        for name, text in {"config.json": json.dumps(made.config, indent=2) + "\n", **made.files}.items():
+            (part / name).parent.mkdir(exist_ok=True)
+            (part / name).write_text(text, encoding="utf-8")
+
+    def card(self, source: Path, target: str, name: str, drafts: int) -> str:
+        """README.md of an export of the drafter in `source`."""
+        tags = ("speculative-decoding", "discrete-diffusion", "drafter", *self.tags)
+        title = f"{name}: drafts {drafts} tokens a pass for {target}"
+        lead = f"Format `{self.name}`. FOLDER is where this page lies:"
+        return (
+            card(source, self.library, target, tags, title, lead, self.serve(target, "FOLDER", drafts)) + "\n"
+        )
+
+    def compare(self, drafter: BlockDrafter, verdict: Verdict, model: Any, texts: Decoded) -> None:
+        """Climb the ladder with each reader, then compare whole outputs. Writes into the verdict.
+
+        Args:
+            model: the target as transformers runs it.
+        """
+        with in_one_line(f"{verdict.folder}: can't be read as {self.name}"):
+            found = [reader(verdict.folder, model) for reader in self.readers if reader.installed()]
+        for reader in found:
+            with in_one_line(f"{verdict.folder}: {reader.name} can't run it"):
+                rungs = climb(drafter, self.make(drafter), reader, texts.prompts[0])
+            for rung in rungs:
+                verdict.add(reader.name, rung.same, rung.line)
+            if rungs[-1].same:
+                _whole(verdict, reader, texts, drafter.config.block_size)
+
+
+def _whole(verdict: Verdict, reader: Reader, texts: Decoded, drafts: int) -> None:
+    """Rounds and accepted drafts over whole outputs, and the engine's own generation where the reader has one."""
+    theirs = [replay(reader, p, o) for p, o in zip(texts.prompts, texts.outputs, strict=True)]
+    same, line = texts.alike(theirs, drafts)
+    verdict.add(reader.name, same, f"whole outputs: {line}")
+    if reader.generation:
+        written = [reader.generate(p, len(o)) for p, o in zip(texts.prompts, texts.outputs, strict=True)]
+        equal = texts.as_plain(written)
+        said = f"{reader.generation}: {equal} of {len(written)} outputs as plain greedy ones"
+        verdict.add(reader.name, equal == len(written), said)
+
+
+def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    wide = tensor.is_floating_point()
+    return tensor.detach().to("cpu", dtype if wide else tensor.dtype).contiguous().clone()
