@@ -411,8 +411,13 @@ class TrainerConfig(Group):
 class LaunchConfig(Group):
     """Where it runs."""
 
-    strategy: Literal["auto", "ddp", "deepspeed_1", "deepspeed_2", "deepspeed_3"] = option(
-        "auto", "how to spread over devices; auto = ddp when there are several"
+    strategy: Literal["auto", "ddp", "fsdp", "deepspeed_1", "deepspeed_2", "deepspeed_3"] = option(
+        "auto",
+        "how to spread over devices; auto = ddp when there are several, fsdp = FSDP2, deepspeed_N = ZeRO-N",
+    )
+    offload: bool = option(
+        False,
+        "deepspeed: the optimizer's state stays in the host's memory, of deepspeed_3 the weights too; fsdp: both",
     )
     devices: int = option(1, "processes on this machine, one a device; auto = one a GPU, else 1", low=1)
     accelerator: Literal["auto", "cpu", "gpu"] = option("auto", "what to run on")

@@ -68,6 +68,10 @@ def _run_rules(recipe: Recipe) -> list[tuple[bool, str]]:
             f"data.mixture has {len(recipe.data.mixture)} entries for {len(text)} sources of data.text",
         ),
         (len(set(text)) < len(text), f"data.text={text} names a source twice"),
+        (
+            recipe.launch.offload and recipe.launch.strategy in ("auto", "ddp"),
+            f"launch.offload=true: launch.strategy={recipe.launch.strategy} has every weight in every process (fsdp, deepspeed_N)",
+        ),
         *_writer_rules(recipe.data),
     ]
 

@@ -231,7 +231,7 @@ class BlockDrafter(nn.Module):
         """`taps` context: each layer's keys and values of the fused features, (B, Hkv, L, d)."""
         fused = self.hidden_norm(self.fc(taps_BLFD.flatten(2)))
         cos, sin = self._tables(fused, positions_BL)
-        return [layer.self_attn.keys_values(fused, cos, sin) for layer in self.blocks]
+        return [layer.keys_values(fused, cos, sin) for layer in self.blocks]
 
     def markov_factors(
         self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor

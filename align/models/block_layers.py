@@ -158,6 +158,9 @@ class TwoTapConvolution(nn.Module):
 class BlockLayer(nn.Module):
     """Pre-norm attention and feed-forward, between convolutions where the config asks for them."""
 
+    FORWARDS = ("keys_values",)
+    """Its methods that use weights, beside `forward`."""
+
     def __init__(self, config: BlockConfig, layer: int = 0) -> None:
         super().__init__()
         self.self_attn = BlockAttention(config, layer)
@@ -179,6 +182,10 @@ class BlockLayer(nn.Module):
         self, x: Tensor, cos: Tensor, sin: Tensor, context: tuple[Tensor, Tensor], see: Tensor
     ) -> Tensor:
         return self._residual(x, lambda rows: self.self_attn(rows, cos, sin, context, see))
+
+    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a context, (…, L, D) → (…, Hkv, L, d) each."""
+        return self.self_attn.keys_values(x, cos, sin)
 
     def draft(
         self, x: Tensor, cos: Tensor, sin: Tensor, ctx_k: Tensor, ctx_v: Tensor, mask: Tensor | None = None

@@ -134,7 +134,9 @@ def training(recipe: Recipe, target: Skeleton, drafter: DrafterSize, text: TextS
         need.parts["gradients"] *= 2  # the buckets that are summed
     need.parts["optimizer"] = 8 * drafter.trained / stage["optimizer"]
     if t.ema:
-        need.parts["averaged weights"] = 4 * drafter.parameters
+        # of ZeRO-3 they are whole in every process
+        parts = stage["weights"] if recipe.launch.strategy == "fsdp" else 1
+        need.parts["averaged weights"] = 4 * drafter.parameters / parts
     saving = 0 if types.gpu else 12 * drafter.trained / stage["optimizer"]
     body, head, validated = activations(recipe, target, drafter, text, types)
     key = "a step (trainer.batch_size)"
@@ -157,9 +159,9 @@ def training(recipe: Recipe, target: Skeleton, drafter: DrafterSize, text: TextS
 
 
 def _sharded(recipe: Recipe) -> dict[str, int]:
-    """Over how many processes weights, gradients and optimizer state are split (ZeRO)."""
+    """Over how many processes weights, gradients and optimizer state are split (ZeRO, FSDP2)."""
     name, n = recipe.launch.strategy, recipe.processes
-    zero = int(name[-1]) if name.startswith("deepspeed") else 0
+    zero = 3 if name == "fsdp" else int(name[-1]) if name.startswith("deepspeed") else 0
     return {
         "optimizer": n if zero >= 1 else 1,
         "gradients": n if zero >= 2 else 1,

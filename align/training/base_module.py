@@ -33,6 +33,7 @@ from align.models.standalone import DiffusionDrafter
 from align.outputs.cache import TargetOutputCache, TargetOutputs, compute_target_outputs
 from align.training.ema import EMA
 from align.training.metrics import TrainingProgress, ValidationSums
+from align.training.sharded import Sharded
 
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 
@@ -91,8 +92,17 @@ class DrafterModule(lightning.LightningModule, ABC):
         self._counted_at = 0.0  # on the monotonic clock
         self._sums = ValidationSums(drafter.config.block_size)
         self._resumed_rng: dict[str, Any] | None = None
+        self._sharded = False
         if recipe.trainer.learning_rates:
             self.parameter_groups()  # what can't be had is said before training begins
+
+    def configure_model(self) -> None:
+        """Called once the processes know each other."""
+        strategy = self.trainer.strategy
+        if isinstance(strategy, Sharded) and not self._sharded:
+            strategy.shard(self)
+            self.ema = EMA(self.drafter, self.recipe.trainer.ema)
+            self._sharded = True
 
     # ---- the one step ----
 

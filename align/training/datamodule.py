@@ -24,6 +24,7 @@ from align.data.stream import TEXT, Stream
 from align.diffusion.noise import sample_anchors
 
 Place = tuple[int, int, int]  # (micro-batch, place in the stream = key of the anchors, row)
+STANDALONE = ("ddit", "masked_lm")
 _VALIDATION_SEED = 0x7A11D
 
 
@@ -61,6 +62,11 @@ class StepSampler(Sampler[list[Place]]):
         first = (micro * self.world + self.rank) * self.batch_size
         return range(first, first + self.batch_size)
 
+    def shared_places(self, micro: int) -> range:
+        """All processes' places of one micro-batch."""
+        size = self.world * self.batch_size
+        return range(micro * size, (micro + 1) * size)
+
     def step_places(self, micro: int) -> range:
         """The places of the whole step that a micro-batch belongs to, over all processes."""
         size = self.accumulate * self.world * self.batch_size
@@ -88,17 +94,19 @@ def make_batch(
     block_size: int,
     seed: int,
     per_document: bool = False,
+    width: int = 0,
 ) -> tuple[Batch, Anchors]:
     """Stack rows, each with anchors of its own, `anchors` of them or so many in each document, drawn from (seed, its key); anchors
-    that no row has are left out."""
+    that no row has are left out, beyond `width` of them."""
     parts = []
     for row, key in zip(rows, keys, strict=True):
         generator = keyed_generator(seed, 2, key)
         parts.append(sample_anchors(collate([row]), anchors, block_size, generator, per_document))
     if per_document:
-        parts = [_widened(part, max(p.index_BA.shape[1] for p in parts)) for part in parts]
+        widest = max(width, *(p.index_BA.shape[1] for p in parts))
+        parts = [_widened(part, widest) for part in parts]
     index, valid = torch.cat([p.index_BA for p in parts]), torch.cat([p.valid_BAK for p in parts])
-    used = max(int(valid[..., 0].sum(1).max()), 1)
+    used = max(int(valid[..., 0].sum(1).max()), 1, width)
     keep = valid[..., 0].long().argsort(dim=1, descending=True, stable=True)[:, :used]
     index, valid = index.gather(1, keep), valid.gather(1, keep[..., None].expand(-1, -1, block_size))
     return collate(rows), Anchors(index, valid)
@@ -187,9 +195,13 @@ class RowsModule(lightning.LightningDataModule):
         found = tuple(key for _, _, key in places)
         rows = [self.stream.row(key) for key in found]
         keys = [place for _, place, _ in places]
-        t = self.recipe.trainer
+        t, width = self.recipe.trainer, 0
+        if sampler.world > 1 and self.recipe.drafter.kind in STANDALONE:
+            # as wide as in one process, which decides how much noise is drawn
+            together = sampler.shared_places(places[0][0])
+            width = max(self._count(self.stream.key(place)) for place in together)
         batch, anchors = make_batch(
-            rows, keys, t.anchors, self.block_size, self.recipe.seed, t.anchors_per == "document"
+            rows, keys, t.anchors, self.block_size, self.recipe.seed, t.anchors_per == "document", width
         )
         everywhere = sum(self._count(self.stream.key(place)) for place in sampler.step_places(places[0][0]))
         scale = sampler.world * sampler.accumulate / max(everywhere, 1)
@@ -216,8 +228,8 @@ class RowsModule(lightning.LightningDataModule):
             _, place, index = places[0]
             kind, row = self.held_out[index]
             d, t = self.recipe.data, self.recipe.trainer
-            cheap = self.recipe.drafter.kind in ("block", "autoregressive")
-            most = d.length if cheap else min(d.length, t.anchors)
+            costly = self.recipe.drafter.kind in STANDALONE
+            most = min(d.length, t.anchors) if costly else d.length
             batch, anchors = make_batch([row], [index], most, self.block_size, _VALIDATION_SEED)
             return Step(batch, anchors, 1.0 if place < count else 0.0, kind, (-1 - index,), (index,))
 

@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from align.training.sharded import put, whole
+
 
 class EMA:
     """shadow ← d·shadow + (1−d)·weight after every step, d = min(decay, (1+n)/(10+n)) after n updates (SEDD's warm-up).
 
-    A decay of 0 switches it off: nothing is kept and the weights themselves count. The shadow is fp32.
+    A decay of 0 switches it off: nothing is kept and the weights themselves count. The shadow is fp32; of weights in parts
+    (FSDP2) every process averages its own.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -48,13 +51,13 @@ class EMA:
     def weights(self, module: nn.Module) -> dict[str, Tensor]:
         """The weights that count, averaged or not: fp32 copies on the CPU."""
         now = self.shadow if self.decay else dict(module.named_parameters())
-        return {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in now.items()}
+        return {name: whole(p.detach()).to("cpu", torch.float32, copy=True) for name, p in now.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"updates": self.updates, "shadow": self.shadow}
+        return {"updates": self.updates, "shadow": {name: whole(t) for name, t in self.shadow.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """A shadow that the state lacks (it was trained without one) starts from the present weights."""
         self.updates = int(state["updates"])
         for name in self.shadow.keys() & state["shadow"].keys():
-            self.shadow[name].copy_(state["shadow"][name])
+            put(self.shadow[name], state["shadow"][name])

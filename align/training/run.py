@@ -28,7 +28,7 @@ from align.training.build import KINDS, draft_vocab, save_trained
 from align.training.callbacks import CheckpointCallback, MilestoneCallback, ProgressLogger
 from align.training.datamodule import RowsModule
 from align.training.loggers import build_loggers, log_artifacts
-from align.training.strategies import build_strategy, checkpoint_kind, plugins
+from align.training.strategies import build_strategy, checkpoint_kind, is_one_file, plugins
 
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
@@ -194,7 +194,7 @@ def fit(
             module,
             rows,
             ckpt_path=None if resume is None else str(resume),
-            weights_only=checkpoint_kind(recipe) == "one file",
+            weights_only=is_one_file(recipe),
         )
     except SystemExit as stop:  # what Lightning makes of a signal that comes before or after the steps
         if isinstance(stop.__context__, KeyboardInterrupt):

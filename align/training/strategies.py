@@ -1,4 +1,4 @@
-"""How training is spread over devices: DDP, and DeepSpeed's ZeRO, which only this file knows."""
+"""How training is spread over devices: DDP, FSDP2, and DeepSpeed's ZeRO, which only this file knows."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch import nn
 
 from align.common.files import load_tensors
 from align.config.recipe import Recipe
+from align.training.sharded import Sharded
 
 
 class Zero(DeepSpeedStrategy):
@@ -128,22 +129,44 @@ def plugins(recipe: Recipe) -> list[Any]:
     """Of the trainer: for processes that another launcher started, and for checkpoints of one file."""
     launched = {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
     found: list[Any] = [Launched()] if launched and "TORCHELASTIC_RUN_ID" not in os.environ else []
-    return found + ([SafeCheckpoints()] if checkpoint_kind(recipe) == "one file" else [])
+    return found + ([SafeCheckpoints()] if is_one_file(recipe) else [])
 
 
 def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
     """What `launch.strategy` names, on `accelerator` (cpu or gpu)."""
-    name = recipe.launch.strategy
+    name, offload = recipe.launch.strategy, recipe.launch.offload
+    backend = "gloo" if accelerator == "cpu" else None
+    if name == "fsdp":
+        return Sharded(
+            recipe.processes, "cpu:gloo,cuda:nccl" if offload and not backend else backend, offload
+        )
     if name.startswith("deepspeed"):
         if accelerator == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
         share = recipe.trainer.batch_size // (recipe.trainer.accumulate * recipe.processes)
-        backend = "gloo" if accelerator == "cpu" else None
-        return Zero(stage=int(name[-1]), process_group_backend=backend, logging_batch_size_per_gpu=share)
+        stage = int(name[-1])
+        zero = Zero(
+            stage=stage,
+            process_group_backend=backend,
+            logging_batch_size_per_gpu=share,
+            offload_optimizer=offload,
+            offload_parameters=offload and stage == 3,
+        )
+        # torch's AdamW as everywhere else: DeepSpeed's own is compiled at the first start, and has another weight decay
+        assert zero.config is not None
+        zero.config["zero_force_ds_cpu_optimizer"] = False
+        return zero
     return "auto" if name == "auto" and recipe.processes == 1 else DDPStrategy(broadcast_buffers=False)
 
 
 def checkpoint_kind(recipe: Recipe) -> str:
     """Checkpoints of one kind can be read by that kind alone."""
+    if recipe.launch.strategy == "fsdp":
+        return "fsdp"
     deepspeed = recipe.launch.strategy.startswith("deepspeed")
     return f"{recipe.launch.strategy} on {recipe.processes} processes" if deepspeed else "one file"
+
+
+def is_one_file(recipe: Recipe) -> bool:
+    """Whether a checkpoint is one file of tensors, which is read without running what it holds."""
+    return not recipe.launch.strategy.startswith("deepspeed")

@@ -28,6 +28,10 @@ from align.config.parser import load_recipe
         ),
         (["drafter.kind=ddit", "drafter.graph=uniform"], "no one-step q to calibrate"),
         (["drafter.kind=ddit", "drafter.graph=uniform", "objective.times=count"], "count counts masks"),
+        (
+            ["launch.offload=true"],
+            "launch.offload=true: launch.strategy=auto has every weight in every process",
+        ),
         (["data.writer=vllm"], "data.writer='vllm' must be target or openai:URL"),
         (
             ["data.writer=openai:localhost:8000"],

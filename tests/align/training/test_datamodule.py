@@ -10,7 +10,7 @@ from align.config.parser import load_recipe
 from align.data.packing import pack, split_validation
 from align.data.shards import from_lists
 from align.data.stream import Shuffled
-from align.training.datamodule import RowsModule, anchor_count, make_batch
+from align.training.datamodule import RowsModule, StepSampler, anchor_count, make_batch
 
 
 def test_every_seed_is_validated_on_the_same_rows(tmp_path: Path) -> None:
@@ -34,3 +34,25 @@ def test_anchors_per_document_are_counted_as_they_are_drawn() -> None:
     counts = [anchor_count(row, 4, per_document=True) for row in rows]
     assert anchors.valid_BAK[..., 0].sum(1).tolist() == counts and max(counts) > 4
     assert anchors.index_BA.shape[1] == max(counts)
+
+
+def test_two_processes_draw_what_one_draws(tmp_path: Path) -> None:
+    """Standalone drafters' noise goes by the width of a micro-batch: rows of few anchors beside rows of many."""
+    texts = [torch.arange(4, 4 + size) for size in (9, 30, 12, 30)]
+    rows = pack(from_lists(texts, [5] * 4, [1.0] * 4), 32, 0)
+    recipe = load_recipe(
+        ["recipe=debug_sedd", f"output={tmp_path}", "data.length=32", "trainer.batch_size=2"]
+    )
+    stream = Shuffled(rows, 0)
+    module = RowsModule(recipe, stream, from_lists(texts, [5] * 4, [1.0] * 4), 3, True)
+    whole = StepSampler(stream, 4, 2)
+    halves = [StepSampler(stream, 4, 1, rank=rank, world=2) for rank in range(2)]
+    widths = set()
+    for places, *parts in zip(whole, *halves, strict=True):
+        together = module.step(whole, places)
+        for row, (half, part) in enumerate(zip(halves, parts, strict=True)):
+            step = module.step(half, part)
+            widths.add(int(step.anchors.valid_BAK[0, :, 0].sum()))
+            assert torch.equal(step.anchors.valid_BAK[0], together.anchors.valid_BAK[row])
+            assert torch.equal(step.anchors.index_BA[0], together.anchors.index_BA[row])
+    assert len(widths) > 1

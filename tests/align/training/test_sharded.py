@@ -1,0 +1,73 @@
+"""FSDP2 over two CPU processes: every kind of drafter trains as in one process, and one file goes on under any number of them."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from align.training.sharded import layers, put, whole
+from tests.forks import train_in_forks
+
+
+def test_layers_are_the_members_of_the_outermost_lists() -> None:
+    inner = nn.ModuleList([nn.Sequential(nn.ModuleList([nn.Linear(2, 2)])), nn.Linear(2, 2)])
+    module = nn.Sequential(nn.Linear(2, 2), nn.Sequential(inner))
+    assert layers(module) == [*inner]
+
+
+def test_a_whole_tensor_is_its_own_part() -> None:
+    mine = torch.zeros(3)
+    put(mine, torch.arange(3.0))
+    assert whole(mine) is mine and mine.tolist() == [0.0, 1.0, 2.0]
+
+
+def train(output: Path, recipe: str, processes: int, *words: str) -> list[float]:
+    own = [f"recipe={recipe}", f"output={output}", f"launch.devices={processes}", "launch.accelerator=cpu"]
+    done = train_in_forks([*own, *words], output.parent, processes)
+    assert done.returncode == 0, done.stderr
+    with (output / "metrics.csv").open(newline="") as file:
+        return [float(r["train/loss"]) for r in csv.DictReader(file) if r.get("train/loss")]
+
+
+def same_drafter(output: Path, other: Path) -> bool:
+    mine, its = (load_file(str(o / "drafter" / "model.safetensors")) for o in (output, other))
+    return mine.keys() == its.keys() and all(
+        (mine[n].float() - its[n].float()).abs().max() <= 2e-2 * its[n].float().abs().max() for n in its
+    )
+
+
+KINDS = {
+    "debug_taps": ["drafter.self_conditioning=true", "drafter.convolution=true"],
+    "debug_sedd": [],
+    "debug_mdlm": ["trainer.accumulate=2", "trainer.batch_size=4"],
+    "debug_autoregressive": [],
+    "debug_confidence": ["trainer.learning_rates={markov: 0.01}"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", KINDS)
+def test_every_kind_trains_as_in_one_process(tmp_path: Path, debug_data: Path, recipe: str) -> None:
+    words = [*KINDS[recipe], "trainer.max_steps=4", f"data.path={debug_data}", "trainer.ema=0.9"]
+    alone = train(tmp_path / "one", recipe, 1, *words)
+    assert train(tmp_path / "two", recipe, 2, *words, "launch.strategy=fsdp") == pytest.approx(
+        alone, rel=1e-5
+    )
+    assert same_drafter(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_goes_on(tmp_path: Path, debug_data: Path) -> None:
+    words = ["launch.strategy=fsdp", "trainer.min_learning_rate_ratio=1", "trainer.checkpoint_every=3"]
+    words += [f"data.path={debug_data}", "trainer.ema=0.9"]
+    whole_run = train(tmp_path / "one", "debug_block", 1, *words, "trainer.max_steps=6")
+    train(tmp_path / "two", "debug_block", 2, *words, "trainer.max_steps=3")
+    assert train(tmp_path / "two", "debug_block", 1, *words, "trainer.max_steps=6") == pytest.approx(
+        whole_run, rel=1e-5
+    )
+    assert same_drafter(tmp_path / "two", tmp_path / "one")
