@@ -14,7 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from align.common.claims import Claim, remove_dead, scratch
 from align.common.errors import UserError
+from align.common.files import to_disk
 from align.common.hub import card_value
 from align.common.schema import read_object
 from align.importing.layouts import RECORD
@@ -23,6 +25,9 @@ from decode.exporting.formats import Exported
 from decode.exporting.gguf_file import FILE, write_gguf
 from decode.exporting.registry import FORMATS
 from decode.method_names import EXPORTS
+
+_UNFINISHED = ".specalign-export-"
+"""How the name of a folder goes on that becomes an export."""
 
 
 def check_free(out: Path) -> None:
@@ -63,8 +68,8 @@ def write_block(
     if format_name == "gguf":
         check_vocabulary(vocabulary)
         assert vocabulary is not None
-        with tempfile.TemporaryDirectory() as aside:
-            path = Path(aside) / FILE
+        with scratch("specalign-gguf-") as aside:
+            path = aside / FILE
             write_gguf(made, path, vocabulary, out.name, dtype)
             write_folder(out, record, {"README.md": card}, {}, [path])
         return made
@@ -102,19 +107,24 @@ def write_folder(
     check_free(out)
     out = out.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    kind = f".{out.name[:200]}{_UNFINISHED}"
+    part = Path(tempfile.mkdtemp(prefix=kind, dir=out.parent))
     try:
-        for path in others:
-            shutil.copyfile(path, part / path.name)
-        if tensors:
-            save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
-        for name, text in texts.items():
-            (part / name).parent.mkdir(exist_ok=True)
-            (part / name).write_text(text, encoding="utf-8")
+        with Claim(part, "--out"):  # while it is held nobody takes it for a dead process's
+            for path in others:
+                shutil.copyfile(path, part / path.name)
+            if tensors:
+                save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
+            for name, text in texts.items():
+                (part / name).parent.mkdir(exist_ok=True)
+                (part / name).write_text(text, encoding="utf-8")
         files = _files(part)
         (part / RECORD).write_text(json.dumps({**record, "files": files}, indent=2) + "\n")
         part.chmod(0o777 & ~_umask())
+        for path in (*part.rglob("*"), part):
+            to_disk(path)
         _swap(part, out)
+        remove_dead(out.parent, kind)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -134,6 +144,7 @@ def _swap(part: Path, out: Path) -> None:
         if there:
             os.replace(out, old)
         os.replace(part, out)
+        to_disk(out.parent)
     except BaseException:
         if old.is_dir() and not out.exists():
             os.replace(old, out)

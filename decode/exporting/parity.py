@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from align.common.claims import scratch
 from align.common.errors import UserError, in_one_line
 from align.common.hub import model_folder
 from align.common.text import plural
@@ -124,8 +124,8 @@ def in_process(
     if engine == "dflash":
         package()
     network = _opened(drafter, target, device, trust_remote_code)
-    with tempfile.TemporaryDirectory() as made:
-        folder = export or Path(made) / engine
+    with scratch("specalign-parity-") as made:
+        folder = export or made / engine
         if export is None:
             write_block(network, engine, folder, torch.bfloat16, "")
         elif (found := read_record(export).get("format")) != engine:
