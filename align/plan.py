@@ -11,16 +11,16 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 
 STARTED = time.monotonic()
 
-from align.common.commands import OptionParser  # noqa: E402
+from align.common.commands import OptionParser, path  # noqa: E402
 from align.common.errors import UserError, cli  # noqa: E402
 from align.common.files import write_atomically  # noqa: E402
 from align.common.provenance import load_average, machine  # noqa: E402
 from align.common.text import say  # noqa: E402
 from align.config.parser import help_text, load_recipe  # noqa: E402
+from align.config.preflight import check_file  # noqa: E402
 from align.config.recipe import Recipe  # noqa: E402
 
 OPTIONS = """options of align.plan:
@@ -40,7 +40,7 @@ def parser() -> OptionParser:
     for name in ("--memory-gb", "--tflops", "--bandwidth-gbs", "--utilisation", "--rate"):
         p.add_argument(name, type=float)
     p.add_argument("--no-pilot", action="store_true")
-    p.add_argument("--json", type=Path)
+    p.add_argument("--json", type=path)
     return p
 
 
@@ -52,6 +52,8 @@ def main(argv: list[str] | None = None) -> None:
         return
     options, rest = parser().parse_known_args(words)
     check(options)
+    if options.json is not None:
+        check_file(options.json, "--json")
     recipe = load_recipe(rest)
     fits = plan_and_say(recipe, options)
     if not fits:

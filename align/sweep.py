@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from align.common.claims import Claim
-from align.common.commands import OptionParser
+from align.common.commands import OptionParser, path
 from align.common.errors import UserError, cli, nearest
 from align.common.files import expanded, write_atomically
 from align.common.text import say
@@ -51,7 +51,7 @@ def parser() -> OptionParser:
         action="store_true",
         help="trials log to W&B, too, where the file says so (default: metrics.csv alone)",
     )
-    p.add_argument("--out", type=Path, metavar="DIR", help="default runs/sweeps/NAME")
+    p.add_argument("--out", type=path, metavar="DIR", help="default runs/sweeps/NAME")
     return p
 
 
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(f"--{name} {value}: must be at least {least}")
     sweep = read_sweep(find(options.sweep))
     found = trials(sweep, options.count, options.seed, options.method)
-    folder = expanded(options.out or Path("runs") / "sweeps" / sweep.name)
+    folder = options.out or Path("runs") / "sweeps" / sweep.name
     eta = options.eta if options.halving else None
     plan = Plan(folder, tuple(options.words), eta, options.least, options.wandb)
     with Claim(folder, "--out"):
@@ -85,9 +85,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def find(name: str) -> Path:
     """A file, or a shipped sweep by its name."""
-    for path in (Path(name), SHIPPED / f"{name}.yaml"):
-        if path.is_file():
-            return path
+    for place in (expanded(name), SHIPPED / f"{name}.yaml"):
+        if place.is_file():
+            return place
     raise UserError(
         f"sweep {name!r}: no such file{nearest(Path(name).stem, [p.stem for p in SHIPPED.glob('*.yaml')])}"
     )

@@ -6,14 +6,14 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from align.common.commands import OptionParser
+from align.common.commands import OptionParser, path
 from align.common.errors import UserError, nearest
-from align.common.files import expanded
 from align.folder.chat import merged, read_kwargs
 from decode.method_names import LOSSY, ORDERS, VERIFIERS
+
+__all__ = ["Parser", "number", "path", "template_kwargs", "whole"]
 
 
 class Parser(OptionParser):
@@ -25,8 +25,6 @@ class Parser(OptionParser):
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Raises UserError naming the first argument that no option takes."""
         words = sys.argv[1:] if args is None else args
-        if empty := next((w for w in words if w.startswith("--") and w.endswith("=--")), None):
-            self.error(f"{empty!r} has no value")  # argparse would read the value as its own mark
         parsed, unknown = self.parse_known_args(words, namespace)
         if isinstance(given := getattr(parsed, "template_kwargs", None), list):
             parsed.template_kwargs = merged(given)
@@ -118,16 +116,6 @@ def template_kwargs(text: str) -> dict[str, Any]:
     """Variables of a chat template: `align.folder.chat.read_kwargs`."""
     try:
         return read_kwargs(text)
-    except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def path(text: str) -> Path:
-    """A path, with `~` in full."""
-    if not text:
-        raise argparse.ArgumentTypeError("a path is missing")
-    try:
-        return expanded(text)
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -7,6 +7,7 @@ The same request is answered the same way, whoever else asks.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections import Counter
@@ -36,6 +37,7 @@ class Loopback:
         strict: fields that are none of OpenAI's are refused.
         key: the API key that it asks for.
         limit: the longest text that it takes.
+        alter: status and body of a reply → those that are sent.
     """
 
     target: Target
@@ -45,6 +47,7 @@ class Loopback:
     strict: bool = False
     key: str | None = None
     limit: int = 512
+    alter: Callable[[int, bytes], tuple[int, bytes]] = lambda status, body: (status, body)
     asked: list[dict[str, Any]] = field(default_factory=list)
     met: Counter[str] = field(default_factory=Counter)
     most_at_once: int = 0
@@ -59,7 +62,7 @@ class Loopback:
         class Handler(_Handler):
             app = server
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = _Quiet(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
@@ -141,6 +144,13 @@ _OPENAI = {
 }  # fmt: skip
 
 
+class _Quiet(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing is said of a client that went away."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     app: Loopback
@@ -200,6 +210,10 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> None:
         data = json.dumps(content).encode()
         data = data[: len(data) // 2] if cut else data
+        plain = status, data
+        status, data = self.app.alter(status, data)
+        if (status, data) != plain:
+            self.close_connection = True  # what stands behind a wrong length is no request
         self.send_response(status)
         for name, value in {
             "Content-Type": "application/json",

@@ -7,7 +7,9 @@ import fcntl
 import os
 import shutil
 import stat
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -80,6 +82,31 @@ class Claim:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+@contextmanager
+def scratch(kind: str, parent: Path | None = None) -> Iterator[Path]:
+    """A folder for temporary files whose name begins with `kind`, in `parent` or where the system has such; removed at the end, and so
+    is what killed processes of this user left under such a name."""
+    place = parent or Path(tempfile.gettempdir())
+    remove_dead(place, kind)
+    folder = Path(tempfile.mkdtemp(prefix=kind, dir=place))
+    try:
+        with Claim(folder, "temporary folder"):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_dead(place: Path, kind: str) -> None:
+    """Remove folders in `place` whose names begin with `kind` and which no process holds."""
+    with suppress(OSError):
+        for folder in place.iterdir():
+            if folder.name.startswith(kind) and not folder.is_symlink() and folder.is_dir():
+                with suppress(OSError, UserError):
+                    if folder.stat().st_uid == os.getuid():
+                        with Claim(folder, "temporary folder"):
+                            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Taken(Exception):

@@ -1,4 +1,4 @@
-"""Commands: their options, as they are printed with the interpreter that runs, and all of a package in a list."""
+"""Commands as they are read and printed: options, the interpreter that runs, and all of a package in a list."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import argparse
 import ast
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from align.common.errors import UserError
+from align.common.files import expanded
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -20,6 +22,22 @@ class OptionParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (--help lists the options)")
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        words = list(sys.argv[1:] if args is None else args)
+        if empty := next((w for w in words if w.startswith("--") and w.endswith("=--")), None):
+            self.error(f"{empty!r} has no value")  # argparse would read the value as its own mark
+        return super().parse_known_args(words, namespace)
+
+
+def path(text: str) -> Path:
+    """An option's path, with `~` in full."""
+    if not text:
+        raise argparse.ArgumentTypeError("a path is missing")
+    try:
+        return expanded(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def interpreter() -> str:

@@ -81,6 +81,8 @@ def guard_library_output() -> None:
     logging.setLogRecordFactory(record)
     warnings.formatwarning = warning
     warnings.filterwarnings("ignore", message=f".*{_KNOWN}", category=FutureWarning)
+    # what anyio leaves of a connection that is given up while it is being made
+    warnings.filterwarnings("ignore", message="coroutine 'connect_tcp", category=RuntimeWarning)
     logging.getLogger("transformers.utils.generic").addFilter(lambda made: _KNOWN not in _text(made))
 
 

@@ -120,6 +120,13 @@ def _check_empty(folder: Path) -> None:
         )
 
 
+def check_file(path: Path, key: str) -> None:
+    """Raises UserError where the file can't be written. It is not made yet."""
+    _check_folder(path.parent, f"{key}={path}: folder")
+    if path.is_dir():
+        raise UserError(f"{key}={path}: is a folder, not a file")
+
+
 def _check_folder(folder: Path, key: str) -> None:
     """Whether the folder can be written, or made; it is not made yet."""
     try:

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from align.common.checksums import unchanged, write_checksums
+from align.common.claims import scratch
 from align.common.errors import UserError
 from align.common.files import UNFINISHED, sha256_file, to_disk
 from align.common.hub import cache_folder
@@ -124,8 +125,8 @@ def _convert_by_transformers(path: Path, header: Header, part: Path) -> None:
         f"converting {path.name} ({header.architecture}; {type_names(header)}) once; a vocabulary of 262k tokens takes minutes",
         error=True,
     )
-    with tempfile.TemporaryDirectory() as alone:  # where no other file can be taken for one of its own
-        (Path(alone) / path.name).symlink_to(path.absolute())
+    with scratch("specalign-gguf-") as alone:  # where no other file can be taken for one of its own
+        (alone / path.name).symlink_to(path.absolute())
         model: Any = AutoModelForCausalLM.from_pretrained(alone, gguf_file=path.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=path.name)
     tensors, seen = {}, set()

@@ -4,7 +4,6 @@ that is removed afterwards. Its times are those of the whole run, scaled by coun
 from __future__ import annotations
 
 import copy
-import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from align.common.batch import PackedRow
+from align.common.claims import scratch
 from align.config.hardware import target_device
 from align.config.recipe import Recipe
 from align.data.stream import Stream
@@ -64,13 +64,13 @@ def pilot(recipe: Recipe, text: TextSize) -> Pilot:
         UserError: what the run itself would end with.
     """
     found = Pilot()
-    with tempfile.TemporaryDirectory(prefix="plan-") as name:
-        own = _small(recipe, Path(name), text)
+    with scratch("specalign-plan-") as place:
+        own = _small(recipe, place, text)
         start = time.monotonic()
         target = load_target(own.target.name, device=target_device(own), **own.target_options)
         found.loading = time.monotonic() - start
         if text.there < text.samples:
-            found.text = _write(own, target, found, Path(name), recipe.data.batch_size, text)
+            found.text = _write(own, target, found, place, recipe.data.batch_size, text)
         _train(own, target, found)
     return found
 

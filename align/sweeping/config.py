@@ -12,6 +12,8 @@ from align.common.tables import read_text
 from align.common.text import short
 
 METHODS = ("grid", "random")
+_MOST = 1e100
+"""The largest number of a range."""
 MACROS = ("${args}", "${args_no_hyphens}", "${args_no_equals}")
 """Where a command takes the trial's parameters."""
 _KEYS = (
@@ -115,7 +117,8 @@ def _parameter(name: str, entry: Any, where: str) -> Parameter:
         if not isinstance(values, list) or not values:
             raise UserError(f"{what}.values must be a list that is not empty")
         if weights and (
-            len(weights) != len(values)
+            not isinstance(weights, list)
+            or len(weights) != len(values)
             or not all(_number(w) and w >= 0 for w in weights)
             or sum(weights) <= 0
         ):
@@ -148,13 +151,14 @@ def _distribution(name: str, entry: dict[str, Any], what: str) -> Parameter:
     ):
         raise UserError(f"{what}: {ends[0]}={low} and {ends[1]}={high} make no range")
     step = entry.get("q", 1)
-    if not _number(step) or step <= 0:
+    if not _number(step) or step < 1 / _MOST:
         raise UserError(f"{what}.q={short(step)} must be above 0")
     return Parameter(name, (), (), kind, float(low), float(high), float(step))
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it is one with which draws can be computed."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST
 
 
 def _command(command: Any, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from align.common.errors import UserError
 from align.common.files import write_atomically
-from align.common.schema import read_object
+from align.common.schema import convert, read_json, read_object
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.sweeping.config import Sweep
@@ -162,7 +162,10 @@ def _trial(
     steps = load_recipe(words).trainer.max_steps
     path = output / RESULT
     if path.is_file():
-        return _read(path)
+        try:
+            return _read(path)
+        except UserError as error:  # its training is over, or goes on where it was
+            say(f"warning: {error}; the trial is run again")
     say(f"trial {trial.name}: {' '.join(trial.words)}" + (f" ({shorter[0]} steps)" if shorter else ""))
     output.mkdir(parents=True, exist_ok=True)
     with (output / "log.txt").open("ab") as log:
@@ -177,17 +180,29 @@ def _trial(
         say(f"  failed: {result.failed}")
         return result  # not written down: it is tried again when the sweep goes on
     result = _score(sweep, trial.number, steps, output)
-    text = json.dumps(asdict(result)) + "\n"
+    values = {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(result).items()
+    }
+    text = json.dumps(values) + "\n"
     write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
     say(f"  {sweep.metric} {result.score:.4f}")
     return result
 
 
+class _Stored(TypedDict):
+    """A result as JSON, which has no NaN."""
+
+    number: int
+    steps: int
+    score: float | None
+    error: float | None
+    failed: str
+
+
 def _read(path: Path) -> Result:
-    values = read_object(path)
-    return Result(
-        values["number"], values["steps"], float(values["score"]), float(values["error"]), values["failed"]
-    )
+    values = convert(read_json(path), _Stored, "", str(path))
+    score, error = (math.nan if values[k] is None else values[k] for k in ("score", "error"))
+    return Result(values["number"], values["steps"], score, error, values["failed"])
 
 
 def _score(sweep: Sweep, number: int, steps: int, output: Path) -> Result:

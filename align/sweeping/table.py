@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
+from align.common.text import markdown_text
 from align.planning.tau import t_quantile
 from align.sweeping.config import Sweep
 from align.sweeping.run import Result
@@ -65,14 +66,14 @@ def table(sweep: Sweep, found: Sequence[Trial], results: Sequence[Result]) -> st
     made = rows(sweep, found, results)
     names = list(dict.fromkeys(name for row in made for name, _ in row.values))
     lines = [
-        f"| {' | '.join(names)} | {sweep.metric} [95%] | steps | runs |",
+        f"| {' | '.join(map(markdown_text, [*names, sweep.metric]))} [95%] | steps | runs |",
         "|---" * (len(names) + 3) + "|",
     ]
     for row in made:
         own = dict(row.values)
-        cells = [str(own.get(name, "")).replace("|", "\\|") for name in names]
+        cells = [markdown_text(str(own.get(name, ""))) for name in names]
         known = math.isfinite(row.low)
         score = f"{row.score:.4f}" + (f" [{row.low:.4f}, {row.high:.4f}]" if known else "")
-        said = f"failed: {row.failed}".replace("|", "\\|") if row.failed else score
+        said = markdown_text(f"failed: {row.failed}") if row.failed else score
         lines.append(f"| {' | '.join(cells)} | {said} | {row.steps} | {row.runs} |")
     return "\n".join(lines)

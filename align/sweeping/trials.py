@@ -13,7 +13,7 @@ from align.common.errors import UserError
 from align.sweeping.config import Parameter, Sweep
 
 MOST = 10_000
-"""Trials of a grid; more are a mistake."""
+"""Trials; more are a mistake."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ def trials(sweep: Sweep, count: int | None, seed: int, method: str | None = None
         UserError: a grid over a range, or one of too many trials.
     """
     count = count or sweep.cap
+    if count is not None and count > MOST:
+        raise UserError(f"{sweep.name}: {count} trials; at most {MOST} (--count, run_cap)")
     if (method or sweep.method) == "grid":
         ranges = [p.name for p in sweep.parameters if not p.values]
         if ranges:

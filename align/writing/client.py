@@ -16,12 +16,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from align.common.errors import UserError, nearest
+from align.common.schema import parse_json
 from align.common.text import say, short
 from align.config.recipe import API_KEY
 
 TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 """Statuses after which the same request may be answered."""
 _HERE = {"127.0.0.1", "localhost", "::1"}
+MOST_BYTES = 1 << 26
+"""Of a reply; an ordinary one has a thousandth of it."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 30.0
 _SAY_EVERY = 30.0
 """Seconds between lines about requests that fail."""
@@ -77,7 +80,7 @@ class Client:
         self._no_address = (httpx2.InvalidURL, UnicodeError)
         try:
             self._http = httpx2.AsyncClient(
-                headers={"Authorization": f"Bearer {key}"} if key else {},
+                headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
                 timeout=httpx2.Timeout(patience.reply, connect=min(30.0, patience.reply), pool=None),
                 limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
                 trust_env=urlsplit(url).hostname not in _HERE,  # no proxy stands before this machine
@@ -143,15 +146,10 @@ class Client:
             Trouble: none, which another try may mend.
             Refused: an answer that another try will not mend.
         """
-        try:
-            reply = await self._http.request(method, self.url + path, json=body)
-        except self._no_address as error:
-            raise UserError(f"data.writer: {self.url}: no address ({error})") from None
-        except self._errors as error:
-            raise Trouble(f"no answer ({str(error) or type(error).__name__})") from None
+        reply, text = await self._reply(method, path, body)
         status = reply.status_code
         if status in TRANSIENT:
-            raise Trouble(f"answered {status} {_said(reply)}", _seconds(reply.headers.get("retry-after")))
+            raise Trouble(f"answered {status} {_said(text)}", _seconds(reply.headers.get("retry-after")))
         if status in (401, 403):
             has = "refuses the key in" if os.environ.get(API_KEY) else "wants an API key; put it into"
             raise Refused(
@@ -161,24 +159,49 @@ class Client:
             hint = (
                 "; no OpenAI-compatible server answers there" if status in (301, 302, 307, 308, 404) else ""
             )
-            raise Refused(f"{self.url}{path}: answered {status} {_said(reply)}{hint}", status)
+            raise Refused(f"{self.url}{path}: answered {status} {_said(text)}{hint}", status)
         try:
-            found = reply.json()
-        except ValueError:
-            raise Trouble(f"answered {short(reply.text, 60)}, no JSON") from None
+            found = parse_json(text, "")
+        except UserError:
+            raise Trouble(f"answered {short(text, 60)}, no JSON") from None
         if not isinstance(found, dict):
             raise Trouble(f"answered {short(found, 60)}, no JSON object")
         return found
 
+    async def _reply(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[Any, str]:
+        """A reply and its text, read up to `MOST_BYTES`, not unpacked, and for as long as `patience` says: a server can send without end.
 
-def _said(reply: Any) -> str:
+        Raises:
+            Trouble: none.
+        """
+        parts, size = list[bytes](), 0
+        try:
+            async with (
+                asyncio.timeout(self.patience.reply),
+                self._http.stream(method, self.url + path, json=body) as reply,
+            ):
+                async for part in reply.aiter_raw():
+                    parts.append(part)
+                    size += len(part)
+                    if size > MOST_BYTES:
+                        raise Trouble(f"answered more than {MOST_BYTES >> 20} MiB")
+        except self._no_address as error:
+            raise UserError(f"data.writer: {self.url}: no address ({error})") from None
+        except TimeoutError:
+            raise Trouble(f"no answer within {self.patience.reply:g} s (data.reply_seconds)") from None
+        except self._errors as error:
+            raise Trouble(f"no answer ({str(error) or type(error).__name__})") from None
+        return reply, b"".join(parts).decode("utf-8", "replace")
+
+
+def _said(text: str) -> str:
     """What a server says of an error, in a few words."""
     try:
-        found = reply.json()
+        found = parse_json(text, "")
         error = found.get("error", found)
         text = error.get("message", error) if isinstance(error, dict) else error
-    except (ValueError, AttributeError):
-        text = reply.text
+    except (UserError, AttributeError):
+        pass
     return short(" ".join(str(text).split()), 200)
 
 

@@ -83,7 +83,7 @@ class Completions:
         for dialect in (Dialect(), Dialect(ids_in=False), Dialect(ids_in=False, extensions=False)):
             self.dialect = dialect
             try:
-                reply = await self.client.complete(self.body(replace(request, most=1)))
+                reply = await self._greeting(self.body(replace(request, most=1)))
             except Refused as error:
                 if error.status not in (400, 422):
                     raise
@@ -99,6 +99,17 @@ class Completions:
             return
         assert refused is not None
         raise refused
+
+    async def _greeting(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A reply that has choices. Raises UserError where it has none however often it is asked."""
+        for _ in range(TRIES):
+            reply = await self.client.complete(body)
+            try:
+                _choice(reply)
+                return reply
+            except Trouble as found:
+                said = str(found)
+        raise UserError(f"{self.client.url}/v1/completions: {said}")
 
     def _check_greeting(self, request: Request, reply: dict[str, Any]) -> None:
         usage = reply.get("usage")

@@ -13,11 +13,16 @@ from typing import Any
 
 from torch import Tensor
 
+from align.common.claims import Claim, remove_dead
 from align.common.errors import UserError
+from align.common.files import to_disk
 from align.common.hub import card_value
 from align.common.schema import read_object
 from align.importing.layouts import RECORD
 from decode.method_names import EXPORTS
+
+_UNFINISHED = ".specalign-export-"
+"""How the name of a folder goes on that becomes an export."""
 
 
 @dataclass
@@ -52,14 +57,19 @@ def write_folder(out: Path, record: dict[str, str], card: str, fill: Callable[[P
     check_free(out)
     out = out.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    kind = f".{out.name[:200]}{_UNFINISHED}"
+    part = Path(tempfile.mkdtemp(prefix=kind, dir=out.parent))
     try:
-        fill(part)
-        (part / "README.md").write_text(card, encoding="utf-8")
+        with Claim(part, "--out"):  # while it is held nobody takes it for a dead process's
+            fill(part)
+            (part / "README.md").write_text(card, encoding="utf-8")
         files = _files(part)
         (part / RECORD).write_text(json.dumps({**record, "files": files}, indent=2) + "\n")
         part.chmod(0o777 & ~_umask())
+        for path in (*part.rglob("*"), part):
+            to_disk(path)
         _swap(part, out)
+        remove_dead(out.parent, kind)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -79,6 +89,7 @@ def _swap(part: Path, out: Path) -> None:
         if there:
             os.replace(out, old)
         os.replace(part, out)
+        to_disk(out.parent)
     except BaseException:
         if old.is_dir() and not out.exists():
             os.replace(old, out)

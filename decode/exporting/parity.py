@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
 import torch
 
+from align.common.claims import scratch
 from align.common.errors import UserError
 from align.common.hub import model_folder
 from align.models.block import BlockDrafter
@@ -114,8 +114,8 @@ def in_process(
     if engine == "dflash":
         package()
     network = _opened(drafter, target, device, trust_remote_code)
-    with tempfile.TemporaryDirectory() as made:
-        folder = export or Path(made) / engine
+    with scratch("specalign-parity-") as made:
+        folder = export or made / engine
         if export is None:
             FORMATS[engine].write(network, folder, torch.bfloat16, "")
         elif (found := read_record(export).get("format")) != engine:

@@ -49,6 +49,13 @@ def test_another_machine_needs_no_weights(tmp_path: Path, capsys: pytest.Capture
         (["recipe=debug_block", "--hardware", "h1000"], "did you mean 'h100'"),
         (["recipe=debug_blok"], "did you mean 'debug_block'"),
         (["recipe=debug_block", "--rate"], "expected one argument"),
+        (["recipe=debug_block", "--rate=--"], "'--rate=--' has no value"),
+        (
+            ["recipe=debug_block", "--json", "/dev/null/plan"],
+            "--json=/dev/null/plan: folder=/dev/null: can't be written",
+        ),
+        (["recipe=debug_block", "--json", "."], "--json=.: is a folder"),
+        (["recipe=debug_block", "--json", "~nobody_here/x"], "no such user"),
         (["recipe=debug_block", "target.name=/no/where"], "neither a folder"),
     ],
 )

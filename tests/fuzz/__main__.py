@@ -3,7 +3,7 @@
 python -m tests.fuzz --minutes 10
 python -m tests.fuzz --case 1234 --seed 0        # one again, with its output
 
-Case N of a seed is always the same. Each runs in a worker process, which is replaced when a case ends it.
+All commands are called in one process, so that a case takes a tenth of a second. Case N of a seed is always the same. Each runs in a worker process, which is replaced when a case ends it.
 """
 
 from __future__ import annotations

@@ -87,6 +87,53 @@ def changed_bytes(raw: bytes, r: random.Random) -> bytes:
             return b""
 
 
+def deep(r: random.Random) -> bytes:
+    """JSON that is nested without end, or holds a number of more digits than Python reads."""
+    depth = r.choice((500, 5_000, 200_000))
+    ways = (
+        b"[" * depth,
+        b'{"a":' * depth,
+        b"[" * depth + b"]" * depth,
+        b'{"a":' * depth + b"1" + b"}" * depth,
+    )
+    return r.choice((*ways, b"9" * 5000, b"[" + b"9" * 5000 + b"]", b'{"a":' + b"9" * 4000 + b"}"))
+
+
+def changed_safetensors(raw: bytes, r: random.Random) -> tuple[bytes, str]:
+    """A safetensors file with another header: its length, or an entry's type, shape or place. And what was changed."""
+    size = int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8 : 8 + size]), raw[8 + size :]
+    if r.random() < 0.15:
+        length = r.choice(
+            (0, 1, size - 1, size + 1, len(raw), 1 << 31, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)
+        )
+        return length.to_bytes(8, "little") + raw[8:], f"a header of {length} bytes"
+    name = r.choice([n for n in header if n != "__metadata__"])
+    entry = header[name]
+    match r.randrange(8):
+        case 0:
+            entry["dtype"] = r.choice(("F64", "BF16", "I64", "BOOL", "U8", "F8_E4M3", "F4", "C64", "X", ""))
+        case 1:
+            entry["shape"] = r.choice(
+                ([], [0], [2**40], [2**63], [2**64], [-1], [1] * 70, entry["shape"][::-1], None, ["x"])
+            )
+        case 2:
+            entry["data_offsets"] = r.choice(([0, 0], [0, 2**63], [2**64, 0], [5, 1], [-1, 4], [0], None))
+        case 3:
+            del header[name]
+        case 4:
+            header[text(r)] = header.pop(name)
+        case 5:
+            header["__metadata__"] = r.choice(({}, {"format": "tf"}, {"format": 1}, {"x": text(r)}, None, []))
+        case 6:
+            written = deep(r)
+            return len(written).to_bytes(8, "little") + written + data, "a deep header"
+        case _:
+            return raw[: 8 + size] + b"\xff" * len(data), "all numbers NaN"
+    written = json.dumps(header).encode("utf-8", "surrogatepass")
+    return len(written).to_bytes(8, "little") + written + data, f"{name}: {header.get(name)}"[:200]
+
+
 def changed_gguf(raw: bytes, r: random.Random) -> tuple[bytes, str]:
     """A GGUF file with a number of its header replaced: a count, a type, a length, or a value; or with other bytes there. And what
     was changed."""
@@ -116,8 +163,17 @@ def damage(path: Path, r: random.Random) -> str:
         return "made a folder"
     if r.random() < 0.05:
         path.unlink()
-        path.symlink_to(r.choice(("/dev/null", "/nowhere", path.name, "/proc/self/mem")))
+        path.symlink_to(
+            r.choice(("/dev/null", "/dev/zero", "/nowhere", path.name, "/proc/self/mem", "/etc/passwd", ".."))
+        )
         return f"made a link to {path.readlink()}"
+    if path.suffix == ".safetensors" and r.random() < 0.6:
+        raw, what = changed_safetensors(path.read_bytes(), r)
+        path.write_bytes(raw)
+        return what
+    if path.suffix == ".json" and r.random() < 0.05:
+        path.write_bytes(deep(r))
+        return "nested without end"
     if path.suffix in (".json", ".jsonl") and r.random() < 0.75:
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
         i = r.randrange(len(lines)) if lines else 0

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from align.common.text import say
 
+AT_MOST = 24 << 30
+"""Bytes of addresses that a worker may take: a case that asks for more must not end other processes of the machine."""
 LIMIT_S = 120
 """A case that takes longer hangs."""
 
@@ -19,7 +22,8 @@ def fuzz(
 ) -> tuple[int, list[str]]:
     """Run cases until the time is over, or so many; their number, and what went wrong."""
     findings: list[str] = []
-    end = time.monotonic() + 60 * minutes
+    begun = time.monotonic()
+    end = begun + 60 * minutes
     worker = None
     number = first
     while number < first + cases if cases is not None else time.monotonic() < end:
@@ -31,6 +35,9 @@ def fuzz(
             findings.append(f"case {number}: {found}")
             say(findings[-1], error=True)
         number += 1
+        if (number - first) % 500 == 0:
+            past = time.monotonic() - begun
+            say(f"{number - first} cases, {len(findings)} findings, {past:.0f} s", error=True)
     if worker is not None:
         worker.stop()
     return number - first, findings
@@ -71,6 +78,7 @@ def serve(pipe: Connection, folder: Path, seed: int) -> None:
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "offline"}
     from tests.fuzz.cases import Corpus, run
 
+    resource.setrlimit(resource.RLIMIT_AS, (AT_MOST, AT_MOST))
     corpus = Corpus(folder)
     pipe.send("ready")
     while True:

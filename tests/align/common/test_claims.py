@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from align.common.claims import LOCK, Claim
+from align.common.claims import LOCK, Claim, scratch
 from align.common.errors import UserError
 from align.common.files import UNFINISHED
 
@@ -50,6 +50,23 @@ def test_a_process_may_claim_twice_and_leaves_no_empty_folder(tmp_path: Path) ->
     with Claim(folder, "--out"):
         (folder / "kept").touch()
     assert [p.name for p in folder.iterdir()] == ["kept"]
+
+
+def test_temporary_folders_of_the_dead_are_removed(tmp_path: Path) -> None:
+    """Those of a living process, of another kind and behind a link stay."""
+    for name in ("kind-a/b", "other-a", "far/kind-c"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "kind-link").symlink_to(tmp_path / "far")
+    alive = holder(tmp_path / "kind-alive")
+    try:
+        with scratch("kind-", tmp_path) as folder:
+            (folder / "x").touch()
+            names = {"other-a", "far", "kind-link", "kind-alive", folder.name}
+            assert {p.name for p in tmp_path.iterdir()} == names
+    finally:
+        alive.kill()
+        alive.wait()
+    assert not folder.exists() and (tmp_path / "far/kind-c").is_dir()
 
 
 def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:

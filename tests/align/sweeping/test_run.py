@@ -29,7 +29,7 @@ class Trainer:
     """In the place of `subprocess.run`: writes metrics whose score grows with rate and steps. `fails`, `stops`: trials by number."""
 
     def __init__(self, fails: tuple[int, ...] = (), stops: tuple[int, ...] = ()) -> None:
-        self.fails, self.stops, self.ran = fails, stops, list[tuple[str, int]]()
+        self.fails, self.stops, self.error, self.ran = fails, stops, "0.01", list[tuple[str, int]]()
 
     def __call__(self, command: list[str], stdout: Any, **options: Any) -> Any:
         assert command[:3] == [sys.executable, "-m", "align.train"]
@@ -43,7 +43,7 @@ class Trainer:
             stdout.write(b"one line\nerror: it is broken\n")
             return SimpleNamespace(returncode=2)
         score = 1 + recipe.trainer.learning_rate * recipe.trainer.max_steps
-        (output / "metrics.csv").write_text(f"step,{METRIC},{METRIC}_se\n1,1.0,0.5\n9,{score},0.01\n")
+        (output / "metrics.csv").write_text(f"step,{METRIC},{METRIC}_se\n1,1.0,0.5\n9,{score},{self.error}\n")
         return SimpleNamespace(returncode=0)
 
 
@@ -137,6 +137,25 @@ def test_a_failed_trial_is_tried_again(trainer: Trainer, tmp_path: Path) -> None
     assert [r.failed for r in run(own, found, plan, quiet)] == ["", "error: it is broken", "", ""]
     trainer.fails, trainer.ran = (), []
     assert not any(r.failed for r in run(own, found, plan, quiet)) and trainer.ran == [("0001", 12)]
+
+
+def test_a_result_that_cannot_be_read_is_made_again(trainer: Trainer, tmp_path: Path) -> None:
+    """What has no standard error is stored as JSON has it; a torn or foreign result is no result."""
+    own, plan = sweep(), Plan(tmp_path)
+    found, trainer.error = trials(own, 3, 0), ""
+    first = run(own, found, plan, quiet)
+    for number, text in enumerate(('{"number": 0, "ste', '{"number": 0}')):
+        path = tmp_path / "trials" / f"{number:04d}" / RESULT
+        assert json.loads(path.read_text())["error"] is None
+        path.write_text(text)
+    trainer.ran, said = [], list[str]()
+    again = run(own, found, plan, said.append)
+    assert [r.score for r in again] == [r.score for r in first]
+    assert trainer.ran == [("0000", 12), ("0001", 12)]
+    assert [line for line in said if line.startswith("warning:") and "run again" in line] == [
+        said[0],
+        said[3],
+    ]
 
 
 def test_halving_trains_the_best_in_full(trainer: Trainer, tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def test_a_grid_over_a_range_or_without_end_is_refused() -> None:
         trials(sweep(Parameter("r", distribution="uniform", high=1.0)), None, 0)
     with pytest.raises(UserError, match="1000000 trials"):
         trials(sweep(*(Parameter(n, tuple(range(100))) for n in "abc")), None, 0)
+    with pytest.raises(UserError, match="10000000000 trials; at most"):
+        trials(sweep(Parameter("r", distribution="uniform", high=1.0)), 10**10, 0, "random")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +118,68 @@ def test_the_model_is_chosen_by_name() -> None:
         UserError, match=r"serves 'a', 'b', not target.name='org/Model-1B'.*served_model=NAME"
     ):
         choose(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        (b"[" * 200_000, "no JSON"),
+        (b'{"a":' * 5000 + b"1" + b"}" * 5000, "no JSON"),
+        (b"9" * 5000, "no JSON"),
+        (b'{"data": NaN}', "no JSON"),
+        (b'{"data": "\\ud800"}', "no JSON"),
+        (b"\xff\xfe\x00", "no JSON"),
+        (b" " * 70_000, "more than 0 MiB"),
+        (b"[]", "no JSON object"),
+    ],
+)
+@pytest.mark.parametrize("status", [200, 500])
+def test_whatever_a_server_sends_is_one_line(
+    target: Target, monkeypatch: pytest.MonkeyPatch, sent: bytes, says: str, status: int
+) -> None:
+    """JSON without end, other text, or more than a reply can be; with an error's status too, of which it is the message."""
+    if "MiB" in says:
+        monkeypatch.setattr(module, "MOST_BYTES", 1 << 16)
+    with Loopback(target, alter=lambda _, body: (status, sent)) as server:
+        for ask in (lambda c: c.complete(BODY), lambda c: c.models()):
+            with pytest.raises(UserError) as error:
+                asked(server.url, ask, retry=0.0)
+            line = str(error.value)
+            assert len(line) < 500 and (says in line or (status == 500 and "answered 500" in line)), line
+
+
+def test_a_reply_that_never_ends_is_given_up(target: Target) -> None:
+    """A byte now and then is no silence, and no answer either."""
+
+    async def drip(_: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
+        out.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not out.is_closing():
+                out.write(b" ")
+                await out.drain()
+                await asyncio.sleep(0.01)
+
+    async def run() -> None:
+        server = await asyncio.start_server(drip, "127.0.0.1", 0)
+        client = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", 1, Patience(0.2, 0.0), True)
+        try:
+            with pytest.raises(UserError, match=r"no answer within 0.2 s \(data.reply_seconds\)"):
+                await client.complete(BODY)
+        finally:
+            await client.close()
+            server.close()
+
+    asyncio.run(run())
+
+
+def test_packed_replies_are_not_unpacked(target: Target) -> None:
+    """A thousand bytes would be a million."""
+    packed = gzip.compress(b"{" + b" " * 10**6 + b"}")
+    with (
+        Loopback(target, alter=lambda status, body: (status, packed)) as server,
+        pytest.raises(UserError, match="no JSON"),
+    ):
+        asked(server.url, lambda c: c.models())
 
 
 def test_a_server_that_asks_for_time_gets_it() -> None:

@@ -58,6 +58,18 @@ def test_greedy_answers_are_those_of_this_process(tmp_path: Path, target: Target
     assert texts(tmp_path / "served") == texts(tmp_path / "own")
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_greeting_without_choices_is_asked_for_again(tmp_path: Path, target: Target, at: int) -> None:
+    """The first request says what the server understands; it fails as others do."""
+    with Loopback(target, fault=lambda n: "no choices" if n == at else None) as server:
+        synthesize(recipe_of(server.url, "data.samples=2"), target, tmp_path / "a", quiet=True)
+    with (
+        Loopback(target, fault=lambda n: "no choices") as server,
+        pytest.raises(UserError, match="without choices"),
+    ):
+        synthesize(recipe_of(server.url), target, tmp_path / "b", quiet=True)
+
+
 def test_greedy_prompts_and_their_faults_are_those_of_this_process(tmp_path: Path, target: Target) -> None:
     """Prompts that are too long, or empty, and answers that are, are told as `Writer` tells them."""
     words = ["data.prompt_temperature=0", "data.answer_temperatures=[0.0]", "data.near_duplicate_threshold=2"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from align.common.claims import Claim
 from align.common.errors import UserError
 from align.target.model import Target
 from decode.exporting.registry import FORMATS
@@ -55,6 +58,32 @@ def test_what_a_user_put_beside_an_export_stays(
     with pytest.raises(KeyboardInterrupt):
         FORMATS["dflash"].write(drafter, out, torch.float32, "newer")
     assert (out / "README.md").read_text() == "new" and (out / "model.safetensors").is_file()
+
+
+def test_what_a_killed_export_left_goes(tmp_path: Path, target: Target) -> None:
+    """Its half folder and the old export that it had put aside, once a new one stands there; a live process's stay."""
+    drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
+    left = [tmp_path / f".out.specalign-export-x{end}" for end in ("", ".old")]
+    live, other = tmp_path / ".out.specalign-export-y", tmp_path / ".other.specalign-export-x"
+    for folder in (*left, live, other):
+        folder.mkdir()
+        (folder / "config.json").touch()
+    process = multiprocessing.get_context("spawn").Process(target=hold, args=(live, tmp_path / "held"))
+    process.start()
+    try:
+        while not (tmp_path / "held").exists():
+            assert process.is_alive()
+        FORMATS["dflash"].write(drafter, tmp_path / "out", torch.float32, "")
+    finally:
+        process.kill()
+        process.join()
+    assert {p.name for p in tmp_path.iterdir()} == {"out", live.name, other.name, "held"}
+
+
+def hold(folder: Path, held: Path) -> None:
+    with Claim(folder, "--out"):
+        held.touch()
+        threading.Event().wait()
 
 
 def interrupted(*_: object, **__: object) -> None:
