@@ -195,12 +195,26 @@ def _layers_cause(drafter: BlockDrafter, reader: Reader) -> str:
 def _rotary_cause(found: Tensor, wanted: Tensor, drafter: BlockDrafter) -> str:
     if found.shape != wanted.shape:
         return f"head_dim: tables of width {found.shape[-1] // 2}, {wanted.shape[-1] // 2} were trained"
-    half = wanted.shape[-1] // 4  # of a table's columns, which repeat once
-    still = int((found[:, :half] - 1).abs().amax(0).lt(1e-6).sum())
-    trained_still = int((wanted[:, :half] - 1).abs().amax(0).lt(1e-6).sum())
-    if still > trained_still:
-        return f"partial_rotary_factor: {still} of {half} pairs are not turned, all were trained"
-    return f"rope_theta or rope_parameters: other angles; {drafter.config.rope_theta:g} and the target's own scaling were trained"
+    theirs, trained = _turns(found), _turns(wanted)
+    if (still := int((theirs == 0).sum())) > int((trained == 0).sum()):
+        return f"partial_rotary_factor: {still} of {len(trained)} pairs are not turned, all were trained"
+    ratio = theirs / trained
+    bases = [
+        float(turns[1]) ** -len(turns) for turns in (theirs, trained)
+    ]  # turns of pair j: base^(−j / pairs)
+    other_base = (bases[0] / bases[1]) ** -(torch.arange(len(ratio)) / len(ratio))
+    if torch.allclose(ratio, other_base.to(ratio), rtol=1e-2):
+        return f"rope_theta: {bases[0]:.4g} is read, {bases[1]:.4g} was trained"
+    return (
+        f"rope_parameters (rope_type, factor, …): the fastest pair turns {float(ratio[0]):.3g} and the slowest {float(ratio[-1]):.3g} times "
+        f"as far as trained; rope_theta {drafter.config.rope_theta:g} with the target's own scaling was trained"
+    )
+
+
+def _turns(tables: Tensor) -> Tensor:
+    """How far each pair turns from one position to the next, in radians; 0 = not at all. tables (L, 4 × pairs): cosines, sines, each twice."""
+    pairs = tables.shape[-1] // 4
+    return torch.atan2(tables[1, 2 * pairs : 3 * pairs], tables[1, :pairs]).double()
 
 
 def _block_cause(found: list[int], wanted: list[int]) -> str:

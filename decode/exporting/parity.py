@@ -8,9 +8,10 @@ from itertools import zip_longest
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from align.common.claims import scratch
-from align.common.errors import UserError
+from align.common.errors import UserError, in_one_line
 from align.common.hub import model_folder
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import load_drafter
@@ -67,6 +68,7 @@ def exported(
             "drafter.kind=autoregressive"
         )
     network = _opened(drafter, target, device, trust_remote_code)
+    rounded = _round(network, getattr(torch, dtype))
     if vocabulary is None and target.endswith(".gguf"):
         vocabulary = Path(target)
     for name, out in folders.items():  # before anything is written
@@ -80,7 +82,12 @@ def exported(
         card = form.card(source, known_as, out.name, drafts)
         made = form.write(network, out, getattr(torch, dtype), card, vocabulary)
         serve = form.serve(known_as, str(out), drafts)
-        verdicts.append(Verdict(name, out, notes=list(made.notes), serve=serve))
+        lost = (
+            [f"weights are rounded to {dtype}, and compared as rounded; --dtype float32 keeps them"]
+            if rounded
+            else []
+        )
+        verdicts.append(Verdict(name, out, notes=[*made.notes, *lost], serve=serve))
     if limit:
         suites, _ = prompts_of("builtin", limit=limit)
         compare(network, verdicts, tokens_of(network.target, suites[0].prompts), max_new_tokens)
@@ -90,6 +97,18 @@ def exported(
 def _opened(drafter: str, target: str, device: str, trust_remote_code: bool) -> BlockDrafter:
     """With its target, in fp32: what is compared are networks, not roundings."""
     return load_drafter(drafter, load_target(target, "float32", device, trust_remote_code=trust_remote_code))
+
+
+@torch.no_grad()
+def _round(network: BlockDrafter, dtype: torch.dtype) -> bool:
+    """Leave in fp32 what weights of `dtype` hold; whether that is less than there was."""
+    changed = False
+    for weights in (*network.parameters(), *network.buffers()):
+        if weights.is_floating_point():
+            held = weights.to(dtype).to(weights.dtype)
+            changed |= not torch.equal(held, weights)
+            weights.copy_(held)
+    return changed
 
 
 def in_process(
@@ -121,6 +140,13 @@ def in_process(
         elif (found := read_record(export).get("format")) != engine:
             raise UserError(
                 f"--export={export}: is in the format {found!r}, --engine {engine} reads {engine!r}"
+            )
+        with in_one_line(f"{folder}: can't be read"):
+            _round(
+                network,
+                next(
+                    t.dtype for t in load_file(folder / "model.safetensors").values() if t.is_floating_point()
+                ),
             )
         verdict = Verdict(engine, folder)
         compare(network, [verdict], tokens_of(network.target, prompts), max_new_tokens)

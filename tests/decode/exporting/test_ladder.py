@@ -127,6 +127,21 @@ def _theta(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     inner["rope_theta"] = inner["rope_parameters"]["rope_theta"] = 17.0
 
 
+def _scaled(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Fast pairs as they are, slow ones at an eighth, as in Llama 3.1."""
+    config["rope_parameters"] |= {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
+    config["rope_parameters"]["original_max_position_embeddings"] = 64
+
+
+def _linear(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    config["rope_parameters"] |= {"rope_type": "linear", "factor": 4.0}
+
+
 def _partial(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     config["rope_parameters"]["partial_rotary_factor"] = 0.5
 
@@ -176,8 +191,16 @@ FAULTS: list[tuple[str, str, Fault, str, str]] = [
     ("dflash", "layer ids", _layers_later, "tapped features", "target_layer_ids are off by 1"),
     ("speculators", "layer ids", _layers_later, "tapped features", "target_layer_ids are off by 1"),
     ("transformers", "layer ids", _layers_later, "tapped features", "target_layer_ids are off by 1"),
-    ("dflash", "rope_theta", _theta, "rotary tables", "rope_theta"),
-    ("transformers", "rope_theta", _theta, "rotary tables", "rope_theta"),
+    ("dflash", "rope_theta", _theta, "rotary tables", "rope_theta: 17 is read, "),
+    ("transformers", "rope_theta", _theta, "rotary tables", "rope_theta: 17 is read, "),
+    (
+        "dflash",
+        "rope_type",
+        _scaled,
+        "rotary tables",
+        "rope_type, factor, …): the fastest pair turns 1 and the slowest 0.125",
+    ),
+    ("transformers", "rope_type", _linear, "rotary tables", "turns 0.25 and the slowest 0.25"),
     ("dflash", "partial rotary", _partial, "rotary tables", "partial_rotary_factor"),
     ("dflash", "mask id", _mask_token, "block", "mask_token_id"),
     ("transformers", "mask id", _mask_token, "block", "mask_token_id"),

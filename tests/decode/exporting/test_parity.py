@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from align.common.errors import UserError
 from align.models.checkpoints.block import save_drafter
 from align.target.model import Target
-from decode.exporting.parity import exported
+from decode.exporting.parity import exported, in_process
+from decode.suites.registry import prompts_of
 from tests.builders import block_network
 
 
@@ -30,6 +33,29 @@ def test_several_formats_at_once_are_compared_with_the_drafter(tmp_path: Path, d
     assert "license: mit" in card and "| expected τ, greedy | 1.5 |" in card
     assert "vllm serve debug --speculative-config" in card
     assert any("generate(assistant_model=" in line for line in verdicts[1].lines)
+
+
+def test_weights_that_are_rounded(tmp_path: Path, drafter: str) -> None:
+    """Compared as the export holds them, with a note; written in their own type there is none."""
+    weights = load_file(file := Path(drafter) / "model.safetensors")
+    noise = torch.Generator().manual_seed(0)
+    wide = {k: v.float() * (1 + 2e-3 * torch.randn(v.shape, generator=noise)) for k, v in weights.items()}
+    save_file(wide, file)
+    (Path(drafter) / "checksums.json").unlink(missing_ok=True)
+    for dtype, notes in (("bfloat16", 1), ("float32", 0)):
+        (verdict,) = exported(
+            drafter,
+            "block",
+            "debug",
+            {"dflash": tmp_path / dtype},
+            dtype=dtype,
+            device="cpu",
+            limit=1,
+            max_new_tokens=8,
+        )
+        assert verdict.same and sum("rounded to" in note for note in verdict.notes) == notes
+        prompts = prompts_of("builtin", limit=1)[0][0].prompts
+        assert in_process(drafter, "debug", prompts, 8, "transformers", None, device="cpu").same
 
 
 def test_nothing_is_written_where_one_format_refuses(tmp_path: Path, drafter: str) -> None:
