@@ -96,7 +96,7 @@ def test_what_a_stopped_run_found_is_kept(
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("decode.losslessness.checks._texts", stopped)
+    monkeypatch.setattr("decode.losslessness.checks.sampled_texts", stopped)
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         main([*arguments(drafter, tmp_path), "--methods", "lookup,block"])
     record = json.loads((tmp_path / "verdict.json").read_text())
