@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from align.common.batch import Anchors, Batch
 from align.common.terminal import PlainConsole
+from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
-from align.config.recipe import DrafterConfig
 from align.data import shards as data
 from align.data.draft_vocab import frequent_tokens
 from align.makers.block import from_target

@@ -17,8 +17,9 @@ import torch
 
 from align.common.errors import cli
 from align.common.text import say
-from align.target.loading import DEFAULT_TARGET, load_target
+from align.target.loading import load_target
 from align.target.model import Target
+from align.target.names import DEFAULT_TARGET
 from decode.cli import Parser
 
 

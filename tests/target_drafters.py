@@ -11,8 +11,8 @@ import torch
 
 from align.common.batch import Anchors, Step
 from align.common.errors import UserError
+from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
-from align.config.recipe import DrafterConfig
 from align.data import packing
 from align.data import shards as data
 from align.makers.block import from_target

@@ -138,3 +138,10 @@ def type_name(kind: Any) -> str:
     if origin is dict or is_dataclass(kind) or is_typeddict(kind):
         return "a mapping"
     return {int: "an integer", float: "a number", bool: "true or false", str: "text"}[kind]
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json as a dict. Raises UserError where it is missing or broken."""
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder}: no config.json")
+    return read_object(folder / "config.json")

@@ -6,7 +6,8 @@ import re
 from urllib.parse import urlsplit
 
 from align.common.errors import UserError, nearest
-from align.config.recipe import API_KEY, GROUPS, LOGGERS, LOSS_NAMES, PARTS, DataConfig, Recipe
+from align.config.drafter import LOSS_NAMES, PARTS
+from align.config.recipe import API_KEY, GROUPS, LOGGERS, DataConfig, Recipe
 
 
 def check(recipe: Recipe) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.common.text import say
-from align.config.recipe import DrafterConfig
+from align.config.drafter import DrafterConfig
 from align.makers.choices import lora_alpha, mask_token
 from align.makers.geometry import (
     Sizes,

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from align.common.errors import UserError
-from align.config.recipe import DrafterConfig
+from align.config.drafter import DrafterConfig
 from align.makers.geometry import (
     first_layers,
 )

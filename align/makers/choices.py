@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from align.common.errors import UserError
-from align.config.recipe import DrafterConfig
+from align.config.drafter import DrafterConfig
 from align.target.model import Target
 
 

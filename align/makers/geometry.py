@@ -11,7 +11,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from align.common.errors import UserError
-from align.config.recipe import DrafterConfig
+from align.config.drafter import DrafterConfig
 from align.target.cache import LayerShape
 from align.target.keys import Rotary, key_rotaries
 from align.target.model import Target

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from align.common.errors import UserError
-from align.config.recipe import DrafterConfig
+from align.config.drafter import DrafterConfig
 from align.makers.choices import lora_alpha, mask_token
 from align.makers.geometry import (
     first_layers,

@@ -13,8 +13,9 @@ from torch import nn
 from align.common.errors import UserError
 from align.common.hub import is_hub_id, local_path, model_folder
 from align.common.schema import read_object
+from align.config.drafter import PARTS, DrafterConfig
 from align.config.parser import load_recipe, shipped
-from align.config.recipe import PARTS, DrafterConfig, Recipe
+from align.config.recipe import Recipe
 from align.makers.block import check_rank, fresh_config, markov_kind
 from align.makers.geometry import check_count, first_layers, named_layers, shared_layers, tap_layers
 from align.makers.standalone import ddit_config

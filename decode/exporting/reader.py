@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from align.common.errors import UserError
-from align.target.loading import read_config
+from align.common.schema import read_config
 
 RUNGS = (
     "tapped features",

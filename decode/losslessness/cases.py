@@ -134,7 +134,8 @@ def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases,
     Raises:
         UserError: a drafter that is not there or can't be opened, or a method that there is nothing to verify of.
     """
-    from align.target.loading import DEFAULT_TARGET, load_target
+    from align.target.loading import load_target
+    from align.target.names import DEFAULT_TARGET
 
     spec = DEFAULT_TARGET if config.target is None else config.target
     shipped = shipped_for(spec)

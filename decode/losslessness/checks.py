@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -13,13 +12,15 @@ from align.common.errors import UserError
 from align.common.provenance import decoding_versions, git_commit, machine
 from align.common.text import plural
 from align.target.loading import has_fast_bf16, load_target
+from align.target.model import Target
 from decode.engine.decoder import Decoder
 from decode.losslessness.cases import Cases, VerifyConfig, cases_of
 from decode.losslessness.compared import Plain, Planted, same
-from decode.losslessness.conditionals import Tally, logits_of
-from decode.losslessness.options import Decoders, batch_options, drawn_options, same_options, together
+from decode.losslessness.conditionals import logits_of
+from decode.losslessness.options import Decoders, batch_options, drawn_options, same_options
 from decode.losslessness.planted import Bug
 from decode.losslessness.rounds import RULES, rounds_check, table_of
+from decode.losslessness.sampled import sampled_texts
 from decode.losslessness.scripted import scripted_check, whole
 from decode.losslessness.settings import SHORT, Options
 from decode.losslessness.verdict import Caught, Check, line
@@ -27,28 +28,11 @@ from decode.losslessness.widened import BUGS
 from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
 from decode.suites.tokenized import tokenize_prompts
-from decode.wrappers.recorded import RecordedDrafter
 
 ALPHA = 1e-3
 """The chance that a correct pair fails the check of sampled tokens, for all its comparisons together."""
-SETTINGS: dict[str, dict[str, Any]] = {
-    "T=1": {"temperature": 1.0},
-    "T=0.5": {"temperature": 0.5},
-    "T=0.1": {"temperature": 0.1},
-    "T=1.5, top-p, penalties": {
-        "temperature": 1.5, "top_p": 0.7, "repetition_penalty": 1.3, "presence_penalty": 0.5,
-    },
-}  # fmt: skip
-"""The settings under which texts are sampled, by name."""
 CANDIDATES = 4
 """Texts are sampled for this many prompts, the ends of the shortest ones."""
-LENGTH = 24
-"""Tokens of a sampled text; more where the first token, a whole draft and two more tokens need more."""
-SAMPLES_TOGETHER = 16
-"""Sampled texts in one target call where `align.kernels` sets no smaller number; greedy and coupled outputs are decoded one at a
-time."""
-PORTION = 48
-"""Sampled texts whose drafts are in memory at one time."""
 
 
 def run(
@@ -71,11 +55,7 @@ def run(
     """
     cases, drafter = cases_of(config, say)
     target = cases.target
-    fitting, refused = tokenize_prompts(target, prompts)
-    room = [tokens for _, tokens in fitting if len(tokens) + config.max_new_tokens <= target.context_limit]
-    if not room:
-        why = refused[0] if refused else f"none leaves room for {config.max_new_tokens} new tokens"
-        raise UserError(f"no prompt can be answered: {why}")
+    room = _fitting(target, prompts, config.max_new_tokens)
     pair = {
         "target": target.spec,
         "drafter": drafter,
@@ -113,6 +93,16 @@ def run(
             say(str(found))
             done(checks, pair, caught)
     return checks, pair, caught
+
+
+def _fitting(target: Target, prompts: Sequence[Prompt], new: int) -> list[list[int]]:
+    """Prompts that leave room for `new` tokens. Raises UserError where none does."""
+    fitting, refused = tokenize_prompts(target, prompts)
+    room = [tokens for _, tokens in fitting if len(tokens) + new <= target.context_limit]
+    if not room:
+        why = refused[0] if refused else f"none leaves room for {new} new tokens"
+        raise UserError(f"no prompt can be answered: {why}")
+    return room
 
 
 class _Plan:
@@ -154,7 +144,7 @@ class _Plan:
             yield partial(drawn_options, name, self.options, cases.open(target, case))
         for verifier in RULES:
             yield partial(self._rounds, verifier)
-        yield partial(_texts, "plain", self.greedy.decoder, self.few, self.config, self.alpha)
+        yield partial(sampled_texts, "plain", self.greedy.decoder, self.few, self.config, self.alpha)
         for name, case in self.drawn:
             yield partial(self._sample, name, cases.open(target, case))
         yield from _half(self.config, cases, self.prompts)
@@ -165,7 +155,7 @@ class _Plan:
         return rounds_check(verifier, table_RV, self.config.seed, self.alpha, bug)
 
     def _sample(self, name: str, decoder: Decoder) -> Check:
-        check = _texts(name, decoder, self.few, self.config, self.alpha)
+        check = sampled_texts(name, decoder, self.few, self.config, self.alpha)
         self.sampled.append((name, decoder, check))
         return check
 
@@ -206,7 +196,7 @@ class _Plan:
             check = self._rounds(verifier if verifier in RULES else "token", bug.planted)
             name = check.method
         elif bug.check == "sampled":
-            check = _texts(name, decoder, self.few, self.config, self.alpha, bug.planted)
+            check = sampled_texts(name, decoder, self.few, self.config, self.alpha, bug.planted)
         else:
             plain = self.greedy if bug.check == "greedy" else self.coupled
             verifier = "auto" if bug.check == "greedy" else "gumbel"
@@ -236,62 +226,3 @@ def _half(config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> Itera
     plain = Plain(Decoder(half), prompts, new, None)
     for case in cases.halved:
         yield partial(same, "greedy bf16", case.name, plain, cases.open(half, case, "auto"))
-
-
-def _texts(
-    method: str,
-    decoder: Decoder,
-    prompts: Sequence[list[int]],
-    config: VerifyConfig,
-    alpha: float,
-    bug: Planted = nullcontext,
-) -> Check:
-    """Test sampled texts under each of `SETTINGS`, token by token, against the target's own distribution. A bug may be planted
-    while they are drawn."""
-    target, drafter = decoder.target, decoder.drafter
-    length = max(LENGTH, drafter.draft_tokens + 3) if drafter is not None else LENGTH
-    settings = {name: Sampling(**options) for name, options in SETTINGS.items()}
-    places = [(p, name) for name in settings for p in range(len(prompts))]
-    texts = [(*places[i % len(places)], config.seed + 1_000_003 * (i + 1)) for i in range(config.samples)]
-    tally, accepted, drafted = Tally(), 0, 0
-    for start in range(0, len(texts), PORTION):
-        part = texts[start : start + PORTION]
-        recorded = None if drafter is None else RecordedDrafter(drafter)
-        with bug():
-            outs = Decoder(target, recorded, decoder.verifier).generate_batch(
-                [prompts[p] for p, _, _ in part],
-                batch_size=together(decoder) if target.fused else SAMPLES_TOGETHER,
-                max_new_tokens=length,
-                sampling=[replace(settings[name], seed=seed) for _, name, seed in part],
-            )
-        rounds = [[] for _ in part] if recorded is None else [s.rounds for s in recorded.sessions]
-        for p, name in dict.fromkeys((p, name) for p, name, _ in part):
-            own = [i for i, text in enumerate(part) if text[:2] == (p, name)]
-            tally.add(
-                target, prompts[p], [outs[i] for i in own], [rounds[i] for i in own], settings[name], name
-            )
-        accepted += sum(sum(out.accepted) for out in outs)
-        drafted += sum(sum(out.nodes) for out in outs)
-    statistic, group, worst = tally.worst()
-    least, least_whole = tally.least("all", alpha), tally.least("whole", alpha)
-    figures = {
-        "drafted": drafted, "accepted": accepted, "tokens": tally.tokens("all"), "whole": tally.tokens("whole"),
-        "impossible": tally.impossible, "worst": [statistic, group], "p": worst.p_value, "comparisons": len(tally.sums),
-        "sees": least, "sees_whole": least_whole if least_whole < 1 else None,
-    }  # fmt: skip
-    words = [f"{figures['tokens']} tokens"]
-    if tally.impossible:
-        words.append(f"{tally.impossible} of them have no probability under the target")
-    words.append(f"least likely: {statistic!r} of {_GROUPS.get(group, group)}, p {worst.p_value:.2g}")
-    if drafter is not None:
-        words.append(
-            f"{accepted} of {drafted} drafts accepted" if drafted else "NOTHING DRAFTED, nothing shown"
-        )
-    words.append(f"sees a shift of {least:.2f} per token")
-    if drafted:
-        whole = f"one of {least_whole:.2f}" if least_whole < 1 else "none"
-        words.append(f"{whole} after a whole draft ({figures['whole']} tokens)")
-    return Check("sampled", method, tally.passed(alpha), config.samples, figures, "; ".join(words))
-
-
-_GROUPS = {"all": "all tokens", "whole": "tokens after a whole draft"}

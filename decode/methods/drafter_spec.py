@@ -145,9 +145,8 @@ def role_of(spec: str) -> str:
     Raises:
         UserError: a file, or neither a folder nor a hub id that can be had.
     """
-    from align.common.schema import read_object
+    from align.common.schema import read_config, read_object
     from align.models.checkpoints.standalone import RECORD
-    from align.target.loading import read_config
 
     path = local_path(spec)
     if path.is_file():

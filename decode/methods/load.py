@@ -10,8 +10,9 @@ from typing import Any
 from align.common.errors import UserError, nearest
 from align.models.block import BlockDrafter
 from align.models.standalone import DiffusionDrafter
-from align.target.loading import DEFAULT_TARGET, load_target
+from align.target.loading import load_target
 from align.target.model import Target
+from align.target.names import DEFAULT_TARGET
 from decode.drafters.base import Drafter
 from decode.engine.decoder import Decoder
 from decode.methods.any_drafter import NO_STEPS, NO_TREES
@@ -76,26 +77,36 @@ def load(
     chosen, folders = _by_drafter(drafter, options) if method is None else _by_name(method, drafter, options)
     own = {key: value for key, value in options.of_a_method.items() if key in {*chosen.system.keys, *COMMON}}
     chosen = chosen.with_defaults(own)
-    if isinstance(target, str):
-        where = load_target(
-            target,
-            dtype=dtype,
-            device=device,
-            trust_remote_code=trust_remote_code,
-            template_kwargs=template_kwargs,
-            system=system,
-        )
-    elif template_kwargs or system is not None:
-        raise UserError(
-            "template_kwargs and system are the target's: this one is loaded, give them to load_target"
-        )
-    else:
-        where = target
+    where = _opened(target, dtype, device, trust_remote_code, template_kwargs, system)
     if drafter is None or isinstance(drafter, str | Path):
         parts = open_parts([chosen], folders, where, tokenizer)
     else:
         parts = Parts(where, {ANY: drafter})
     return (assemble if method is None else build)(chosen, parts, draft_tokens)
+
+
+def _opened(
+    target: str | Target,
+    dtype: str,
+    device: str,
+    trust_remote_code: bool,
+    template_kwargs: Mapping[str, Any] | None,
+    system: str | None,
+) -> Target:
+    if isinstance(target, str):
+        return load_target(
+            target,
+            dtype,
+            device,
+            trust_remote_code=trust_remote_code,
+            template_kwargs=template_kwargs,
+            system=system,
+        )
+    if template_kwargs or system is not None:
+        raise UserError(
+            "template_kwargs and system are the target's: this one is loaded, give them to load_target"
+        )
+    return target
 
 
 def _refuse(unknown: Mapping[str, Any]) -> None:

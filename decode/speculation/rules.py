@@ -23,10 +23,6 @@ from torch import Tensor
 from decode.speculation.drafts import Drafts, normalised, rows_at
 from decode.speculation.tree import path_masks, visits
 
-TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
-"""Medusa's own setting: accept p(x) > min(ε, δ·exp(−entropy of p))."""
-TOP_BETA = 3
-
 
 class Outcomes(NamedTuple):
     """`stop_BM` (fp64) and `rest_BMV` of a rule, as the module's docstring defines them."""
@@ -62,11 +58,12 @@ def _put(block_BMV: Tensor, at_B: Tensor, rows_BV: Tensor) -> None:
     block_BMV.view(B * M, V).index_copy_(0, flat_B, rows_BV.to(block_BMV.dtype))
 
 
-def _at(rows_BV: Tensor, tokens_B: Tensor) -> Tensor:
+def picked(rows_BV: Tensor, tokens_B: Tensor) -> Tensor:
+    """Of every row the number at its token, (B,)."""
     return rows_BV.gather(1, tokens_B[:, None])[:, 0]
 
 
-def _in_turn(
+def in_turn(
     p_BMV: Tensor, drafts: Drafts, test: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> Outcomes:
     """The outcomes of a rule that goes down from the root and tests the children of a node one by one, in draw order.
@@ -98,13 +95,13 @@ def point(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         token_B1 = drafts.tokens_BN[:, i : i + 1]
         return _share(r_BV, token_B1), r_BV.scatter(1, token_B1, 0.0)
 
-    return _in_turn(p_BMV, drafts, test)
+    return in_turn(p_BMV, drafts, test)
 
 
 def _share(r_BV: Tensor, token_B1: Tensor) -> Tensor:
     """The token's probability under r, normalised; 0 where r is zero everywhere."""
     mass_B = r_BV.sum(1, dtype=torch.float64)
-    return torch.where(mass_B > 0, _at(r_BV, token_B1[:, 0]).double() / mass_B, 0.0).clamp(max=1.0)
+    return torch.where(mass_B > 0, picked(r_BV, token_B1[:, 0]).double() / mass_B, 0.0).clamp(max=1.0)
 
 
 def selected(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
@@ -116,7 +113,7 @@ def selected(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         left_BV = torch.where(on_B[:, None], r_BV.scatter(1, token_B1, 0.0), r_BV)
         return _share(r_BV, token_B1) * on_B, left_BV
 
-    return _in_turn(p_BMV, drafts, test)
+    return in_turn(p_BMV, drafts, test)
 
 
 def _most_expected(p_BMV: Tensor, drafts: Drafts) -> Tensor:
@@ -127,7 +124,7 @@ def _most_expected(p_BMV: Tensor, drafts: Drafts) -> Tensor:
     expected_BM = torch.zeros_like(joint_BM)
     for i in range(drafts.size):
         above_B = above_BN[:, i]
-        p_B = _at(rows_at(p_BMV, above_B), drafts.tokens_BN[:, i]).double() * live_BN[:, i]
+        p_B = picked(rows_at(p_BMV, above_B), drafts.tokens_BN[:, i]).double() * live_BN[:, i]
         joint_BM[:, i + 1] = joint_BM[batch, above_B] * p_B
         expected_BM[:, i + 1] = expected_BM[batch, above_B] + joint_BM[:, i + 1]
     masks_BMN = path_masks(drafts.parents, drafts.size).to(p_BMV.device)
@@ -139,12 +136,12 @@ def recursive(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         q_BV, tokens_B = drafts.q_BV(i, above_BN), drafts.tokens_BN[:, i]
-        accept_B = accept_probability(_at(r_BV, tokens_B), _at(q_BV, tokens_B))
+        accept_B = accept_probability(picked(r_BV, tokens_B), picked(q_BV, tokens_B))
         sound_B = q_BV.sum(1).isfinite()
         left_BV = normalised(residual(r_BV, q_BV))
         return accept_B * sound_B, torch.where(sound_B[:, None], left_BV, r_BV)
 
-    return _in_turn(p_BMV, drafts, test)
+    return in_turn(p_BMV, drafts, test)
 
 
 def token(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
@@ -214,14 +211,14 @@ def k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         p_BV, q_BV, rho_B, tokens_B = p_BNV[:, i], q_BNV[:, i], rho_BN[:, i], drafts.tokens_BN[:, i]
-        accept_B = accept_probability(_at(p_BV, tokens_B), _at(q_BV, tokens_B) * rho_B)
+        accept_B = accept_probability(picked(p_BV, tokens_B), picked(q_BV, tokens_B) * rho_B)
         taken_BV = torch.minimum(q_BV, p_BV / rho_B[:, None]) * share_BN[:, i : i + 1]
         left_BV = or_p((p_BV - taken_BV).clamp_(min=0), p_BV)
         sound_B = q_BV.sum(1).isfinite()
         left_BV = torch.where(sound_B[:, None], left_BV, p_BV)
         return accept_B * sound_B, left_BV.to(r_BV.dtype)
 
-    return _in_turn(p_BMV, drafts, test)
+    return in_turn(p_BMV, drafts, test)
 
 
 def _inflation(p_BNV: Tensor, q_BNV: Tensor, siblings_BN: Tensor) -> tuple[Tensor, Tensor]:
@@ -261,7 +258,7 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         a_above_B, a_B = a_BM[batch, above_B], a_BM[batch, i_B + 1]
         if any(leaving is False for _, leaving in step):
             p_B = rest_BMV[batch, above_B, tokens_B].double()
-            ratio_B = accept_probability(a_above_B * p_B, _at(q_BV, tokens_B))
+            ratio_B = accept_probability(a_above_B * p_B, picked(q_BV, tokens_B))
             a_BM[batch, i_B + 1] = torch.where(reached_B, ratio_B * sound_B, a_B)
         if any(leaving for _, leaving in step):
             stop_BM[batch, i_B + 1] = torch.where(tested_B, open_B * a_B, stop_BM[batch, i_B + 1])
@@ -293,30 +290,7 @@ def hybrid(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         sound_B = q_BV.sum(1).isfinite() | ~by_ratio_BN[:, i]
         one_BV = torch.zeros_like(q_BV).scatter_(1, tokens_B[:, None], 1.0)
         q_BV = torch.where(by_ratio_BN[:, i : i + 1], q_BV, one_BV)
-        accept_B = accept_probability(_at(r_BV, tokens_B), _at(q_BV, tokens_B))
+        accept_B = accept_probability(picked(r_BV, tokens_B), picked(q_BV, tokens_B))
         return accept_B * sound_B, torch.where(sound_B[:, None], residual(r_BV, q_BV), r_BV)
 
-    return _in_turn(p_BMV, drafts, test)
-
-
-def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Lossy: accept any token whose probability under p is above a threshold that falls with p's entropy (Medusa, eq. 1)."""
-    entropy_BM = -torch.special.xlogy(p_BMV.double(), p_BMV.double()).sum(-1)
-    least_BM = (TYPICAL_DELTA * (-entropy_BM).exp()).clamp(max=TYPICAL_EPSILON)
-    batch = torch.arange(len(p_BMV), device=p_BMV.device)
-
-    def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
-        return (_at(r_BV, drafts.tokens_BN[:, i]) > least_BM[batch, above_BN[:, i]]).double(), r_BV
-
-    return _in_turn(p_BMV, drafts, test)
-
-
-def top_beta(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Lossy: accept any of the `TOP_BETA` most probable tokens under p (SpecDec's relaxation, without its bound on the
-    score)."""
-
-    def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
-        own_B1 = r_BV.gather(1, drafts.tokens_BN[:, i : i + 1])
-        return ((r_BV > own_B1).sum(1) < TOP_BETA).double() * (own_B1[:, 0] > 0), r_BV
-
-    return _in_turn(p_BMV, drafts, test)
+    return in_turn(p_BMV, drafts, test)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError, nearest
-from decode.speculation import rules
+from decode.speculation import lossy_rules, rules
 from decode.speculation.drafts import Drafts, rows_at
 from decode.speculation.proposal import LAWS, SIBLINGS, Proposal
 from decode.speculation.rules import Outcomes, Rule
@@ -127,8 +127,8 @@ VERIFIERS: dict[str, Verifier] = {
         Verifier("k_seq", rules.k_seq, _DRAWN, frozenset({"iid"})),
         Verifier("traversal", rules.block, _DRAWN, _SIBLINGS),
         Verifier("gumbel", None, _ANY, _SIBLINGS),
-        Verifier("lossy_typical", rules.typical, _ANY, _SIBLINGS, lossy=True),
-        Verifier("lossy_top_beta", rules.top_beta, _ANY, _SIBLINGS, lossy=True),
+        Verifier("lossy_typical", lossy_rules.typical, _ANY, _SIBLINGS, lossy=True),
+        Verifier("lossy_top_beta", lossy_rules.top_beta, _ANY, _SIBLINGS, lossy=True),
     )
 }
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from align.config.recipe import DrafterConfig
+from align.config.drafter import DrafterConfig
 from align.makers.block import from_target
 from align.models.checkpoints.block import save_drafter
 from align.target.model import Target

@@ -19,7 +19,7 @@ from tests.builders import diffusion_drafter as standalone
 @pytest.fixture(autouse=True)
 def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """And few rounds: tests/decode/losslessness/test_rounds.py draws as many as show a bug."""
-    monkeypatch.setattr("decode.losslessness.checks.LENGTH", 8)
+    monkeypatch.setattr("decode.losslessness.sampled.LENGTH", 8)
     monkeypatch.setattr("decode.losslessness.rounds.DRAWS", 40)
 
 
@@ -96,7 +96,7 @@ def test_what_a_stopped_run_found_is_kept(
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("decode.losslessness.checks._texts", stopped)
+    monkeypatch.setattr("decode.losslessness.checks.sampled_texts", stopped)
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         main([*arguments(drafter, tmp_path), "--methods", "lookup,block"])
     record = json.loads((tmp_path / "verdict.json").read_text())

@@ -15,6 +15,7 @@ from align.common.checksums import CHECKSUMS, check_checksums
 from align.common.errors import UserError
 from align.common.files import write_atomically
 from align.common.hub import model_folder
+from align.common.schema import read_config
 from align.importing.heads import take_heads
 from align.importing.layouts import RECORD, layout_of, made_for
 from align.importing.settings import read_settings
@@ -22,7 +23,6 @@ from align.importing.tensors import INDEX, MASK, read_tensors, read_vocabulary, 
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.target.cache import LayerShape
-from align.target.loading import read_config
 from align.target.model import Target
 
 ARCHITECTURE = "TargetConditionedBlockDrafter"

@@ -13,12 +13,12 @@ import torch
 
 from align.common.errors import UserError
 from align.common.hub import model_folder
+from align.common.schema import read_config
 from align.models.checkpoints.adapted import ADAPTED, adapted_from
 from align.models.checkpoints.masked_model import config_of, filled, renamed, skeleton, with_ids
 from align.models.checkpoints.weights import SAFE, read_weights, weight_files, write_json, write_weights
 from align.models.families import family_of
 from align.models.masked_lm import MaskedLM, is_lora
-from align.target.loading import read_config
 from align.target.model import Target
 from align.target.names import check_sizes
 from align.target.text_model import embedding_names

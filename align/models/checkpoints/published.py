@@ -16,20 +16,16 @@ hold is written with our own config.json, `model_type` `ddit`: the fields of `DD
 from __future__ import annotations
 
 import json
-import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from align.common.errors import UserError, nearest
-from align.common.files import ForeignObject, load_tensors, write_atomically
-from align.common.hub import local_path, model_folder
-from align.common.strict_yaml import parse_yaml
+from align.common.files import write_atomically
 from align.models.checkpoints.published_config import (
     CLIPPED,
     FAMILIES,
@@ -39,13 +35,11 @@ from align.models.checkpoints.published_config import (
     hub_config,
     read_plan,
 )
+from align.models.checkpoints.published_files import config_values, find, read_checkpoint, unpack
 from align.models.ddit import DDiT
 from align.models.ddit_layers import DDiTConfig, Rotary
-from align.target.loading import read_config
 
 _BACKBONE = "backbone."
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-_RUN_WEIGHTS = ("checkpoints-meta/checkpoint.pth", "checkpoints/last.ckpt")
 
 
 @dataclass(frozen=True)
@@ -83,10 +77,10 @@ def load_published(
         UserError: what can't be found or read, a file that holds more than tensors, a missing, unknown or misshapen tensor,
             averaged weights that do not fit, a config that does not describe one of the four families.
     """
-    path, config_file = _find(source, revision)
-    content = _read_weights(path)
-    tensors, averaged = _unpack(content, path)
-    values = _config_values(content, config_file, path)
+    path, config_file = find(source, revision)
+    content = read_checkpoint(path)
+    tensors, averaged = unpack(content, path)
+    values = config_values(content, config_file, path)
     prefix = _BACKBONE if any(name.startswith(_BACKBONE) for name in tensors) else ""
     embedding = tensors.get(f"{prefix}vocab_embed.embedding")
     if embedding is None:
@@ -172,83 +166,6 @@ def _lost(network: DDiT, family: str, graph: str, schedule: ScheduleSpec, mask_i
         if getattr(reread.config, f.name) != (value := getattr(network.config, f.name)):
             return f"a network with {f.name}={value!r}"
     return "" if reread.graph == graph else f"a {graph} graph"
-
-
-# ---- files ----
-
-
-def _find(source: str | Path, revision: str | None) -> tuple[Path, Path | None]:
-    """The file of weights and that of the config, if there is one."""
-    path = local_path(source)
-    if path.is_file():
-        beside = [
-            folder / name
-            for folder in (path.parent, path.parent.parent)
-            for name in ("config.json", ".hydra/config.yaml")
-        ]
-        return path, next((p for p in beside if p.is_file()), None)
-    folder = model_folder(str(source), "checkpoint", ["config.json", *_WEIGHTS], revision)
-    run = folder / ".hydra" / "config.yaml"
-    config, names = (run, _RUN_WEIGHTS) if run.is_file() else (folder / "config.json", _WEIGHTS)
-    weights = next((folder / name for name in names if (folder / name).is_file()), None)
-    if weights is None:
-        raise UserError(f"{folder}: no weights, neither {names[0]} nor {names[1]}")
-    return weights, config
-
-
-def _read_weights(path: Path) -> dict[str, Any]:
-    try:
-        if path.suffix == ".safetensors":
-            return dict(load_file(str(path)))
-        content = load_tensors(path, map_location="cpu", mmap=zipfile.is_zipfile(path))
-    except ForeignObject as error:
-        raise UserError(
-            f"{error}; if you trust whoever made it, "
-            f'convert it once: python -c "import torch; c = torch.load({str(path)!r}, weights_only=False); '
-            "torch.save({k: c[k] for k in ('state_dict', 'model', 'ema') if k in c}, "
-            f'{str(path.with_suffix(".weights.pt"))!r})" and keep its .hydra/config.yaml or config.json beside it'
-        ) from None
-    except Exception as error:  # what a broken file makes of an unpickler has no common class
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: not readable ({first})") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: holds a {type(content).__name__}, not named tensors")
-    return content
-
-
-def _unpack(content: dict[str, Any], path: Path) -> tuple[dict[str, Tensor], list[Tensor] | None]:
-    """Named tensors, without torch.compile's prefix, and the unnamed averaged ones of a training checkpoint."""
-    section = next((key for key in ("state_dict", "model") if isinstance(content.get(key), Mapping)), None)
-    named = content if section is None else content[section]
-    for name, tensor in named.items():
-        if not isinstance(tensor, Tensor):
-            raise UserError(f"{path}: {name!r} is a {type(tensor).__name__}, not a tensor")
-    tensors = {str(name).replace("_orig_mod.", ""): tensor for name, tensor in named.items()}
-    ema = content.get("ema") if section else None
-    if ema is None:
-        if section == "model":
-            raise UserError(f"{path}: misses 'ema', the averaged weights, which are the ones to use")
-        return tensors, None
-    averaged = ema.get("shadow_params") if isinstance(ema, Mapping) else None
-    if not isinstance(averaged, list) or not all(isinstance(tensor, Tensor) for tensor in averaged):
-        raise UserError(f"{path}: ema.shadow_params must be a list of tensors")
-    return tensors, averaged
-
-
-def _config_values(content: dict[str, Any], config_file: Path | None, path: Path) -> dict[str, Any]:
-    inside = content.get("hyper_parameters")
-    if isinstance(inside, Mapping) and isinstance(inside.get("config"), dict):
-        return inside["config"]
-    if config_file is None:
-        raise UserError(
-            f"{path}: its sizes, graph and noise are not in it: put its config.json or .hydra/config.yaml beside it"
-        )
-    if config_file.suffix == ".json":
-        return read_config(config_file.parent)
-    values = parse_yaml(config_file.read_text(encoding="utf-8"), str(config_file))
-    if not isinstance(values, dict):
-        raise UserError(f"{config_file}: must hold keys, not a {type(values).__name__}")
-    return values
 
 
 # ---- tensors ----

@@ -12,7 +12,7 @@ from align.common.checksums import check_checksums
 from align.common.errors import UserError
 from align.common.files import write_atomically
 from align.common.hub import local_path, model_folder
-from align.common.schema import read_object
+from align.common.schema import read_config, read_object
 from align.importing.layouts import is_block
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import ARCHITECTURE, load_drafter
@@ -22,7 +22,6 @@ from align.models.checkpoints.published_config import FAMILIES, OWN, ScheduleSpe
 from align.models.ddit import DDiT
 from align.models.masked_lm import MaskedLM, merge_lora
 from align.models.standalone import DiffusionConfig, DiffusionDrafter
-from align.target.loading import read_config
 from align.target.model import Target
 
 RECORD = "drafter.json"

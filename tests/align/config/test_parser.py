@@ -12,8 +12,9 @@ import yaml
 
 from align.common.errors import UserError
 from align.common.strict_yaml import parse_yaml
+from align.config.drafter import LOSS_NAMES
 from align.config.parser import FOLDER, help_text, load_recipe, parse_command, shipped
-from align.config.recipe import LOSS_NAMES, keys
+from align.config.recipe import keys
 from tests.builders import write_recipe as write
 
 COMPARED = sorted((FOLDER / "compare").glob("*.yaml"))

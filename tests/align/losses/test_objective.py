@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.config.recipe import LOSS_NAMES
+from align.config.drafter import LOSS_NAMES
 from align.losses.objective import (
     LOG_ZERO,
     LOSSES,

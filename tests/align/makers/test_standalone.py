@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from align.config.recipe import DrafterConfig
+from align.config.drafter import DrafterConfig
 from align.makers.standalone import make_standalone
 from align.target.model import Target
 

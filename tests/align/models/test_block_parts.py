@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from align.config.recipe import DrafterConfig
+from align.config.drafter import DrafterConfig
 from align.data import packing
 from align.data import shards as data
 from align.diffusion.noise import sample_anchors

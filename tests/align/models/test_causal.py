@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from align.common.errors import UserError
+from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
-from align.config.recipe import DrafterConfig
 from align.makers.causal import make_causal
 from align.models.checkpoints.causal import save_causal
 from align.target.loading import load_target

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from align.common.batch import Step
-from align.config.recipe import DrafterConfig, TrainerConfig
+from align.config.drafter import DrafterConfig
+from align.config.recipe import TrainerConfig
 from align.data import packing
 from align.data import shards as data
 from align.makers.block import from_target

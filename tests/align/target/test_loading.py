@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from align.common.errors import UserError
-from align.config.recipe import DrafterConfig
+from align.config.drafter import DrafterConfig
 from align.makers.causal import make_causal
 from align.target.loading import load_target, load_tokenizer
 from align.target.model import Target

@@ -9,22 +9,10 @@ import torch
 
 from align.common.batch import Step
 from align.config.parser import load_recipe
-from align.config.recipe import TrainerConfig
 from align.target.model import Target
-from align.training.base_module import NonFiniteLoss, learning_rate
+from align.training.base_module import NonFiniteLoss
 from align.training.block_module import BlockDrafterModule
 from tests.builders import ANCHORS, block_network, packed_batch
-
-
-def test_the_learning_rate_rises_falls_and_stays_at_its_least() -> None:
-    t = TrainerConfig(max_steps=110, warmup_steps=10, learning_rate=1.0, min_learning_rate_ratio=0.2)
-    assert [learning_rate(t, step, 0.0) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
-    assert learning_rate(t, 60, 0.0) == pytest.approx(0.6)  # half of the cosine
-    assert learning_rate(t, 110, 0.0) == learning_rate(t, 500, 0.0) == pytest.approx(0.2)
-    t.max_minutes = 1.0  # whichever comes first
-    assert learning_rate(t, 20, 30.0) == pytest.approx(0.6) and learning_rate(t, 20, 90.0) == pytest.approx(
-        0.2
-    )
 
 
 @pytest.fixture

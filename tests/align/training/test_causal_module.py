@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from align.common.batch import Anchors, Step
+from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
-from align.config.recipe import DrafterConfig
 from align.makers.causal import make_causal
 from align.models.causal import CausalDrafter
 from align.target.loading import load_target

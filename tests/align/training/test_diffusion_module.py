@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from align.common.batch import Corrupted, Step
+from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
-from align.config.recipe import DrafterConfig
 from align.diffusion.noise import corrupt_blocks
 from align.diffusion.parameterization import time_weight
 from align.diffusion.schedules import Cosine, Geometric

@@ -231,7 +231,7 @@ def test_ways_begin_the_measurement_without_memories() -> None:
 def test_settings_that_a_drafter_cannot_do_are_left_out(
     target: Target, prompts: Path, tmp_path: Path
 ) -> None:
-    from align.config.recipe import DrafterConfig
+    from align.config.drafter import DrafterConfig
     from align.makers.block import from_target
     from align.models.checkpoints.block import save_drafter
 

@@ -8,8 +8,9 @@ import torch
 
 import decode
 from align.common.hub import cache_folder
-from align.target.loading import DEFAULT_TARGET, load_target
+from align.target.loading import load_target
 from align.target.model import Target
+from align.target.names import DEFAULT_TARGET
 from decode import Decoder, Sampling
 from decode.engine.decoder import prompt_tokens
 from decode.methods.drafter_spec import DEFAULT_DRAFTER

@@ -21,7 +21,7 @@ from tests.builders import block_network as network
 @pytest.fixture(autouse=True)
 def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """And few rounds: tests/decode/losslessness/test_rounds.py draws as many as show a bug."""
-    monkeypatch.setattr("decode.losslessness.checks.LENGTH", 8)
+    monkeypatch.setattr("decode.losslessness.sampled.LENGTH", 8)
     monkeypatch.setattr("decode.losslessness.rounds.DRAWS", 40)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from decode.losslessness.cases import VerifyConfig
-from decode.losslessness.checks import _texts
 from decode.losslessness.planted import Bug
+from decode.losslessness.sampled import sampled_texts
 from decode.losslessness.widened import BUGS
 from decode.methods.build import build
 from decode.methods.registry import Parts
@@ -40,5 +40,5 @@ def test_a_bug_is_planted_and_taken_out_again(bug: Bug) -> None:
 )
 def test_a_planted_bug_is_caught_and_its_absence_is_not(name: str, text: str, shallow_parts: Parts) -> None:
     decoder = build(read_method(text), shallow_parts)
-    assert _texts("right", decoder, PROMPTS, CONFIG, 1e-3).passed
-    assert not _texts("broken", decoder, PROMPTS, CONFIG, 1e-3, SAMPLED[name].planted).passed
+    assert sampled_texts("right", decoder, PROMPTS, CONFIG, 1e-3).passed
+    assert not sampled_texts("broken", decoder, PROMPTS, CONFIG, 1e-3, SAMPLED[name].planted).passed

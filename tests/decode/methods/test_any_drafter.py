@@ -13,7 +13,7 @@ from align.target.model import Target
 
 
 def test_uniform_noise_has_no_masks_to_draft_from(target: Target, tmp_path: Path) -> None:
-    from align.config.recipe import DrafterConfig
+    from align.config.drafter import DrafterConfig
     from align.makers.standalone import make_standalone
 
     save_standalone(

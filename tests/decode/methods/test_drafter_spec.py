@@ -30,7 +30,7 @@ def test_drafters_by_kind() -> None:
 
 
 def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
-    from align.config.recipe import DrafterConfig
+    from align.config.drafter import DrafterConfig
     from align.makers.causal import make_causal
     from align.models.checkpoints.causal import save_causal
     from align.models.checkpoints.standalone import save_standalone

@@ -9,7 +9,7 @@ import torch
 
 from align.common.batch import Batch
 from align.common.errors import UserError
-from align.config.recipe import DrafterConfig
+from align.config.drafter import DrafterConfig
 from align.makers.causal import make_causal
 from align.makers.standalone import make_standalone
 from align.models.checkpoints.causal import save_causal

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from align.config.recipe import DrafterConfig
+from align.config.drafter import DrafterConfig
 from align.makers.standalone import make_standalone
 from align.models.checkpoints.published import load_published, save_published
 from align.models.checkpoints.published_config import ScheduleSpec

@@ -1,0 +1,99 @@
+"""Texts drawn with a drafter, tested token by token against the target's own distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+from decode.engine.decoder import Decoder
+from decode.losslessness.cases import VerifyConfig
+from decode.losslessness.compared import Planted
+from decode.losslessness.conditionals import Tally
+from decode.losslessness.options import together
+from decode.losslessness.verdict import Check
+from decode.speculation.sampling import Sampling
+from decode.wrappers.recorded import RecordedDrafter
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "T=1": {"temperature": 1.0},
+    "T=0.5": {"temperature": 0.5},
+    "T=0.1": {"temperature": 0.1},
+    "T=1.5, top-p, penalties": {
+        "temperature": 1.5, "top_p": 0.7, "repetition_penalty": 1.3, "presence_penalty": 0.5,
+    },
+}  # fmt: skip
+"""The settings under which texts are sampled, by name."""
+
+
+LENGTH = 24
+"""Tokens of a sampled text; more where the first token, a whole draft and two more tokens need more."""
+
+
+SAMPLES_TOGETHER = 16
+"""Sampled texts in one target call where `align.kernels` sets no smaller number; greedy and coupled outputs are decoded one at a
+time."""
+
+
+PORTION = 48
+"""Sampled texts whose drafts are in memory at one time."""
+
+
+def sampled_texts(
+    method: str,
+    decoder: Decoder,
+    prompts: Sequence[list[int]],
+    config: VerifyConfig,
+    alpha: float,
+    bug: Planted = nullcontext,
+) -> Check:
+    """Test sampled texts under each of `SETTINGS`, token by token, against the target's own distribution. A bug may be planted
+    while they are drawn."""
+    target, drafter = decoder.target, decoder.drafter
+    length = max(LENGTH, drafter.draft_tokens + 3) if drafter is not None else LENGTH
+    settings = {name: Sampling(**options) for name, options in SETTINGS.items()}
+    places = [(p, name) for name in settings for p in range(len(prompts))]
+    texts = [(*places[i % len(places)], config.seed + 1_000_003 * (i + 1)) for i in range(config.samples)]
+    tally, accepted, drafted = Tally(), 0, 0
+    for start in range(0, len(texts), PORTION):
+        part = texts[start : start + PORTION]
+        recorded = None if drafter is None else RecordedDrafter(drafter)
+        with bug():
+            outs = Decoder(target, recorded, decoder.verifier).generate_batch(
+                [prompts[p] for p, _, _ in part],
+                batch_size=together(decoder) if target.fused else SAMPLES_TOGETHER,
+                max_new_tokens=length,
+                sampling=[replace(settings[name], seed=seed) for _, name, seed in part],
+            )
+        rounds = [[] for _ in part] if recorded is None else [s.rounds for s in recorded.sessions]
+        for p, name in dict.fromkeys((p, name) for p, name, _ in part):
+            own = [i for i, text in enumerate(part) if text[:2] == (p, name)]
+            tally.add(
+                target, prompts[p], [outs[i] for i in own], [rounds[i] for i in own], settings[name], name
+            )
+        accepted += sum(sum(out.accepted) for out in outs)
+        drafted += sum(sum(out.nodes) for out in outs)
+    statistic, group, worst = tally.worst()
+    least, least_whole = tally.least("all", alpha), tally.least("whole", alpha)
+    figures = {
+        "drafted": drafted, "accepted": accepted, "tokens": tally.tokens("all"), "whole": tally.tokens("whole"),
+        "impossible": tally.impossible, "worst": [statistic, group], "p": worst.p_value, "comparisons": len(tally.sums),
+        "sees": least, "sees_whole": least_whole if least_whole < 1 else None,
+    }  # fmt: skip
+    words = [f"{figures['tokens']} tokens"]
+    if tally.impossible:
+        words.append(f"{tally.impossible} of them have no probability under the target")
+    words.append(f"least likely: {statistic!r} of {_GROUPS.get(group, group)}, p {worst.p_value:.2g}")
+    if drafter is not None:
+        words.append(
+            f"{accepted} of {drafted} drafts accepted" if drafted else "NOTHING DRAFTED, nothing shown"
+        )
+    words.append(f"sees a shift of {least:.2f} per token")
+    if drafted:
+        whole = f"one of {least_whole:.2f}" if least_whole < 1 else "none"
+        words.append(f"{whole} after a whole draft ({figures['whole']} tokens)")
+    return Check("sampled", method, tally.passed(alpha), config.samples, figures, "; ".join(words))
+
+
+_GROUPS = {"all": "all tokens", "whole": "tokens after a whole draft"}

@@ -1,0 +1,34 @@
+"""The lossy rules accept what their papers say, and that changes the output."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from decode.speculation.lossy_rules import TYPICAL_DELTA, TYPICAL_EPSILON, top_beta, typical
+from decode.speculation.proposal import Proposal
+from decode.speculation.rules import Drafts
+
+P = torch.tensor([0.5, 0.25, 0.15, 0.06, 0.04])
+
+
+@pytest.mark.parametrize("token", range(5))
+def test_a_draft_is_accepted_by_p_alone(token: int) -> None:
+    """Typical: above min(ε, δ·exp(−H(p))); top-β: among the three most probable. Accepted for certain, or not at all."""
+    drafts = Drafts.of([Proposal(torch.tensor([token]), "point")], 5)
+    entropy = -sum(p * math.log(p) for p in P.tolist())
+    least = min(TYPICAL_EPSILON, TYPICAL_DELTA * math.exp(-entropy))
+    p_BMV = P.expand(1, 2, 5)
+    assert typical(p_BMV, drafts).stop_BM[0].tolist() == [P[token] <= least, P[token] > least]
+    found = top_beta(p_BMV, drafts)
+    assert found.stop_BM[0].tolist() == [token >= 3, token < 3]
+    assert torch.equal(found.rest_BMV[0, 0], P)  # a rejected draft is not taken out
+
+
+def test_a_token_without_probability_is_never_accepted() -> None:
+    p_BMV = torch.tensor([1.0, 0.0, 0.0]).expand(1, 2, 3)
+    drafts = Drafts.of([Proposal(torch.tensor([2]), "point")], 3)
+    for rule in (typical, top_beta):
+        assert rule(p_BMV, drafts).stop_BM[0].tolist() == [1.0, 0.0]
