@@ -1,4 +1,4 @@
-"""A running OpenAI-compatible server as it serves a drafter: its outputs, and from its metrics how many drafts were accepted."""
+"""A running server as it serves a drafter, vLLM or llama.cpp's: its outputs, and from its metrics how many drafts were accepted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from align.common.text import short
 from decode.exporting.counts import Counts
 
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+?)(?:_total)?(?:\{(?P<labels>[^}]*)\})? (?P<value>[-+.\deE]+)$")
-_COUNTERS = "vllm:spec_decode_num_"
+_COUNTERS = re.compile(r"^(?:vllm|llamacpp):spec_decode_num_(?P<name>\w+)$")
+"""Both count the same under the same names."""
 
 
 class Server:
@@ -44,23 +45,28 @@ class Server:
         ):
             raise UserError(f"{self.url}/v1/models: names no model, so this is no OpenAI-compatible server")
         self.model = str(models[0]["id"])
+        self.llama = models[0].get("owned_by") == "llamacpp"
+        """llama.cpp's server returns tokens by a protocol of its own alone."""
 
     def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """The server's greedy output for a prompt of tokens, as tokens."""
-        body = {
-            "model": self.model,
-            "prompt": list(prompt),
-            "max_tokens": max_new_tokens,
-            "temperature": 0,
-            "return_token_ids": True,
-        }
-        answer = self._json("/v1/completions", body)
-        choices = answer.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        tokens = choice.get("token_ids") if isinstance(choice, dict) else None
+        if self.llama:
+            body = {
+                "prompt": list(prompt),
+                "n_predict": max_new_tokens,
+                "temperature": 0,
+                "return_tokens": True,
+            }
+            tokens = self._json("/completion", body).get("tokens")
+        else:
+            body = {"prompt": list(prompt), "max_tokens": max_new_tokens, "temperature": 0}
+            answer = self._json("/v1/completions", {**body, "model": self.model, "return_token_ids": True})
+            choices = answer.get("choices")
+            choice = choices[0] if isinstance(choices, list) and choices else None
+            tokens = choice.get("token_ids") if isinstance(choice, dict) else None
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise UserError(
-                f"{self.url}: its answer has no token_ids, so outputs can't be compared; vLLM's has from 0.11 on"
+                f"{self.url}: its answer has no token ids, so outputs can't be compared; vLLM's has from 0.11 on, and llama.cpp's"
             )
         return tokens
 
@@ -69,9 +75,10 @@ class Server:
         found, positions = dict[str, float](), dict[int, float]()
         for line in self._text("/metrics").splitlines():
             match = _SAMPLE.match(line)
-            if match is None or not match["name"].startswith(_COUNTERS):
+            counter = None if match is None else _COUNTERS.match(match["name"])
+            if match is None or counter is None:
                 continue
-            name, value = match["name"].removeprefix(_COUNTERS), _number(match["value"])
+            name, value = counter["name"], _number(match["value"])
             if name == "accepted_tokens_per_pos":
                 place = re.search(r'position="(\d+)"', match["labels"] or "")
                 if place is not None:
@@ -80,7 +87,7 @@ class Server:
                 found[name] = found.get(name, 0.0) + value
         if "drafts" not in found:
             raise UserError(
-                f"{self.url}/metrics: counts no drafts: start the server with the drafter (--speculative-config)"
+                f"{self.url}/metrics: counts no drafts: start the server with the drafter (vLLM: --speculative-config; llama-server: -md FILE --metrics)"
             )
         at = tuple(positions.get(k, 0.0) for k in range(max(positions, default=-1) + 1))
         return Counts(found["drafts"], found.get("draft_tokens", 0.0), found.get("accepted_tokens", 0.0), at)

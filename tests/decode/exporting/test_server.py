@@ -27,16 +27,18 @@ PROMPTS = [Prompt(id=str(i), content=text, category="") for i, text in enumerate
 
 
 class App:
-    """Completions by a decoder with a drafter, and vLLM's counters; `change` alters what it sends for a path."""
+    """Completions by a decoder with a drafter, and counters, as vLLM or llama.cpp's server sends them; `change` alters what it sends for
+    a path."""
 
     def __init__(self, drafter: BlockDrafter) -> None:
+        self.llama = False
         self.decoder = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
         self.accepted, self.drafted = list[int](), list[int]()
         self.change: dict[str, Callable[[str], str | int]] = {}
 
     def answer(self, path: str, body: dict[str, Any]) -> str:
         if path == "/v1/models":
-            return json.dumps({"data": [{"id": "mine"}]})
+            return json.dumps({"data": [{"id": "mine", "owned_by": "llamacpp" if self.llama else "vllm"}]})
         if path == "/metrics":
             at = [
                 f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{model="mine",position="{k}"}} {sum(a > k for a in self.accepted)}.0'
@@ -51,11 +53,16 @@ class App:
                 f'vllm:spec_decode_num_{name}_total{{model="mine"}} {value}.0'
                 for name, value in totals.items()
             ]
-            return "\n".join(["# HELP something", *lines, *at]) + "\n"
-        assert path == "/v1/completions" and body["temperature"] == 0
-        out = self.decoder.generate(body["prompt"], max_new_tokens=body["max_tokens"])
+            page = "\n".join(["# HELP something", *lines, *at]) + "\n"
+            return page.replace("vllm:", "llamacpp:").replace('model="mine",', "") if self.llama else page
+        assert path == ("/completion" if self.llama else "/v1/completions") and body["temperature"] == 0
+        out = self.decoder.generate(
+            body["prompt"], max_new_tokens=body["n_predict" if self.llama else "max_tokens"]
+        )
         self.accepted += out.accepted
         self.drafted += out.drafted
+        if self.llama:
+            return json.dumps({"content": out.text, "tokens": out.tokens if body["return_tokens"] else []})
         return json.dumps({"choices": [{"text": out.text, "token_ids": out.tokens}]})
 
 
@@ -93,9 +100,11 @@ def served(drafter: BlockDrafter) -> Iterator[tuple[App, str]]:
     server.server_close()
 
 
+@pytest.mark.parametrize("llama", [False, True], ids=["vLLM", "llama.cpp"])
 def test_a_server_that_drafts_as_trained(
-    tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]
+    tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str], llama: bool
 ) -> None:
+    served[0].llama = llama
     save_drafter(drafter, tmp_path / "drafter")
     verdict = parity.served(str(tmp_path / "drafter"), "debug", PROMPTS, 12, served[1] + "/v1", device="cpu")
     assert verdict.same, verdict.lines
@@ -127,10 +136,10 @@ def test_a_server_that_does_not(tmp_path: Path, drafter: BlockDrafter, served: t
     [
         ("/v1/models", "[]", "no JSON object"),
         ("/v1/models", '{"data": []}', "names no model"),
-        ("/v1/completions", '{"choices": [{"text": "x"}]}', "has no token_ids"),
-        ("/v1/completions", '{"choices": {"text": "x"}}', "has no token_ids"),
-        ("/v1/completions", '{"choices": [3]}', "has no token_ids"),
-        ("/v1/completions", '{"choices": [{"token_ids": ["a", null]}]}', "has no token_ids"),
+        ("/v1/completions", '{"choices": [{"text": "x"}]}', "has no token ids"),
+        ("/v1/completions", '{"choices": {"text": "x"}}', "has no token ids"),
+        ("/v1/completions", '{"choices": [3]}', "has no token ids"),
+        ("/v1/completions", '{"choices": [{"token_ids": ["a", null]}]}', "has no token ids"),
         ("/v1/completions", "[" * 9000, "no JSON object"),
         ("/v1/completions", 429, "answered 429"),
         ("/metrics", "vllm:spec_decode_num_accepted_tokens_total --", "counts no drafts"),
