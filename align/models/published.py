@@ -30,6 +30,7 @@ from align.common.errors import UserError, nearest
 from align.common.files import ForeignObject, load_tensors, write_atomically
 from align.common.hub import local_path, model_folder
 from align.common.strict_yaml import parse_yaml
+from align.common.tables import read_text
 from align.models.ddit import DDiT, DDiTConfig, Rotary
 from align.models.published_config import CLIPPED, FAMILIES, GRAPHS, OWN, ScheduleSpec, hub_config, read_plan
 from align.target.loading import read_config
@@ -236,7 +237,7 @@ def _config_values(content: dict[str, Any], config_file: Path | None, path: Path
         )
     if config_file.suffix == ".json":
         return read_config(config_file.parent)
-    values = parse_yaml(config_file.read_text(encoding="utf-8"), str(config_file))
+    values = parse_yaml(read_text(config_file), str(config_file))
     if not isinstance(values, dict):
         raise UserError(f"{config_file}: must hold keys, not a {type(values).__name__}")
     return values
