@@ -168,7 +168,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, {"object": "list", "data": [model]})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        sent = self.rfile.read(int(self.headers["Content-Length"]))
+        if len(sent) < int(self.headers["Content-Length"]):  # by a client that was killed
+            self.close_connection = True
+            return
+        body = json.loads(sent)
         if not self._allowed():
             return
         fault = self.app.begin(body)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import pickle
 import re
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,27 @@ def to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+MOST_BYTES = 1 << 30
+"""Of a text that is read whole."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """A whole file; unpacked where its name ends in .gz.
+
+    Raises:
+        UserError: more than `MOST_BYTES`: a packed file may say so in a thousandth of it, and a device has no end.
+        OSError: it can't be read.
+    """
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            raw = bytes(file.read(MOST_BYTES + 1))
+    except (EOFError, zlib.error) as error:
+        raise UserError(f"{path} can't be read: {error}") from None
+    if len(raw) > MOST_BYTES:
+        raise UserError(f"{path}: more than {MOST_BYTES >> 20} MiB, or without end; it is not read")
+    return raw
 
 
 def sha256_file(path: Path) -> str:

@@ -25,6 +25,10 @@ def read_json(path: Path) -> Any:
         UserError: not there, not readable, or no JSON.
     """
     try:
+        if (
+            path.exists() and not path.is_file() and not path.is_dir()
+        ):  # a pipe would be waited for, a device has no end
+            raise UserError(f"{path}: not readable (no ordinary file)")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not readable JSON (byte {error.start} is not UTF-8)") from None

@@ -5,7 +5,6 @@ kinds.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError, nearest
+from align.common.files import read_bytes
 
 PROMPT_COLUMNS = ("prompt", "question", "messages", "text", "turns", "problem", "instruction", "content")
 """Columns of a file of prompts that may hold the prompt. The first one that holds something counts."""
@@ -71,11 +71,10 @@ _ABOUT = ("dataset_infos.json", "dataset_info.json", "state.json")
 def read_text(path: Path) -> str:
     """A whole file. Raises UserError where it is no UTF-8 text or can't be read."""
     try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
-    except (OSError, EOFError) as error:
+    except OSError as error:
         raise UserError(f"{path} can't be read: {error}") from None
 
 

@@ -212,5 +212,13 @@ def _score(sweep: Sweep, number: int, steps: int, output: Path) -> Result:
     rows = [row for row in MetricsFile(output / "metrics.csv").read() if sweep.metric in row]
     if not rows:
         return Result(number, steps, failed=f"{sweep.metric} is not among its metrics")
-    error = rows[-1].get(f"{sweep.metric}_se")
-    return Result(number, steps, float(rows[-1][sweep.metric]), math.nan if error is None else float(error))
+    score, error = (_value(rows[-1].get(name, "")) for name in (sweep.metric, f"{sweep.metric}_se"))
+    return Result(number, steps, score, error)
+
+
+def _value(text: str) -> float:
+    """A cell's number; NaN for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
+from align.common.errors import UserError
 from align.common.files import write_atomically
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
@@ -33,9 +35,16 @@ class MetricsFile:
         """All whole rows, without their empty cells; a last line that a kill cut short is left out."""
         if not self.path.is_file():
             return []
-        text = self.path.read_text(encoding="utf-8")
+        text = self.path.read_text(encoding="utf-8", errors="replace").replace("\0", "")
         whole = text[: text.rfind("\n") + 1]
-        rows = [r for r in csv.DictReader(io.StringIO(whole)) if (r.get("step") or "").isdigit()]
+        try:
+            rows = [
+                r
+                for r in csv.DictReader(io.StringIO(whole))
+                if re.fullmatch("[0-9]{1,18}", r.get("step") or "")
+            ]
+        except csv.Error as error:
+            raise UserError(f"{self.path}: not readable ({error})") from None
         return [{k: v for k, v in row.items() if k and v} for row in rows]
 
     def rewind(self, step: int) -> None:

@@ -18,6 +18,8 @@ from decode.exporting.counts import Counts
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+?)(?:_total)?(?:\{(?P<labels>[^}]*)\})? (?P<value>[-+.\deE]+)$")
 _COUNTERS = re.compile(r"^(?:vllm|llamacpp):spec_decode_num_(?P<name>\w+)$")
 """Both count the same under the same names."""
+_MOST = 1 << 26
+"""Bytes of an answer."""
 
 
 class Server:
@@ -80,7 +82,7 @@ class Server:
                 continue
             name, value = counter["name"], _number(match["value"])
             if name == "accepted_tokens_per_pos":
-                place = re.search(r'position="(\d+)"', match["labels"] or "")
+                place = re.search(r'position="([0-9]{1,3})"', match["labels"] or "")
                 if place is not None:
                     positions[int(place[1])] = positions.get(int(place[1]), 0.0) + value
             else:
@@ -107,9 +109,12 @@ class Server:
         request = Request(self.url + path, data, {"Content-Type": "application/json"})
         try:
             with urlopen(request, timeout=self.timeout) as answer:
-                return bytes(answer.read()).decode("utf-8", "replace")
+                text = bytes(answer.read(_MOST + 1)).decode("utf-8", "replace")
+            if len(text) > _MOST:
+                raise UserError(f"{self.url}{path}: answered more than {_MOST >> 20} MiB")
+            return text
         except HTTPError as error:
-            said = error.read().decode("utf-8", "replace")
+            said = error.read(4096).decode("utf-8", "replace")
             raise UserError(f"{self.url}{path}: answered {error.code}: {short(said, 200)}") from None
         except (URLError, OSError, HTTPException) as error:
             raise UserError(

@@ -221,10 +221,16 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
             amounts = value if isinstance(value, list) else [value]
             if any(isinstance(v, int | float) and not 0 <= v <= _MOST for v in amounts):
                 raise UserError(f"{where}: {name}={short(value)} must lie between 0 and {_MOST}")
+        if max(record.drafted + record.nodes, default=0) > _LONGEST:
+            raise UserError(f"{where}: drafted and nodes must lie between 0 and {_LONGEST}")
         if why := _contradiction(record):
             raise UserError(f"{where}: {why}")
         records.append(record)
     return list({record.key: record for record in records}.values())
+
+
+_LONGEST = 1 << 16
+"""Tokens of a draft: the report has a place for each."""
 
 
 def _contradiction(r: Record) -> str | None:

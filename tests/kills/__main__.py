@@ -1,6 +1,7 @@
 """Commands are killed at any moment and run again, and find their disk full: nothing is lost, and nothing is said but lines.
 
 python -m tests.kills --kills 300 --full-disks 60 --seed 0
+python -m tests.kills --kills 200 --full-disks 0 --only synthesize features train sweep
 python -m tests.kills --point kill-17 --seed 0       # one again
 
 Every point ends in a comparison with the undisturbed run. A process is forked from this one, which has imported torch and
@@ -30,7 +31,8 @@ ALONE = {
 
 
 MODULES = (
-    "align.synthesize", "align.train", "align.training.run", "datasets", "decode.benchmark.session", "decode.eval",
+    "align.features", "align.outputs.store", "align.plan", "align.planning.pilot", "align.planning.plan", "align.planning.render", "align.sweep",
+    "align.synthesize", "align.train", "align.training.run", "align.writing.served", "datasets", "decode.advise", "decode.advising.run", "decode.benchmark.session", "decode.eval", "decode.export", "decode.exporting.parity", "httpx2",
     "decode.losslessness.cases", "decode.losslessness.checks", "decode.methods.load", "decode.reporting.render", "decode.verify",
     "torch.utils.tensorboard", "transformers.models.llama.modeling_llama",
 )  # fmt: skip
@@ -52,7 +54,11 @@ def main() -> int:
             f"disk-{i}" for i in range(options.full_disks)
         ]
         points = options.point or points
-        findings = _run(Place(root, not options.no_fresh and not options.point), points, options.seed)
+        place = Place(root, not options.no_fresh and not options.point, options.only)
+        try:
+            findings = _run(place, points, options.seed)
+        finally:
+            place.close()
     finally:
         if os.getpid() == me and not options.keep:
             shutil.rmtree(root, ignore_errors=True)
@@ -65,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--full-disks", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--point", nargs="+", help="these alone: kill-N, disk-N")
+    parser.add_argument(
+        "--only", nargs="+", default=(), metavar="WORD", help="scenarios whose name holds one of these"
+    )
     parser.add_argument("--no-fresh", action="store_true", help="do not compare with fresh processes first")
     parser.add_argument("--keep", action="store_true", help="leave the folder of the last point")
     return parser

@@ -140,6 +140,8 @@ def _child(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sys.argv = ["-m", *words]
         main: Callable[[], Any] = importlib.import_module(module).main
+        subprocess.run = _forked
+        importlib.import_module("align.outputs.store").SHARD_BYTES = 1 << 15  # several shards of few rows
         calls = _Calls(what.call)
         if what.size is not None:
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -154,6 +156,32 @@ def _child(
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+_run = subprocess.run
+
+
+def _forked(command: Any, **options: Any) -> Any:
+    """In the place of `subprocess.run`: a command that trains is forked from this process, which has imported all it takes."""
+    if command[1:3] != ["-m", "align.train"] or options.get("stdout") in (None, subprocess.PIPE):
+        return _run(command, **options)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            for number in (1, 2):
+                os.dup2(options["stdout"].fileno(), number)
+            sys.argv = ["-m", *command[3:]]
+            code = _called(importlib.import_module("align.train").main)
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
+    try:
+        return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def _called(main: Callable[[], Any]) -> int:

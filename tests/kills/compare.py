@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 _TIMES = re.compile(
     r"seconds|per_s(econd)?$|speedup|(draft|verify)_(ms|share)$|^load$|started|^baseline$|^load|^plain_spread$|^verdict$"
@@ -28,9 +29,22 @@ def contents(folder: Path) -> dict[str, Any]:
                 found[name + "/"] = "an empty folder"
         elif "tensorboard" in name:  # each start has a file of its own
             found["tensorboard"] = "some files"
+        elif path.name.startswith("outputs-"):  # which rows share a file is left to when they were written
+            if path.suffix == ".json":
+                _add_rows(found.setdefault(str(Path(name).parent / "rows"), {}), path)
+            elif not path.with_suffix(".json").exists():
+                found[name] = "a shard without its seal"
         else:
             found[name] = _read(path)
     return found
+
+
+def _add_rows(rows: dict[str, Any], seal: Path) -> None:
+    """Rows of stored outputs, by what they are of."""
+    tensors = load_file(seal.with_suffix(".safetensors"))
+    for i, key in enumerate(json.loads(seal.read_text())["rows"]):
+        own = {n.partition(".")[2]: timeless(t) for n, t in tensors.items() if n.startswith(f"{i}.")}
+        rows[str(key)] = own if str(key) not in rows else "stored twice"
 
 
 def _read(path: Path) -> Any:
@@ -95,6 +109,7 @@ _READERS: dict[str, Callable[[Path], Any]] = {
     "README.md": _card,
     **{f"step-{i}.json": _seal for i in range(10)},
     "verdict.md": lambda path: path.read_text().splitlines()[0],
+    **dict.fromkeys(("log.txt", "advice.md", "advice.json", "plan.json"), lambda path: "some text"),
     "report.html": lambda path: "a page",
     "report.png": lambda path: "a picture",
     ".json": _json,

@@ -7,12 +7,13 @@ import random
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.kills.child import NOTHING, Disturbance, Outcome, fresh, run
+from tests.kills.child import NOTHING, ROOT, Disturbance, Outcome, fresh, run
 from tests.kills.compare import contents, difference
 from tests.kills.scenarios import SCENARIOS, Scenario, filled, inputs
 
@@ -37,22 +38,57 @@ class Reference:
 
 @dataclass
 class Place:
-    """Where everything happens. `references`: of the scenarios that have been run."""
+    """Where everything happens. `only`: words of which a scenario's name must hold one. `references`: of the scenarios that have been
+    run."""
 
     root: Path
     fresh: bool
+    only: Sequence[str] = ()
     references: dict[str, Reference] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         inputs(self.root / "inputs")
+        self._server: subprocess.Popen[str] | None = None
+
+    def server(self) -> str:
+        """The address of a server that writes answers, started when it is first asked for."""
+        if self._server is None:
+            command = [sys.executable, "-m", "tests.kills.server"]
+            pipe = subprocess.PIPE
+            self._server = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, start_new_session=True
+            )
+            assert self._server.stdout is not None
+            self._address = self._server.stdout.readline().strip()
+        return self._address
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+
+    def chosen(self, r: random.Random) -> Scenario:
+        """One of the scenarios, by weight."""
+        fitting = [s for s in SCENARIOS if not self.only or any(word in s.name for word in self.only)]
+        return r.choices(fitting, [s.weight for s in fitting])[0]
+
+    def words(self, scenario: Scenario) -> list[str]:
+        server = self.server() if any("{server}" in word for word in scenario.words) else ""
+        return filled(scenario, self.root / "inputs", server)
 
     @property
     def work(self) -> Path:
         return self.root / "work"
 
     def start(self, scenario: Scenario, what: Disturbance = NOTHING, scratch: Path | None = None) -> Outcome:
-        words = filled(scenario, self.root / "inputs")
-        return run(scenario.module, words, self.work, scratch or self.root / "tmp", self.root / "said", what)
+        return run(
+            scenario.module,
+            self.words(scenario),
+            self.work,
+            scratch or self.root / "tmp",
+            self.root / "said",
+            what,
+        )
 
     def clear(self) -> None:
         for folder in (self.work, self.root / "tmp"):
@@ -79,7 +115,7 @@ class Place:
             )
             if self.fresh:
                 self.clear()
-                fresh(scenario.module, filled(scenario, self.root / "inputs"), self.work)
+                fresh(scenario.module, self.words(scenario), self.work)
                 if why := difference(contents(self.work), found.contents):
                     raise RuntimeError(f"{scenario.name}: a forked process and a fresh one differ: {why}")
             self.references[scenario.name] = found
@@ -89,7 +125,7 @@ class Place:
 def kill(place: Place, seed: int, number: int, say: Callable[[str], object]) -> str:
     """What is wrong with how a command took being killed, several times perhaps; nothing where it took it well."""
     r = random.Random(f"kill {seed} {number}")
-    scenario = _chosen(r)
+    scenario = place.chosen(r)
     reference = place.reference(scenario)
     place.clear()
     signalled, again = False, 1.0
@@ -99,7 +135,7 @@ def kill(place: Place, seed: int, number: int, say: Callable[[str], object]) -> 
             what = disturbance(r, reference)
             said.append(str(what))
             done = place.start(scenario, what)
-            if why := _misbehaved(done, what):
+            if why := _misbehaved(done, what, scenario.stops):
                 return f"{why} ({done.err[-1500:]!r})"
             signalled |= done.code == 130
             again = 0.6
@@ -115,7 +151,7 @@ def full_disk(place: Place, seed: int, number: int, say: Callable[[str], object]
         OSError, subprocess.CalledProcessError: no disk can be mounted.
     """
     r = random.Random(f"disk {seed} {number}")
-    scenario = _chosen(r)
+    scenario = place.chosen(r)
     reference = place.reference(scenario)
     place.clear()
     few = reference.files + 12 if r.random() > 0.15 else r.randrange(2, reference.files + 2)
@@ -138,10 +174,6 @@ def full_disk(place: Place, seed: int, number: int, say: Callable[[str], object]
         return _ended(place, scenario, reference, False, scratch)
 
 
-def _chosen(r: random.Random) -> Scenario:
-    return r.choices(SCENARIOS, [s.weight for s in SCENARIOS])[0]
-
-
 def disturbance(r: random.Random, reference: Reference) -> Disturbance:
     """At a moment of its time, at a call that changes a file, or within a write."""
     match r.choices(("time", "call", "size", "signal"), (35, 35, 15, 15))[0]:
@@ -159,10 +191,12 @@ def _said_wrong(done: Outcome) -> str:
     return next((bad for bad in _BAD if bad in done.out + done.err), "")
 
 
-def _misbehaved(done: Outcome, what: Disturbance) -> str:
+def _misbehaved(done: Outcome, what: Disturbance, stops: bool) -> str:
     if said := _said_wrong(done):
         return said
     if done.code == 0 or done.code in (-signal.SIGKILL, -signal.SIGXFSZ) and what.signal == signal.SIGKILL:
+        return ""
+    if stops and done.code == 130 and "was stopped" in done.err:
         return ""
     if what.signal != signal.SIGKILL and (done.code == 130 and done.err.strip()):
         return ""

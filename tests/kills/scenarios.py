@@ -22,6 +22,12 @@ STEPS = (
 ANSWERS = (
     "recipe=debug_block", "output=out", "data.prompts={inputs}/texts.jsonl", "data.batch_size=4", "data.max_answer_tokens=12",
 )  # fmt: skip
+SWEEP = """
+method: grid
+metric: {name: validation/tau_greedy, goal: maximize}
+parameters: {objective.weighting: {values: [uniform, d_pace]}}
+command: ["python", "-m", "align.train", "recipe=debug_block", "${args_no_hyphens}"]
+"""
 PAIR = (
     "--target", "debug", "--drafter", "{inputs}/block/out/drafter", "--prompts", "{inputs}/p.jsonl", "--device", "cpu", "--out", "out",
 )  # fmt: skip
@@ -29,12 +35,14 @@ PAIR = (
 
 @dataclass(frozen=True)
 class Scenario:
-    """`python -m module words`; `weight`: how often it is chosen."""
+    """`python -m module words`; `weight`: how often it is chosen. `stops`: whether a process that it starts may be killed in its place,
+    which it takes for a stop."""
 
     name: str
     module: str
     words: tuple[str, ...]
     weight: float = 1.0
+    stops: bool = False
 
 
 def training(recipe: str, *words: str, name: str = "") -> Scenario:
@@ -48,6 +56,32 @@ def measuring(name: str, *words: str) -> Scenario:
     return Scenario(name, "decode.eval", own)
 
 
+def sweeping(name: str, weight: float, *words: str) -> Scenario:
+    own = (
+        *STEPS,
+        "trainer.max_steps=2",
+        "trainer.warmup_steps=1",
+        "data.path={inputs}/block/out/data",
+        "--out",
+        "out",
+        *words,
+    )
+    return Scenario(name, "align.sweep", ("{inputs}/s.yaml", *own), weight, stops=True)
+
+
+TAPS = training("debug_taps")
+EXPORT = (
+    "--target",
+    "debug",
+    "--device",
+    "cpu",
+    "--drafter",
+    "{inputs}/taps/out/drafter",
+    "--limit",
+    "1",
+    "--max-new-tokens",
+    "4",
+)
 BLOCK = Scenario("train with data", "align.train", (*ANSWERS, *STEPS), 2.0)
 SCENARIOS = (
     Scenario("synthesize", "align.synthesize", ("recipe=debug_block", "output=out", "data.batch_size=8", "data.samples=10")),
@@ -61,6 +95,22 @@ SCENARIOS = (
     training("debug_variable_prefix"),
     training("debug_confidence"),
     training("debug_adapt"),
+    Scenario("synthesize by a server", "align.synthesize", (*ANSWERS, "data.writer=openai:{server}", "data.concurrency=3"), 2.0),
+    Scenario("synthesize in two processes", "align.synthesize", (*ANSWERS, "launch.devices=2"), 0.2),
+    Scenario("features", "align.features", (*TAPS.words, "trainer.features_gb=0.1"), 2.0),
+    training("debug_block", "trainer.features_gb=0.1", name="train on features"),
+    training("debug_adapt_dflash", "drafter.init={inputs}/dflash", name="train another engine's drafter"),
+    sweeping("sweep", 0.7),
+    sweeping("sweep by halving", 0.4, "--halving", "--eta", "2"),
+    Scenario("plan", "align.plan", (*TAPS.words, "--json", "out/plan.json"), 0.4),
+    Scenario("export", "decode.export", (*EXPORT, "--format", "dflash,transformers,speculators", "--out", "out"), 1.0),
+    Scenario(
+        "advise",
+        "decode.advise",
+        (*PAIR, "--dtype", "float32", "--limit", "2", "--max-new-tokens", "4", "--temperatures", "0", "--trees", "0", "--most-batch", "2",
+         "--long", "64"),
+        0.3,
+    ),
     measuring("eval greedy", "--methods", "lookup,drafter", "--repeats", "2"),
     measuring("eval sampled", "--no-hf-check", "--temperature", "1", "--tree-nodes", "0"),
     Scenario(
@@ -78,14 +128,21 @@ def inputs(folder: Path) -> None:
     (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
     texts = [f"{verb} {what}." for verb in ("Tell me", "Say", "Write") for what in WHAT]
     (folder / "texts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-    (folder / "block").mkdir()
+    (folder / "s.yaml").write_text(SWEEP)
+    foreign = (*EXPORT, "--no-check", "--format", "dflash", "--out", "{inputs}/dflash")
     tmp = folder / "tmp"
-    done = run(BLOCK.module, filled(BLOCK, folder), folder / "block", tmp, tmp, NOTHING)
-    if done.code:
-        raise RuntimeError(f"the undisturbed run failed: {done.err}")
+    for name, each in ("block", BLOCK), ("taps", TAPS), ("other", Scenario("", "decode.export", foreign)):
+        (folder / name).mkdir()
+        done = run(each.module, filled(each, folder), folder / name, tmp, tmp, NOTHING)
+        if done.code:
+            raise RuntimeError(f"the undisturbed run failed: {done.err}")
     shutil.rmtree(tmp)
 
 
-def filled(scenario: Scenario, folder: Path) -> list[str]:
-    """The words with the inputs' folder in them."""
-    return [word.replace("{inputs}", str(folder)) for word in scenario.words]
+def filled(scenario: Scenario, folder: Path, server: str = "") -> list[str]:
+    """The words with the inputs' folder and the server's address in them; a key that is given again counts as it is given last."""
+    words = [word.replace("{inputs}", str(folder)).replace("{server}", server) for word in scenario.words]
+    keys = [word.partition("=")[0] if not word.startswith("-") and "=" in word else "" for word in words]
+    return [
+        w for i, (w, key) in enumerate(zip(words, keys, strict=True)) if not key or key not in keys[i + 1 :]
+    ]

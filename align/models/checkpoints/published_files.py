@@ -15,10 +15,9 @@ from align.common.files import ForeignObject, load_tensors
 from align.common.hub import local_path, model_folder
 from align.common.schema import read_config
 from align.common.strict_yaml import parse_yaml
+from align.common.tables import read_text
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-
-
 _RUN_WEIGHTS = ("checkpoints-meta/checkpoint.pth", "checkpoints/last.ckpt")
 
 
@@ -42,6 +41,7 @@ def find(source: str | Path, revision: str | None) -> tuple[Path, Path | None]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What a file of weights holds; no code that comes with it runs. Raises UserError where it can't be read."""
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(str(path)))
@@ -81,6 +81,7 @@ def unpack(content: dict[str, Any], path: Path) -> tuple[dict[str, Tensor], list
 
 
 def config_values(content: dict[str, Any], config_file: Path | None, path: Path) -> dict[str, Any]:
+    """Sizes, graph and noise, out of the checkpoint or its config file, as its code names them."""
     inside = content.get("hyper_parameters")
     if isinstance(inside, Mapping) and isinstance(inside.get("config"), dict):
         return inside["config"]
@@ -90,7 +91,7 @@ def config_values(content: dict[str, Any], config_file: Path | None, path: Path)
         )
     if config_file.suffix == ".json":
         return read_config(config_file.parent)
-    values = parse_yaml(config_file.read_text(encoding="utf-8"), str(config_file))
+    values = parse_yaml(read_text(config_file), str(config_file))
     if not isinstance(values, dict):
         raise UserError(f"{config_file}: must hold keys, not a {type(values).__name__}")
     return values

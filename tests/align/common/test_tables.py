@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from align.common import files
 from align.common.errors import UserError
 from align.common.tables import read_rows
 
@@ -48,9 +49,15 @@ def test_parquet(tmp_path: Path) -> None:
         ("f.jsnl", "{}", "did you mean '.json"),
         ("f.parquet", "PAR", "not readable Parquet"),
         ("f.json.gz", "not packed", "can't be read"),
+        ("f.json.gz", gzip.compress(b"[1]")[:-9], "can't be read"),
+        ("f.json.gz", gzip.compress(b"[1]")[:10] + b"\xff" * 20, "can't be read"),
+        ("f.jsonl.gz", gzip.compress(b" " * 2000), "more than 0 MiB, or without end"),
     ],
 )
-def test_broken_files_are_one_line(tmp_path: Path, name: str, text: str, says: str) -> None:
-    (tmp_path / name).write_text(text)
+def test_broken_files_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str | bytes, says: str
+) -> None:
+    monkeypatch.setattr(files, "MOST_BYTES", 1000)
+    (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(UserError, match=says):
         read_rows(tmp_path / name)

@@ -12,7 +12,7 @@ import yaml
 
 from align.common.errors import UserError
 from align.config.parser import FOLDER, load_recipe
-from align.training.loggers import run_id
+from align.training.loggers import MetricsFile, run_id
 from align.training.run import train
 from tests.wandb_stand_in import StandIn
 
@@ -79,6 +79,25 @@ def test_a_run_goes_on_under_its_own_id(tmp_path: Path, monkeypatch: pytest.Monk
     assert run_id(tmp_path, fresh=False) == "agents"
     monkeypatch.delenv("WANDB_RUN_ID")
     assert run_id(tmp_path, fresh=False) == "agents"  # the run that the agent began
+
+
+@pytest.mark.parametrize(
+    ("raw", "steps"),
+    [
+        (b"step,a\n1,2.0\n\xff\xfe,\x00\n", ["1"]),
+        ("step,a\n²,1.0\n3,1.0\n".encode(), ["3"]),
+        (b"step,a\n" + b"9" * 5000 + b",1.0\n4,1.0\n", ["4"]),
+        (b"", []),
+    ],
+)
+def test_damaged_metrics_are_left_out_line_by_line(tmp_path: Path, raw: bytes, steps: list[str]) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(raw)
+    assert [row["step"] for row in MetricsFile(path).read()] == steps
+    MetricsFile(path).rewind(9)
+    path.write_bytes(b'step,a\n1,"' + b"x" * 200_000 + b'"\n')
+    with pytest.raises(UserError, match="metrics.csv: not readable"):
+        MetricsFile(path).read()
 
 
 def test_artefacts_are_asked_for_by_name() -> None:

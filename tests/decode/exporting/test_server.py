@@ -19,6 +19,7 @@ from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder, prompt_tokens
 from decode.exporting import parity
+from decode.exporting import server as server_module
 from decode.exporting.server import Server
 from decode.suites.prompt import Prompt
 from tests.builders import PROMPT, overfit_block_network
@@ -144,10 +145,24 @@ def test_a_server_that_does_not(tmp_path: Path, drafter: BlockDrafter, served: t
         ("/v1/completions", 429, "answered 429"),
         ("/metrics", "vllm:spec_decode_num_accepted_tokens_total --", "counts no drafts"),
         ("/metrics", "# nothing", "counts no drafts"),
+        (
+            "/metrics",
+            'vllm:spec_decode_num_accepted_tokens_per_pos{position="99999999999"} 1',
+            "counts no drafts",
+        ),
+        (
+            "/metrics",
+            f'vllm:spec_decode_num_accepted_tokens_per_pos{{position="{"9" * 5000}"}} 1',
+            "counts no drafts",
+        ),
+        ("/v1/models", " " * 70_000, "more than 0 MiB"),
     ],
 )
-def test_answers_of_another_kind(served: tuple[App, str], path: str, sent: str | int, says: str) -> None:
+def test_answers_of_another_kind(
+    served: tuple[App, str], monkeypatch: pytest.MonkeyPatch, path: str, sent: str | int, says: str
+) -> None:
     app, url = served
+    monkeypatch.setattr(server_module, "_MOST", 1 << 16)
     app.change[path] = lambda text: sent
     with pytest.raises(UserError, match=says):
         server = Server(url)

@@ -33,6 +33,11 @@ def test_later_records_of_the_same_generation_count(tmp_path: Path) -> None:
         ({"accepted": [3], "drafted": [2]}, "more tokens than drafted"),
         ({"accepted": [30], "drafted": [30]}, "more tokens than drafted or committed"),
         ({"accepted": [1], "drafted": []}, "as many calls"),
+        ({"accepted": [1], "drafted": [2**31]}, "drafted and nodes must lie between 0 and 65536"),
+        (
+            {"accepted": [1], "drafted": [2], "nodes": [2**40]},
+            "drafted and nodes must lie between 0 and 65536",
+        ),
         ({"seconds": -1.0}, "must lie between 0"),
     ],
 )

@@ -381,6 +381,15 @@ def test_configs_that_do_not_fit(tmp_path: Path, config: dict[str, Any], says: s
     refuses(write_hub(tmp_path, config, state(net, prefix)), says)
 
 
+def test_a_config_that_is_no_text(tmp_path: Path) -> None:
+    folder = write_hub(tmp_path, MDLM_RUN, {})
+    (folder / ".hydra").mkdir(exist_ok=True)
+    (folder / ".hydra/config.yaml").write_bytes(b"\xff\xfe: 1")
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    torch.save({"state_dict": {}}, folder / "checkpoints/last.ckpt")
+    refuses(folder, "is not UTF-8 text")
+
+
 # ---- what is saved ----
 
 KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
