@@ -5,16 +5,20 @@ Where that text is missing it is written first (data.write=never refuses).
 
 from __future__ import annotations
 
+import signal
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
 from align.common.claims import Claim
-from align.common.errors import cli
+from align.common.errors import UserError, cli
 from align.common.text import say
 from align.config.hardware import main_process
+from align.config.launching import LINGER, Others, adopt_slurm
 from align.config.parser import parse_command
 from align.config.preflight import check_training
+from align.config.recipe import Recipe
 from align.data.prompts import check_source
 from align.data.text_sources import check_text_source
 from align.training.checkpoints import check_named
@@ -23,6 +27,7 @@ from align.training.checkpoints import check_named
 @cli
 def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
+    adopt_slurm()
     recipe = parse_command(words, "align.train", __doc__ or "")
     if recipe is None:
         return
@@ -31,10 +36,21 @@ def main(argv: list[str] | None = None) -> None:
     for source in recipe.data.text:
         check_text_source(source)
     check_named(recipe.trainer.resume)
+    with Others(recipe, "align.train", words):
+        try:
+            _train(recipe, words)
+        except UserError:
+            if not main_process():  # if the main process meets it too, it says so, and this one ends with it
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                time.sleep(3 * LINGER)
+            raise
+
+
+def _train(recipe: Recipe, words: list[str]) -> None:
     # only now: torch, Lightning and transformers take seconds to import
     from align.training.base_module import NonFiniteLoss
-    from align.training.callbacks import Interrupted
     from align.training.run import train
+    from align.training.watch import Interrupted
 
     try:
         with ExitStack() as claims:

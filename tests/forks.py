@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 LIMIT_S = 600
@@ -31,8 +34,13 @@ def _server() -> ForkServerContext:
     return context
 
 
-def train_in_forks(words: Sequence[str], cwd: Path, processes: int = 1) -> CompletedProcess[str]:
-    """`python -m align.train` with these words, as a launcher starts it: one process for each rank. What rank 0 did."""
+def train_in_forks(
+    words: Sequence[str], cwd: Path, processes: int = 1, plant: str = ""
+) -> CompletedProcess[str]:
+    """`python -m align.train` with these words, as a launcher starts it: one process for each rank. What rank 0 did.
+
+    `plant`: `RANK HOW`, what that rank does in its fourth step: dies, stops, sleeps, fails.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -41,18 +49,21 @@ def train_in_forks(words: Sequence[str], cwd: Path, processes: int = 1) -> Compl
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
         env = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if processes > 1 else {}
         outputs = (str(cwd / f"stdout.{rank}"), str(cwd / f"stderr.{rank}"))
-        ranks.append(_server().Process(target=_train, args=(list(words), str(cwd), env, outputs)))
+        ranks.append(_server().Process(target=_train, args=(list(words), str(cwd), env, outputs, plant)))
         ranks[-1].start()
     for process in ranks:
-        process.join(LIMIT_S)
+        planted = plant.startswith(f"{ranks.index(process)} ")
+        process.join(0 if planted else LIMIT_S)  # one that hangs hangs until the others are gone
+    for process in ranks:
+        process.join(2)
         process.kill()
         process.join()
     out, err = ((cwd / f"{name}.0").read_text() for name in ("stdout", "stderr"))
-    code = next((p.exitcode for p in ranks if p.exitcode), 0)
+    code = ranks[0].exitcode or next((p.exitcode for p in ranks if p.exitcode), 0)
     return CompletedProcess(list(words), code, out, err)
 
 
-def _train(words: list[str], cwd: str, env: Mapping[str, str], outputs: tuple[str, str]) -> None:
+def _train(words: list[str], cwd: str, env: Mapping[str, str], outputs: tuple[str, str], plant: str) -> None:
     for stream, path in zip((1, 2), outputs, strict=True):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     sys.stdout, sys.stderr = (open(stream, "w", closefd=False) for stream in (1, 2))  # noqa: SIM115
@@ -60,4 +71,23 @@ def _train(words: list[str], cwd: str, env: Mapping[str, str], outputs: tuple[st
     os.environ |= {**ONE_THREAD, **env}
     from align.train import main
 
+    if plant.startswith(f"{env.get('RANK')} "):
+        _plant(plant.split()[1])
     main(words)
+
+
+def _plant(how: str) -> None:
+    from align.training.block_module import BlockDrafterModule
+
+    step = BlockDrafterModule.draft_statistics
+
+    def planted(module: BlockDrafterModule, *args: Any) -> Any:
+        if module.global_step == 3:
+            if how == "fails":
+                raise RuntimeError("planted")
+            if how == "sleeps":
+                time.sleep(LIMIT_S)
+            os.kill(os.getpid(), {"dies": signal.SIGKILL, "stops": signal.SIGSTOP}[how])
+        return step(module, *args)
+
+    BlockDrafterModule.draft_statistics = planted  # type: ignore[method-assign]

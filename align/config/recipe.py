@@ -210,6 +210,11 @@ class LaunchConfig(Group):
     devices: int = option(1, "processes on this machine, one a device; auto = one a GPU, else 1", low=1)
     accelerator: Literal["auto", "cpu", "gpu"] = option("auto", "what to run on")
     num_nodes: int = option(1, "machines", low=1, high=10_000)
+    timeout: float = option(
+        30.0,
+        "seconds without a step after which a run of several processes counts as hanging, and ends (never before 5 times its slowest step)",
+        low=1,
+    )
 
 
 @dataclass

@@ -19,6 +19,7 @@ from align.config.recipe import Recipe
 from align.training import checkpoints
 from align.training.base_module import DrafterModule
 from align.training.loggers import CSVFile
+from align.training.watch import Interrupted, patiently
 
 
 def training_line(step: int, steps: int, numbers: Mapping[str, float], left: float, of: str = "block") -> str:
@@ -109,10 +110,6 @@ class ProgressLogger(Callback):
             logger.save()
 
 
-class Interrupted(RuntimeError):
-    """A signal asked training to stop; a checkpoint was saved."""
-
-
 class MilestoneCallback(Callback):
     """Saves the drafter, averaged where EMA is on, after the step in which it has seen so many text tokens.
 
@@ -136,8 +133,9 @@ class MilestoneCallback(Callback):
         passed = [m for m in self.milestones if before < m <= self._seen]
         if passed:
             pl_module.copy_final_weights()
-            for tokens in passed if trainer.is_global_zero else ():
-                self.save(trainer.global_step, f"milestones/{tokens}")
+            with patiently(trainer):
+                for tokens in passed if trainer.is_global_zero else ():
+                    self.save(trainer.global_step, f"milestones/{tokens}")
             pl_module.final_weights = {}  # those of the end are still to come
 
 
@@ -221,7 +219,8 @@ class CheckpointCallback(Callback):
         due = trainer.global_step % self.options.checkpoint_every == 0
         stopping = module.progress.stopping
         if due or trainer.should_stop or stopping:
-            self._save(trainer, module)
+            with patiently(trainer):
+                self._save(trainer, module)
         if stopping and not trainer.should_stop:
             raise Interrupted(
                 f"stopped by a signal after step {trainer.global_step}; a checkpoint is saved and the same command goes on from it"

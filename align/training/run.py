@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from align.common.commands import command
 from align.common.errors import UserError
 from align.common.text import say
 from align.config.hardware import accelerator, devices, main_process, target_device
+from align.config.launching import threads
 from align.config.preflight import check_memory, check_training
 from align.config.recipe import Recipe
 from align.config.run_record import save_run_record
@@ -29,6 +31,7 @@ from align.training.callbacks import CheckpointCallback, MilestoneCallback, Prog
 from align.training.datamodule import RowsModule
 from align.training.loggers import build_loggers, log_artifacts
 from align.training.strategies import build_strategy, checkpoint_kind, is_one_file, plugins
+from align.training.watch import Watch
 
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
@@ -123,6 +126,7 @@ def build_trainer(
         enable_model_summary=False,
         inference_mode=False,
         callbacks=[  # in this order: a step is reported, then saved
+            Watch(recipe),
             ProgressLogger(recipe, quiet or not main_process()),
             *([] if on_the_way is None else [on_the_way]),
             CheckpointCallback(recipe, _settings(recipe)),
@@ -189,6 +193,8 @@ def fit(
     elif main_process():
         checkpoints.set_aside(folder)
     trainer = build_trainer(recipe, module.drafter.target, steps, quiet, on_the_way)
+    if recipe.launch.devices > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads(recipe))
     try:
         trainer.fit(
             module,

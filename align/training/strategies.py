@@ -17,6 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strateg
 from torch import nn
 
 from align.common.files import load_tensors
+from align.config.launching import launched
 from align.config.recipe import Recipe
 from align.training.sharded import Sharded
 
@@ -101,7 +102,7 @@ class SafeCheckpoints(TorchCheckpointIO):
 
 
 class Launched(LightningEnvironment):
-    """Processes started by another launcher that says who is who in RANK, WORLD_SIZE and LOCAL_RANK.
+    """Processes to which RANK, WORLD_SIZE and LOCAL_RANK say who is who (`align.config.launching`).
 
     The deepspeed launcher sets no NODE_RANK, from which Lightning would work out the rank.
     """
@@ -126,9 +127,8 @@ class Launched(LightningEnvironment):
 
 
 def plugins(recipe: Recipe) -> list[Any]:
-    """Of the trainer: for processes that another launcher started, and for checkpoints of one file."""
-    launched = {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
-    found: list[Any] = [Launched()] if launched and "TORCHELASTIC_RUN_ID" not in os.environ else []
+    """Of the trainer: for processes that know who they are, and for checkpoints of one file."""
+    found: list[Any] = [Launched()] if launched() else []
     return found + ([SafeCheckpoints()] if is_one_file(recipe) else [])
 
 

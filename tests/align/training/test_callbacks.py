@@ -11,7 +11,8 @@ import pytest
 
 from align.config.parser import load_recipe
 from align.training import checkpoints
-from align.training.callbacks import CheckpointCallback, Interrupted, training_line, validation_line
+from align.training.callbacks import CheckpointCallback, training_line, validation_line
+from align.training.watch import Interrupted
 
 
 def test_the_training_line() -> None:

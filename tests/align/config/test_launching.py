@@ -1,0 +1,68 @@
+"""Who is who, however the processes were started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from align.common.errors import UserError
+from align.config.launching import Others, adopt_slurm, launched, threads
+from align.config.parser import load_recipe
+
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment that says nothing, and that is as before afterwards."""
+    for name in (*PLACE, *(n for n in os.environ if n.startswith("SLURM"))):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_sruns_tasks(clean: pytest.MonkeyPatch) -> None:
+    slurm = {
+        "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "120042",
+        "SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": "gpu[07-08,11],login",
+    }  # fmt: skip
+    for name, value in slurm.items():
+        clean.setenv(name, value)
+    adopt_slurm()
+    assert launched()
+    assert [os.environ[name] for name in PLACE] == ["5", "8", "1", "1", "gpu07", "15045"]
+
+
+def test_a_batch_script_of_slurm_is_one_process(clean: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}.items():
+        clean.setenv(name, value)
+    adopt_slurm()
+    assert not launched()
+
+
+def test_what_a_launcher_says_stays(clean: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "SLURM_PROCID": "0"}.items():
+        clean.setenv(name, value)
+    clean.setenv("SLURM_STEP_NUM_TASKS", "4")
+    adopt_slurm()
+    assert os.environ["RANK"] == "1"
+    recipe = load_recipe(["recipe=debug_block", "launch.devices=2"])
+    with Others(recipe, "align.nothing", []):  # starts nothing
+        assert os.environ["WORLD_SIZE"] == "2"
+
+
+def test_several_machines_need_to_know_which_is_the_first(clean: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recipe = load_recipe(["recipe=debug_block", "launch.num_nodes=2"])
+    clean.setenv("NODE_RANK", "1")
+    with (
+        pytest.raises(UserError, match=r"launch.num_nodes=2: .* \(lacks MASTER_ADDR, MASTER_PORT\)"),
+        Others(recipe, "align.nothing", []),
+    ):
+        pass
+
+
+def test_a_process_gets_its_share_of_threads() -> None:
+    recipe = load_recipe(["recipe=debug_block", "trainer.batch_size=64", "launch.devices=64"])
+    assert threads(recipe) == max(1, (os.cpu_count() or 1) // 64)
