@@ -49,8 +49,8 @@ def main(argv: list[str] | None = None) -> None:
 def _train(recipe: Recipe, words: list[str]) -> None:
     # only now: torch, Lightning and transformers take seconds to import
     from align.training.base_module import NonFiniteLoss
+    from align.training.parallel.watch import Interrupted
     from align.training.run import train
-    from align.training.watch import Interrupted
 
     try:
         with ExitStack() as claims:

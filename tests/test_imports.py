@@ -86,8 +86,8 @@ def faults(modules: dict[str, str]) -> list[str]:
             found.append(f"{name} imports the package decode, not the module that it needs")
         if tops & {"lightning", "pytorch_lightning", "deepspeed"} and room != "align.training":
             found.append(f"{name} imports lightning or deepspeed; only align.training may")
-        if "deepspeed" in tops and name != "align.training.strategies":
-            found.append(f"{name} imports deepspeed; only align.training.strategies may")
+        if "deepspeed" in tops and name != "align.training.parallel.strategies":
+            found.append(f"{name} imports deepspeed; only align.training.parallel.strategies may")
         if room == "decode":
             continue
         reach = {room_of(m) for m in reached(name, modules, lazily=True) if ours(m)}
@@ -166,7 +166,7 @@ def test_rooms_are_small_and_have_one_name_each() -> None:
         ({"align.losses.objective": "import lightning"}, "only align.training may"),
         ({"align.models.block": "def f():\n    import lightning"}, "only align.training may"),
         ({"align.data.x": "from importlib import import_module\nimport_module('decode.cli')"}, "decode.cli"),
-        ({"align.training.trainer": "import deepspeed"}, "only align.training.strategies may"),
+        ({"align.training.trainer": "import deepspeed"}, "only align.training.parallel.strategies may"),
         ({"decode.speculation.rules": "from align.target.model import Target"}, "imports align.target"),
         ({"decode.speculation.rules": "import transformers"}, "knows a model"),
         ({"decode.reporting.page": "import torch"}, "decode.reporting.page imports torch"),

@@ -33,7 +33,7 @@ from align.outputs.cache import TargetOutputCache, TargetOutputs, compute_target
 from align.training.ema import EMA
 from align.training.metrics import TrainingProgress, ValidationSums
 from align.training.optimizer import adamw, learning_rate, parameter_groups
-from align.training.sharded import Sharded
+from align.training.parallel.sharded import Sharded
 
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 

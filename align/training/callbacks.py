@@ -19,7 +19,7 @@ from align.config.recipe import Recipe
 from align.training import checkpoints
 from align.training.base_module import DrafterModule
 from align.training.loggers import CSVFile
-from align.training.watch import Interrupted, patiently
+from align.training.parallel.watch import Interrupted, patiently
 
 
 def training_line(step: int, steps: int, numbers: Mapping[str, float], left: float, of: str = "block") -> str:

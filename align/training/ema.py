@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from align.training.sharded import put, whole
+from align.training.parallel.sharded import put, whole
 
 
 class EMA:

@@ -30,8 +30,8 @@ from align.training.build import KINDS, draft_vocab, save_trained
 from align.training.callbacks import CheckpointCallback, MilestoneCallback, ProgressLogger
 from align.training.datamodule import RowsModule
 from align.training.loggers import build_loggers, log_artifacts
-from align.training.strategies import build_strategy, checkpoint_kind, is_one_file, plugins
-from align.training.watch import Watch
+from align.training.parallel.strategies import build_strategy, checkpoint_kind, is_one_file, plugins
+from align.training.parallel.watch import Watch
 
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:

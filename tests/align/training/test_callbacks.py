@@ -12,7 +12,7 @@ import pytest
 from align.config.parser import load_recipe
 from align.training import checkpoints
 from align.training.callbacks import CheckpointCallback, training_line, validation_line
-from align.training.watch import Interrupted
+from align.training.parallel.watch import Interrupted
 
 
 def test_the_training_line() -> None:
@@ -52,6 +52,8 @@ def test_the_validation_line_says_what_its_figures_are() -> None:
 
 class Trainer:
     """Counts what is saved."""
+
+    callbacks: list[Any] = []
 
     def __init__(self) -> None:
         self.global_step, self.should_stop, self.is_global_zero = 0, False, True

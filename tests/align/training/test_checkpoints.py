@@ -24,7 +24,7 @@ from align.training.checkpoints import (
     remove,
     seal,
 )
-from align.training.strategies import SafeCheckpoints
+from align.training.parallel.strategies import SafeCheckpoints
 from tests.builders import train_debug_block as run
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.models.checkpoints import published
+from align.models.checkpoints import published, published_files
 from align.models.checkpoints.published import load_published, save_published
 from align.models.checkpoints.published_config import ScheduleSpec, read_plan
 from align.models.ddit import DDiT
@@ -235,7 +235,7 @@ def test_a_hub_id_is_fetched_at_its_revision(tmp_path: Path, monkeypatch: pytest
         asked.append((name, what, revision))
         return folder
 
-    monkeypatch.setattr(published, "model_folder", model_folder)
+    monkeypatch.setattr(published_files, "model_folder", model_folder)
     assert load_published("kuleshov-group/mdlm-owt", "abc").family == "mdlm"
     assert asked == [("kuleshov-group/mdlm-owt", "checkpoint", "abc")]
     monkeypatch.undo()

@@ -19,7 +19,7 @@ from torch import nn
 from align.common.files import load_tensors
 from align.config.launching import launched
 from align.config.recipe import Recipe
-from align.training.sharded import Sharded
+from align.training.parallel.sharded import Sharded
 
 
 class Zero(DeepSpeedStrategy):

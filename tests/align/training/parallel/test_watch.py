@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from align.training.watch import PATIENCE, SILENT, SLOWEST, Beats, Judge, place
+from align.training.parallel.watch import PATIENCE, SILENT, SLOWEST, Beats, Judge, place
 from tests.forks import ONE_THREAD, train_in_forks
 
 ROOT = Path(__file__).resolve().parents[3]

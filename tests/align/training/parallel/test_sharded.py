@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from align.training.sharded import layers, put, whole
+from align.training.parallel.sharded import layers, put, whole
 from tests.forks import train_in_forks
 
 
