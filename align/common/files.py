@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
@@ -98,8 +99,15 @@ def read_bytes(path: Path) -> bytes:
     return raw
 
 
+def check_ordinary(path: Path) -> None:
+    """Raises OSError for a pipe, which would be waited for, and a device, which may have no end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "is no ordinary file", str(path))
+
+
 def sha256_file(path: Path) -> str:
     """The file's hash, in hex digits."""
+    check_ordinary(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

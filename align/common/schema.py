@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from align.common.errors import UserError, nearest
+from align.common.files import check_ordinary
 from align.common.text import cut, short
 
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -25,10 +26,7 @@ def read_json(path: Path) -> Any:
         UserError: not there, not readable, or no JSON.
     """
     try:
-        if (
-            path.exists() and not path.is_file() and not path.is_dir()
-        ):  # a pipe would be waited for, a device has no end
-            raise UserError(f"{path}: not readable (no ordinary file)")
+        check_ordinary(path)
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not readable JSON (byte {error.start} is not UTF-8)") from None

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ def layout_of(values: dict[str, Any]) -> str:
     if "DFlash" in names or "Domino" in names or "dflash_config" in values:
         return "dspark" if values.get("markov_rank") or nested.get("markov_rank") else "dflash"
     return ""
+
+
+def architectures_of(values: Mapping[str, Any]) -> list[str]:
+    """The names under `architectures` in a config.json; none where that is no list of them."""
+    named = values.get("architectures")
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 
 
 def is_block(values: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from align.common.errors import UserError, nearest
+from align.importing.layouts import architectures_of
 
 BASES = ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """The transformers classes that `align.models.masked_lm` runs: plain decoders, a head without scale or bias."""
@@ -190,7 +191,7 @@ def family_of(config: Mapping[str, Any], spec: str) -> Family:
     Raises:
         UserError: none that is known, or a config value that its base architecture cannot compute.
     """
-    kind, named = config.get("model_type"), config.get("architectures") or []
+    kind, named = config.get("model_type"), architectures_of(config)
     fitting = [
         f
         for f in FAMILIES.values()

@@ -130,7 +130,7 @@ def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
     own = getattr(config, "auto_map", None) or {}
     if type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own:
         return AutoModelForCausalLM
-    names = ", ".join(getattr(config, "architectures", None) or []) or "no architecture named"
+    names = ", ".join(map(str, getattr(config, "architectures", None) or [])) or "no architecture named"
     what = f"target {spec!r}: architecture {config.model_type!r} ({names})"
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(

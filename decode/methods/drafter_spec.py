@@ -9,7 +9,7 @@ from align.common.errors import UserError, nearest
 from align.common.hub import is_hub_id, local_path, missing, nearby
 from align.common.provenance import CHECKOUT
 from align.common.schema import read_object
-from align.importing.layouts import is_block, layout_of, made_for
+from align.importing.layouts import architectures_of, is_block, layout_of, made_for
 from align.target.names import DEFAULT_TARGET
 from decode.method_names import LOOKUP
 from decode.methods.registry import ROLES
@@ -164,7 +164,7 @@ def role_of(spec: str) -> str:
     record = path / RECORD
     if record.is_file() and read_object(record).get("kind") != "autoregressive":
         return "diffusion"
-    return "autoregressive" if _causal(str((values.get("architectures") or [""])[0])) else "diffusion"
+    return "autoregressive" if _causal("".join(architectures_of(values)[:1])) else "diffusion"
 
 
 def _fetched(spec: str, files: Sequence[str]) -> Path:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from align.common.errors import UserError
-from align.common.files import expanded, write_atomically
+from align.common.files import expanded, sha256_file, write_atomically
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
@@ -23,6 +24,14 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
         write_atomically(path, fail)
     assert path.read_text() == "one" and list(path.parent.iterdir()) == [path]
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_what_has_no_end_has_no_hash(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("pipe", "device"):
+        with pytest.raises(OSError, match="is no ordinary file"):
+            sha256_file(tmp_path / name)
 
 
 def test_a_name_that_is_not_utf_8_is_refused() -> None:

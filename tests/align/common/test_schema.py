@@ -66,7 +66,7 @@ def test_a_pipe_and_a_device_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "device").symlink_to("/dev/zero")
     for name in ("pipe", "device"):
-        with pytest.raises(UserError, match=f"{name}: not readable .no ordinary file"):
+        with pytest.raises(UserError, match=f"{name}: not readable .is no ordinary file"):
             read_object(tmp_path / name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,10 @@ def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
     save_causal(make_causal(parts.target, DrafterConfig(kind="autoregressive", layers=2)), tmp_path / "small")
     assert role_of(str(tmp_path / "sedd")) == "diffusion" and role_of(str(DEFAULT_DRAFTER)) == "block"
     assert role_of(str(tmp_path / "small")) == "autoregressive"
+    (tmp_path / "odd").mkdir()
+    for named in (5, {"a": 1}, [None], [{}], "LlamaForCausalLM"):
+        (tmp_path / "odd/config.json").write_text(json.dumps({"model_type": "llama", "architectures": named}))
+        assert role_of(str(tmp_path / "odd")) == "diffusion"
     assert (
         role_of("HuggingFaceTB/SmolLM2-135M-Instruct") == "autoregressive"
     )  # a package's model, where there is no hub
