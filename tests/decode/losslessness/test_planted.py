@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from decode.losslessness.cases import VerifyConfig
-from decode.losslessness.sampled import sampled_texts
 from decode.losslessness.planted import Bug
+from decode.losslessness.sampled import sampled_texts
 from decode.losslessness.widened import BUGS
 from decode.methods.build import build
 from decode.methods.registry import Parts
