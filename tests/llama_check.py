@@ -23,10 +23,10 @@ from align.target.loading import load_target
 from align.target.names import DEFAULT_TARGET
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
-from decode.exporting.counts import Counts
 from decode.exporting.gguf_file import FILE
 from decode.exporting.parity import tokens_of
 from decode.exporting.registry import FORMATS
+from decode.exporting.verdict import Counts
 from decode.suites.registry import prompts_of
 
 

@@ -26,9 +26,9 @@ from align.target.loading import load_target, resolve_folder
 from align.target.names import DEFAULT_TARGET
 from decode.drafters.block import BlockProposer
 from decode.drafters.lookup import LookupDrafter
+from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
 from decode.exporting.engine_reader import package
-from decode.exporting.ladder import stock_model
 from decode.exporting.parity import tokens_of
 from decode.exporting.registry import FORMATS
 from decode.suites.registry import prompts_of

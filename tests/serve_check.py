@@ -31,10 +31,10 @@ from align.target.loading import load_target, resolve_folder
 from align.target.names import DEFAULT_TARGET
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
-from decode.exporting.counts import Counts
 from decode.exporting.parity import SERVED, tokens_of
 from decode.exporting.registry import FORMATS
 from decode.exporting.server import Server
+from decode.exporting.verdict import Counts
 from decode.reporting.statistics import paired_ratio
 from decode.suites.registry import prompts_of
 

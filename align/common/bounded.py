@@ -18,7 +18,7 @@ GROWTH = 1 << 30
 
 
 @contextlib.contextmanager
-def bounded(what: str, seconds: float | None = None, growth: int = GROWTH) -> Iterator[None]:
+def bounded(what: str, seconds: float | None = None) -> Iterator[None]:
     """Inside this context the process may take so many seconds (`SECONDS`; known on the main thread alone) and so much more memory (Linux).
 
     Raises:
@@ -31,7 +31,7 @@ def bounded(what: str, seconds: float | None = None, growth: int = GROWTH) -> It
         raise UserError(f"{what} takes longer than {seconds:g} seconds")
 
     with contextlib.ExitStack() as undo:
-        _limit_memory(growth, undo)
+        _limit_memory(undo)
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
             undo.callback(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, too_long))
             undo.callback(
@@ -40,10 +40,10 @@ def bounded(what: str, seconds: float | None = None, growth: int = GROWTH) -> It
         try:
             yield
         except (MemoryError, OverflowError):
-            raise UserError(f"{what} takes more than {growth / 2**30:g} GiB") from None
+            raise UserError(f"{what} takes more than {GROWTH / 2**30:g} GiB") from None
 
 
-def _limit_memory(growth: int, undo: contextlib.ExitStack) -> None:
+def _limit_memory(undo: contextlib.ExitStack) -> None:
     """Let allocations fail that would take more, where the system tells how much is taken."""
     try:
         import resource
@@ -52,7 +52,7 @@ def _limit_memory(growth: int, undo: contextlib.ExitStack) -> None:
     except (ImportError, OSError, ValueError):
         return
     own: Any = resource.getrlimit(resource.RLIMIT_AS)
-    most = pages * resource.getpagesize() + growth
+    most = pages * resource.getpagesize() + GROWTH
     if own[0] == resource.RLIM_INFINITY or most < own[0]:
         resource.setrlimit(resource.RLIMIT_AS, (most, own[1]))
         undo.callback(resource.setrlimit, resource.RLIMIT_AS, own)

@@ -36,9 +36,12 @@ def cache_folder() -> Path:
     )
 
 
+_TIMEOUT = 4.0
+
+
 @functools.cache
-def hub_reachable(timeout: float = 4.0) -> bool:
-    """Whether the hub's host accepts a connection within `timeout` seconds (asked once a process).
+def hub_reachable() -> bool:
+    """Whether the hub's host accepts a connection within `_TIMEOUT` seconds (asked once a process).
 
     A resolver without a network can hang far longer than a socket does, hence the thread.
     """
@@ -52,14 +55,14 @@ def hub_reachable(timeout: float = 4.0) -> bool:
     def ask() -> None:
         try:
             port = address.port or (443 if address.scheme == "https" else 80)
-            socket.create_connection((address.hostname or "", port), timeout=timeout).close()
+            socket.create_connection((address.hostname or "", port), timeout=_TIMEOUT).close()
             answer.append(True)
         except OSError:
             answer.append(False)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(timeout)
+    thread.join(_TIMEOUT)
     return bool(answer and answer[0])
 
 

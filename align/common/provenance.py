@@ -75,12 +75,12 @@ def git_commit() -> str | None:
     return state["git_commit"] and state["git_commit"] + ("-dirty" if state["git_dirty"] else "")
 
 
-def code_hash(folder: Path = CHECKOUT) -> str:
+def code_hash() -> str:
     """Of the sources of `align` and `decode`, whatever git knows of them."""
     found = hashlib.sha256()
-    for path in sorted(p for package in ("align", "decode") for p in (folder / package).rglob("*")):
+    for path in sorted(p for package in ("align", "decode") for p in (CHECKOUT / package).rglob("*")):
         if path.suffix in (".py", ".c"):
-            found.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+            found.update(f"{path.relative_to(CHECKOUT)}\0".encode() + path.read_bytes() + b"\0")
     return found.hexdigest()
 
 

@@ -18,7 +18,7 @@ from align.common.schema import SHORT_DTYPES, convert, type_name
 from align.common.strict_yaml import dump_yaml, parse_yaml
 from align.common.text import cut, say, short
 from align.config.hardware import gpu_count
-from align.config.recipe import GROUPS, Key, Recipe, keys, resolve
+from align.config.recipe import GROUPS, Recipe, keys, resolve
 from align.config.rules import check
 from align.config.run_record import save_run_record
 
@@ -270,13 +270,9 @@ def help_text(prog: str, description: str, every: bool = True) -> str:
     lines += ["", "  --print: show the resolved recipe and end; --help-all: all recipes and keys"]
     lines += ["", "keys:" if every else "the keys most used:"]
     for key in keys().values() if every else [keys()[name] for name in MOST_USED]:
-        words = f"{key.name}={_show(key)}"
+        words = f"{key.name}={'null' if key.default is None else json.dumps(key.default)}"
         if not every:
             lines.append(cut(f"  {words:<33} {key.doc}", _WIDTH))
             continue
         lines += [f"  {words}", f"      {type_name(key.type)}: {key.doc}"]
     return "\n".join(lines)
-
-
-def _show(key: Key) -> str:
-    return "null" if key.default is None else json.dumps(key.default)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from align.common.errors import UserError
 from align.diffusion.parameterization import full_precision, log_expm1, logsumexp_and_label
@@ -24,10 +23,6 @@ class Graph(ABC):
     """Transitions among `size` states. Tokens are (…,), σ broadcasts to them, (B, 1) or (B, L); rows over states (…, V)."""
 
     size: int
-
-    @abstractmethod
-    def stationary(self, like: Tensor) -> Tensor:
-        """π, (V,), in the dtype and on the device of `like`."""
 
     @abstractmethod
     def limit(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -41,27 +36,6 @@ class Graph(ABC):
         s = r. The log-score of x_t itself is not read.
         """
 
-    def rate(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Q(x, ·), (…, V)."""
-        own = self._one_hot(x, dtype)
-        return self.stationary(own) - own
-
-    def rate_transposed(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Q(·, x), (…, V)."""
-        own = self._one_hot(x, dtype)
-        return self.stationary(own)[x][..., None] - own
-
-    def transition(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """P_σ(x, ·) = e^(σQ)(x, ·), (…, V): where x goes."""
-        sigma = full_precision(sigma)
-        return self._one_hot(x, sigma.dtype) - torch.expm1(-sigma)[..., None] * self.rate(x, sigma.dtype)
-
-    def transition_transposed(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """P_σ(·, x), (…, V): how likely each state is to become x."""
-        sigma = full_precision(sigma)
-        rate = self.rate_transposed(x, sigma.dtype)
-        return self._one_hot(x, sigma.dtype) - torch.expm1(-sigma)[..., None] * rate
-
     def corrupt(
         self, tokens: Tensor, sigma: Tensor, generator: torch.Generator, may: Tensor | None = None
     ) -> Tensor:
@@ -73,34 +47,6 @@ class Graph(ABC):
         if may is not None:
             moved = moved & may
         return torch.where(moved, self.limit(tokens.shape, generator).to(tokens.device), tokens)
-
-    def reverse_rate(self, x: Tensor, score_V: Tensor) -> Tensor:
-        """Rates of the reversed chain from x, (…, V): Q(y, x)·s_y for y ≠ x, minus their sum at x."""
-        score_V = full_precision(score_V)
-        rate = (self.rate_transposed(x, score_V.dtype) * score_V).scatter(-1, x[..., None], 0.0)
-        return rate.scatter(-1, x[..., None], -rate.sum(-1, keepdim=True))
-
-    def staggered_score(self, score_V: Tensor, dsigma: Tensor) -> Tensor:
-        """p_{σ−dσ}(y)/p_σ(x) from the score p_σ(y)/p_σ(x), (…, V): s·e^(−dσ·Q) (SEDD's "staggered")."""
-        score_V, dsigma = full_precision(score_V), full_precision(dsigma)[..., None]
-        spread = torch.expm1(dsigma) * score_V.sum(-1, keepdim=True)
-        return torch.exp(dsigma) * score_V - spread * self.stationary(score_V)
-
-    def analytic_step(self, x: Tensor, score_V: Tensor, dsigma: Tensor) -> Tensor:
-        """p(x_s | x_t = x) for σ_s = σ_t − dsigma, (…, V): SEDD's analytic predictor, exact per position for an exact score.
-
-        `score_V` is s at σ_t, with 1 at x. An inexact score can give negative values; they are set to 0 and the rest is
-        normalised, as in SEDD's sampler.
-        """
-        likely = self.staggered_score(score_V, dsigma) * self.transition_transposed(x, dsigma)
-        return _normalised(likely.clamp_min(0.0))
-
-    def denoise(self, x: Tensor, score_V: Tensor, sigma: Tensor) -> Tensor:
-        """The last step, p(x_0 | x_t = x), (…, V): the analytic step down to σ = 0."""
-        return self.analytic_step(x, score_V, sigma)
-
-    def _one_hot(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        return F.one_hot(x, self.size).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -119,11 +65,6 @@ class Absorbing(Graph):
         if not 0 <= self.mask_id < self.size:
             raise UserError(f"absorbing graph: mask_id={self.mask_id} is not within 0..{self.size - 1}")
 
-    def stationary(self, like: Tensor) -> Tensor:
-        pi_V = torch.zeros(self.size, dtype=like.dtype, device=like.device)
-        pi_V[self.mask_id] = 1.0
-        return pi_V
-
     def limit(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         return torch.full(tuple(shape), self.mask_id, device=generator.device)
 
@@ -133,11 +74,6 @@ class Absorbing(Graph):
             return torch.exp(-log_odds) * excess(log_score_RV, x_0_R, self.mask_id, log_odds)
 
         return on_rows(entropy, x_t == self.mask_id, log_score_V, sigma, x_0)
-
-    def denoise(self, x: Tensor, score_V: Tensor, sigma: Tensor) -> Tensor:
-        """The last step, p(x_0 | x_t = x), (…, V): the analytic step down to σ = 0, and no mask is left."""
-        column = torch.tensor([self.mask_id], device=x.device)
-        return _normalised(self.analytic_step(x, score_V, sigma).index_fill(-1, column, 0.0))
 
 
 @dataclass(frozen=True)
@@ -151,9 +87,6 @@ class Uniform(Graph):
     def __post_init__(self) -> None:
         if self.size < 2:
             raise UserError(f"uniform graph: size={self.size} must be at least 2")
-
-    def stationary(self, like: Tensor) -> Tensor:
-        return torch.full((self.size,), 1 / self.size, dtype=like.dtype, device=like.device)
 
     def limit(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         return torch.randint(self.size, tuple(shape), generator=generator, device=generator.device)
@@ -193,7 +126,3 @@ def on_rows(statistic: Callable[..., Tensor], where: Tensor, x_V: Tensor, *value
         rows = rows[index]
     value = statistic(full_precision(rows), *(v.expand(where.shape).reshape(-1)[index] for v in values))
     return value.new_zeros(where.numel()).index_copy(0, index, value).view(where.shape)
-
-
-def _normalised(weights_V: Tensor) -> Tensor:
-    return weights_V / weights_V.sum(-1, keepdim=True)

@@ -135,7 +135,6 @@ def draw_times(
     how: str,
     generator: torch.Generator,
     least: float = 1e-3,
-    device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """`count` times in [least, 1], (count,); each has a uniform distribution, whatever their joint one.
@@ -144,7 +143,7 @@ def draw_times(
         how: `uniform`: independent. `antithetic`: one in each of `count` equal strata, ((u+i)/count) mod 1 with
             a u for each i as in MDLM, in random order so that a time does not depend on its place. `low_discrepancy`: the van
             der Corput sequence in base 2, shifted by one draw (mod 1): consecutive times are spread out too.
-        generator: draws on its own device; the times are then moved to `device`.
+        generator: draws on its own device.
 
     Raises:
         UserError: an unknown `how`, or a `least` outside [0, 1).
@@ -159,7 +158,7 @@ def draw_times(
         u = (u + torch.randperm(count, generator=generator, device=place)) / max(count, 1)
     elif how == "low_discrepancy":
         u = (u + van_der_corput(count).to(place)) % 1
-    return from_least(u, least).to(device or place, dtype)
+    return from_least(u, least).to(dtype)
 
 
 def from_least(u: Tensor, least: float) -> Tensor:

@@ -95,19 +95,11 @@ def check_quantised(config: Mapping[str, Any], what: str, device: str | None = N
     said = f"{what}: its weights are quantised by {method.title} (config.json: quant_method={name})"
     lacking = [module for module in method.modules if not _is_there(module)]
     if lacking:
-        raise UserError(
-            f"{said}, which needs {_packages(lacking)}: pip install {method.install}{_on_gpu(method)}"
-        )
+        packages = f"the package{'s' * (len(lacking) > 1)} {' and '.join(lacking)}"
+        on_gpu = " (it runs on a GPU alone)" if method.gpu else ""
+        raise UserError(f"{said}, which needs {packages}: pip install {method.install}{on_gpu}")
     if method.gpu and device not in (None, "cuda", "xpu"):
         raise UserError(f"{said}, which runs on a GPU alone, and the device is {device}")
-
-
-def _packages(modules: list[str]) -> str:
-    return f"the package{'s' * (len(modules) > 1)} {' and '.join(modules)}"
-
-
-def _on_gpu(method: Method) -> str:
-    return " (it runs on a GPU alone)" if method.gpu else ""
 
 
 def _is_there(module: str) -> bool:

@@ -17,24 +17,8 @@ from align.diffusion.graphs import Absorbing, Graph, excess, on_rows
 from align.diffusion.parameterization import (
     full_precision,
     logsumexp_and_label,
-    predictor_log_score,
-    sedd_log_score,
-    subs_log_probs,
     time_weight,
 )
-
-__all__ = [
-    "Bound",
-    "bound",
-    "lambda_weight",
-    "masked_cross_entropy",
-    "masked_nll",
-    "predictor_log_score",
-    "score_entropy",
-    "sedd_log_score",
-    "subs_log_probs",
-    "time_weight",
-]
 
 
 class Bound(NamedTuple):
@@ -42,14 +26,6 @@ class Bound(NamedTuple):
 
     sequence: Tensor
     token: Tensor
-
-
-def lambda_weight(masked: Tensor) -> Tensor:
-    """1/λ, the weight when λ, the chance of being masked, is uniform itself: RADD's λ-form (arXiv 2406.03736).
-
-    The expected sum is then the negative log-likelihood averaged over all orders of the positions.
-    """
-    return full_precision(masked).reciprocal()
 
 
 def score_entropy(

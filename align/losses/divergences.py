@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError, nearest
-from align.diffusion.parameterization import LOG_ZERO
 from align.losses.divergence_gradients import ALWAYS, Logits, Rows, Work, factor_dtype
 from align.losses.target_places import TargetPlaces
 
@@ -52,11 +51,6 @@ class RowStatistics:
     jensen_shannon: Tensor | None = None
     total_variation: Tensor | None = None
     confidence: Tensor | None = None
-
-    @property
-    def in_vocabulary(self) -> Tensor:
-        """Whether the drafter can propose the label at all, bool."""
-        return self.log_q_label > LOG_ZERO
 
 
 @dataclass

@@ -206,17 +206,6 @@ class Objective:
         """Summed over positions, averaged over the anchors that have a valid first position: a scalar."""
         return self.per_position(statistics, valid).sum() / valid[..., 0].sum().clamp_min(1)
 
-    @torch.no_grad()
-    def metrics(self, statistics: RowStatistics, valid: Tensor) -> dict[str, float]:
-        """Every term's own mean over valid positions, without weights (`streak`: its sum over positions, per anchor)."""
-        positions, anchors = valid.sum().clamp_min(1), valid[..., 0].sum().clamp_min(1)
-        return {
-            name: float(
-                self.term(name, statistics, valid).sum() / (anchors if name == "streak" else positions)
-            )
-            for name in self.terms
-        }
-
 
 WEIGHTINGS: dict[str, Callable[[Objective, Tensor, Tensor], Tensor]] = {
     "d_pace": lambda objective, log_q, valid: d_pace_weights(log_q, objective.alpha, valid),

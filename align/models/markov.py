@@ -37,6 +37,8 @@ class MarkovHead(nn.Module, ABC):
     basis: nn.Parameter
     out: nn.Linear | None
     """The last layer where it is linear, (r, r): it can be multiplied into the basis."""
+    silent: tuple[str, ...]
+    """The parts without which z is zero."""
 
     @abstractmethod
     def inputs(self, hidden: Tensor) -> Tensor:
@@ -46,9 +48,12 @@ class MarkovHead(nn.Module, ABC):
     def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         """From `inputs` and the tokens before (…) → (…, r), before `out`."""
 
-    @abstractmethod
+    @torch.no_grad()
     def silence(self) -> None:
         """Make z zero, whatever it is given."""
+        for name in self.silent:
+            for parameter in self.get_submodule(name).parameters():
+                parameter.zero_()
 
     def forward(self, hidden: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         """Hidden states (…, D) and tokens before (…) → z (…, r)."""
@@ -71,6 +76,7 @@ class MixedHead(MarkovHead):
     """z = W_z·φ(W_h·h + W_e·e(x)), φ the `activation`: `silu` or `tanh`."""
 
     out: nn.Linear
+    silent = ("out",)
 
     def __init__(self, width: int, rank: int, vocabulary: int, activation: str = "silu") -> None:
         super().__init__()
@@ -86,10 +92,6 @@ class MixedHead(MarkovHead):
     def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         mixed = inputs + self.previous(embed(previous).to(inputs.dtype))
         return mixed.tanh() if self.activation == "tanh" else F.silu(mixed)
-
-    @torch.no_grad()
-    def silence(self) -> None:
-        self.out.weight.zero_()
 
 
 class MLPHead(MixedHead):
@@ -108,6 +110,8 @@ class MLPHead(MixedHead):
 class LinearHead(MarkovHead):
     """z = W_e·e(x): a vanilla head whose table is a linear function of the target's embedding. W_e starts at zero."""
 
+    silent = ("previous",)
+
     def __init__(self, width: int, rank: int, vocabulary: int) -> None:
         super().__init__()
         self.out = None
@@ -120,13 +124,11 @@ class LinearHead(MarkovHead):
     def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         return self.previous(embed(previous).to(inputs.dtype))
 
-    @torch.no_grad()
-    def silence(self) -> None:
-        self.previous.weight.zero_()
-
 
 class VanillaHead(MarkovHead):
     """z = T[x]: DSpark's vanilla head, which does not look at the hidden state. T starts at zero."""
+
+    silent: tuple[str, ...] = ("table",)
 
     def __init__(self, rank: int, vocabulary: int, target_vocabulary: int) -> None:
         super().__init__()
@@ -139,10 +141,6 @@ class VanillaHead(MarkovHead):
 
     def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         return self.table(previous)
-
-    @torch.no_grad()
-    def silence(self) -> None:
-        self.table.weight.zero_()
 
 
 class GatedHead(VanillaHead):
@@ -166,13 +164,10 @@ class GatedHead(VanillaHead):
 class RNNHead(GatedHead):
     """z = tanh(W_h·h + W_t·T[x]): DSpark's rnn head where its output does not read the state. T and W_h start at zero."""
 
+    silent = ("table", "hidden")
+
     def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         return torch.tanh(inputs + self.previous(self.table(previous)))
-
-    @torch.no_grad()
-    def silence(self) -> None:
-        for parameter in (*self.table.parameters(), *self.hidden.parameters()):
-            parameter.zero_()
 
 
 KINDS = ("silu", "tanh", "linear", "mlp", "vanilla", "gated", "rnn")

@@ -30,7 +30,7 @@ def work(recipe: Recipe, target: Skeleton, drafter: DrafterSize, text: TextSize)
     places = min(length, used + drafter.drafted)
     whole = forward(target, length, min(length, text.tokens)) + 2 * target.head * places
     sample = forward(target, text.tokens, text.tokens / 2) + 2 * target.head * text.tokens
-    return Work(sample, whole, _learning(recipe, target, drafter, used))
+    return Work(sample, whole, _learning(recipe, drafter, used))
 
 
 def forward(target: Skeleton, tokens: float, seen: float) -> float:
@@ -39,7 +39,7 @@ def forward(target: Skeleton, tokens: float, seen: float) -> float:
     return 2 * sum(target.active) * tokens + attention
 
 
-def _learning(recipe: Recipe, target: Skeleton, drafter: DrafterSize, used: int) -> float:
+def _learning(recipe: Recipe, drafter: DrafterSize, used: int) -> float:
     """The drafter's forward and backward pass over one row, its head and losses."""
     length, kind = recipe.data.length, recipe.drafter.kind
     whole = 3 if drafter.trained == drafter.parameters else 2

@@ -6,9 +6,7 @@ measured here, on a GPU it is a context of `GPU_CONTEXT`.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from align.config.recipe import Recipe
 from align.planning.drafter import DrafterSize
@@ -57,15 +55,6 @@ class Types:
     weights: int
     products: int
     gpu: bool
-
-
-def process_bytes() -> int | None:
-    """Resident memory of this process; None where the system does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _process(stage: str, target: Skeleton, types: Types) -> float:
@@ -169,14 +158,10 @@ def _sharded(recipe: Recipe) -> dict[str, int]:
     }
 
 
-def anchors_used(recipe: Recipe, text: TextSize, validation: bool = False) -> int:
+def anchors_used(recipe: Recipe, text: TextSize) -> int:
     """Anchors of a row: as many as are asked for, or as the row has places of answers."""
     places = max(1, int(recipe.data.length * 0.93 * text.answers))
-    most = (
-        recipe.data.length
-        if validation and recipe.drafter.kind in ("block", "autoregressive")
-        else recipe.trainer.anchors
-    )
+    most = recipe.trainer.anchors
     if recipe.trainer.anchors_per == "document":
         most *= max(1, round(recipe.data.length / max(1.0, text.tokens)))
     return min(most, places)

@@ -45,9 +45,6 @@ class Plan:
     misfits: list[Misfit] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def need(self, stage: str) -> Need:
-        return next(need for need in self.needs if need.stage == stage)
-
     @property
     def tokens_seen(self) -> float:
         """Text tokens that training reads, all epochs counted."""

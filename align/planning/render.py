@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from align.planning.memory import Need
 from align.planning.plan import Plan
-from align.planning.tau import ExpectedTau
 
 GIB = 2**30
 
@@ -84,7 +83,9 @@ def _parts(need: Need) -> str:
 
 def _tau(plan: Plan) -> list[str]:
     pairs = (("greedy", plan.greedy), ("temperature 1", plan.sampling))
-    found = [_one_tau(name, tau) for name, tau in pairs if tau is not None]
+    found = [
+        f"{name} {tau.value:.2f} [{tau.low:.2f}, {tau.high:.2f}]" for name, tau in pairs if tau is not None
+    ]
     if not found:
         return [f"expected τ no run of drafter.kind={plan.recipe.drafter.kind} was measured"]
     known = next(tau for _, tau in pairs if tau is not None)
@@ -92,10 +93,6 @@ def _tau(plan: Plan) -> list[str]:
         f"expected τ {'; '.join(found)} (95% band; rests on {known.runs} measured points of this kind, of {known.of})"
     ]
     return lines + ([f"           a guess: {known.guess}"] if known.guess else [])
-
-
-def _one_tau(name: str, tau: ExpectedTau) -> str:
-    return f"{name} {tau.value:.2f} [{tau.low:.2f}, {tau.high:.2f}]"
 
 
 def _price(plan: Plan, rate: float | None) -> list[str]:

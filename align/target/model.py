@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from align.common.errors import UserError, in_one_line
 from align.common.provenance import memory_bytes
@@ -349,8 +348,3 @@ class Target:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
-
-
-def log_softmax_full(target: Target, hidden: Tensor) -> Tensor:
-    """log p over the whole vocabulary in fp32, (…, D) → (…, V)."""
-    return F.log_softmax(target.head(hidden), dim=-1)

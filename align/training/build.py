@@ -23,7 +23,6 @@ from align.makers.standalone import make_standalone
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.block_parts import merge_low_rank, with_low_rank
-from align.models.causal import CausalDrafter
 from align.models.checkpoints.block import load_drafter, save_drafter
 from align.models.checkpoints.causal import save_causal
 from align.models.checkpoints.standalone import save_standalone
@@ -123,12 +122,6 @@ def _save_standalone(
     save_standalone(fresh, folder, card)
 
 
-def _save_causal(
-    drafter: CausalDrafter, recipe: Recipe, weights: dict[str, Tensor], folder: Path, card: str
-) -> None:
-    save_causal(drafter, folder, weights, card)
-
-
 @torch.no_grad()
 def _set_weights(fresh: nn.Module, weights: dict[str, Tensor]) -> None:
     """Give a new drafter the trained weights: a strategy may have taken the trained one's own apart."""
@@ -155,7 +148,7 @@ KINDS = {
     "autoregressive": Kind(
         lambda target, recipe, _: make_causal(target, recipe.drafter),
         CausalDrafterModule,
-        _save_causal,
+        lambda drafter, _, weights, folder, card: save_causal(drafter, folder, weights, card),
         about_causal,
     ),
 }

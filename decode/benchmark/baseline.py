@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from align.common.errors import UserError
-from align.target.loading import reload
 from align.target.model import Target
+from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
 
 
@@ -27,7 +27,7 @@ def against_transformers(
     """
     seconds: dict[str, list[float]] = {"plain": [], "transformers": []}
     try:
-        stock = _stock_model(plain.target)
+        stock = stock_model(plain.target)
         _stock_tokens(stock, plain.target, tokens, 4)
         plain.generate(tokens, max_new_tokens=4)
         for _ in range(repeats):
@@ -52,12 +52,6 @@ def against_transformers(
         "ratios": [b / a for a, b in zip(seconds["plain"], seconds["transformers"], strict=True)],
         "max_new_tokens": max_new_tokens,
     }
-
-
-def _stock_model(target: Target) -> Any:
-    model = reload(target, fast=False).model
-    model.set_attn_implementation("sdpa")
-    return model
 
 
 def _stock_tokens(model: Any, target: Target, tokens: list[int], max_new_tokens: int) -> list[int]:

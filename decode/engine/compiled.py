@@ -1,4 +1,4 @@
-"""A target compiled with torch.compile, layer by layer."""
+"""A target run otherwise: compiled with torch.compile, layer by layer, and as transformers runs it."""
 
 from __future__ import annotations
 
@@ -68,3 +68,10 @@ def _with_its_part_of_the_cache(
 
 def _forward_of_its_class(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(layer).forward(layer, *args, **kwargs)
+
+
+def stock_model(target: Target) -> Any:
+    """The target as transformers runs it, with its own attention and linear layers."""
+    model = reload(target, fast=False).model
+    model.set_attn_implementation("sdpa")
+    return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,37 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from align.common.errors import in_one_line
-from align.common.text import plural
 from align.models.block import BlockDrafter
-from decode.exporting.counts import Counts
 from decode.exporting.folder import Exported, card, check_free, write_folder
 from decode.exporting.ladder import climb, replay
 from decode.exporting.reader import FilesReader, Reader
-from decode.exporting.verdict import Verdict
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """Prompts decoded greedily here.
-
-    outputs: plain ones. accepted: of each call, by chains of the drafter's.
-    """
-
-    prompts: Sequence[list[int]]
-    outputs: Sequence[list[int]]
-    accepted: Sequence[list[int]]
-
-    def as_plain(self, written: Sequence[list[int]]) -> int:
-        """How many of somebody's outputs are the plain ones."""
-        return sum(a == b for a, b in zip(self.outputs, written, strict=True))
-
-    def alike(self, theirs: Sequence[list[int]], drafts: int) -> tuple[bool, str]:
-        """Whether somebody accepts as much, and a line for people. `drafts`: K."""
-        own, other = (Counts.of(accepted, drafts) for accepted in (self.accepted, theirs))
-        equal = sum(a == b for a, b in zip(self.accepted, theirs, strict=True))
-        line = f"{equal} of {plural(len(theirs), 'prompt')} accepted call for call alike; ours: {own.line}, theirs: {other.line}"
-        # another order of sums may turn a near-tie of two drafts; a fault turns many
-        return abs(own.tau - other.tau) < 0.02 * own.tau, line
+from decode.exporting.verdict import Decoded, Verdict
 
 
 @dataclass(frozen=True)

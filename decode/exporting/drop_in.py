@@ -14,11 +14,11 @@ from align.common.schema import read_config
 from align.common.text import plural
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import ARCHITECTURE
-from decode.exporting.base import Decoded, Format
+from decode.exporting.base import Format
 from decode.exporting.folder import Exported
 from decode.exporting.formats import check_last_layer
 from decode.exporting.ladder import rest
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import Decoded, Verdict
 from decode.portable import drafter as portable_drafter
 from decode.portable import generate as portable_loop
 

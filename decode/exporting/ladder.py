@@ -15,8 +15,6 @@ from torch import Tensor
 from align.common.batch import Anchors, Batch
 from align.models.block import BlockDrafter
 from align.models.target_features import target_features
-from align.target.loading import reload
-from align.target.model import Target
 from decode.exporting.folder import Exported
 from decode.exporting.reader import RUNGS, Reader
 
@@ -251,9 +249,6 @@ def _other_tensor(made: Exported, held: dict[str, Tensor], parts: Sequence[str] 
     return ""
 
 
-# ---- whole outputs ----
-
-
 def replay(reader: Reader, prompt: Sequence[int], output: Sequence[int]) -> list[int]:
     """How many of a reader's drafts are accepted in each call on the way to the target's greedy `output`.
 
@@ -269,10 +264,3 @@ def replay(reader: Reader, prompt: Sequence[int], output: Sequence[int]) -> list
         accepted.append(right)
         at += right + 1
     return accepted
-
-
-def stock_model(target: Target) -> Any:
-    """The target as transformers runs it, with its own attention and linear layers."""
-    model = reload(target, fast=False).model
-    model.set_attn_implementation("sdpa")
-    return model

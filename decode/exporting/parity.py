@@ -18,16 +18,14 @@ from align.models.checkpoints.block import load_drafter
 from align.target.loading import load_target
 from align.target.model import Target
 from decode.drafters.block import BlockProposer
+from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
 from decode.exporting import causal
-from decode.exporting.base import Decoded
-from decode.exporting.counts import Counts
 from decode.exporting.engine_reader import package
 from decode.exporting.folder import check_free, read_record
-from decode.exporting.ladder import stock_model
 from decode.exporting.registry import FORMATS
 from decode.exporting.server import Server
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import Counts, Decoded, Verdict
 from decode.suites.prompt import Prompt
 from decode.suites.registry import prompts_of
 from decode.suites.tokenized import tokenize_prompts

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 
 from align.common.errors import UserError
 from align.common.text import short
-from decode.exporting.counts import Counts
+from decode.exporting.verdict import Counts
 
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+?)(?:_total)?(?:\{(?P<labels>[^}]*)\})? (?P<value>[-+.\deE]+)$")
 _COUNTERS = re.compile(r"^(?:vllm|llamacpp):spec_decode_num_(?P<name>\w+)$")

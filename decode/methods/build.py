@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError
+from decode.methods.drafter_spec import check_there
 from decode.methods.registry import ANY, COMMON, SYSTEMS, Parts
 from decode.methods.spec import Method, check_parts, role_in
 
@@ -125,13 +126,15 @@ def open_parts(
     Raises:
         UserError: a drafter that is not given, or can't be opened.
     """
-    from decode.methods.drafter_loading import open_foreign, open_part
+    from decode.methods.any_drafter import open_foreign, open_part
 
     check_parts(methods, drafters)
     parts = Parts(target)
     asked = dict.fromkeys(role for method in methods for role in method.needs)
     foreign = ANY in asked and tokenizer is not None
     for role in dict.fromkeys(role_in(drafters, r) for r in asked if r != ANY or not foreign):
+        if role != "autoregressive":
+            check_there(drafters[role])
         parts.drafters[role] = open_part(drafters[role], role, target)
     if foreign:
         first = role_in(drafters, ANY)

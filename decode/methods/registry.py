@@ -59,10 +59,6 @@ class Parts:
 Make = Callable[..., "Drafter | None"]
 
 
-def _never(options: Mapping[str, Any]) -> bool:
-    return False
-
-
 def _trees(options: Mapping[str, Any]) -> bool:
     return bool(options["nodes"] > 0)
 
@@ -94,7 +90,7 @@ class System:
     in_all: bool = True
     grid: tuple[str, ...] = ()
     also_needs: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda options: ()
-    branches: Callable[[Mapping[str, Any]], bool] = _never
+    branches: Callable[[Mapping[str, Any]], bool] = lambda options: False
     target: Callable[[Target], Target] | None = None
 
     @property

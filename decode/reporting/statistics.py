@@ -134,7 +134,7 @@ def tau_difference(
 
 
 def accepted_ratio(
-    baseline: Mapping[PromptKey, tuple[int, int]], method: Mapping[PromptKey, tuple[int, int]], seed: int = 0
+    baseline: Mapping[PromptKey, tuple[int, int]], method: Mapping[PromptKey, tuple[int, int]]
 ) -> Estimate | None:
     """The method's accepted tokens a call, micro τ − 1, over the baseline's, over the prompts that both have, with its interval;
     None where they share none, or the baseline has none accepted."""
@@ -146,7 +146,7 @@ def accepted_ratio(
         mine, theirs = sums[..., 2] / sums[..., 3] - 1, sums[..., 0] / sums[..., 1] - 1
         return np.divide(mine, theirs, out=np.full_like(mine, _NO_RATIO), where=theirs > 0)
 
-    found = _estimate(both, ratio, seed)
+    found = _estimate(both, ratio, 0)
     if found is not None and found.hi is not None and found.hi >= _NO_RATIO / 2:
         return Estimate(found.value, None, None, found.prompts)
     return found

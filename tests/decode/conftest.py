@@ -37,7 +37,7 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/decode/reporting/test_report.py draws them."""
+    """tests/decode/reporting/test_figures.py and test_render.py draw them."""
     monkeypatch.setattr(figures, "picture", lambda *args: b"png")
 
 

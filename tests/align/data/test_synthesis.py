@@ -14,8 +14,20 @@ from align.data import shards as data
 from align.data.index import read_samples
 from align.data.synthesis import synthesize
 from align.folder.chat import Chat
+from align.target.loading import load_target
 from align.target.model import Target
 from tests.builders import switching_target
+
+SHORT = ["recipe=debug_block", "data.max_answer_tokens=6"]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """The first of the debug target's layers: what it writes is no matter here, and thousands of tokens are written."""
+    whole = load_target("debug", dtype="float32", device="cpu", fast=False)
+    whole.body.layers = whole.layers[:1]
+    whole.model.config.num_hidden_layers = 1
+    return Target(whole.model, whole.tokenizer, "debug")
 
 
 def test_a_folder_older_than_openings_goes_on(tmp_path: Path, target: Target) -> None:
@@ -55,7 +67,7 @@ def test_switches_and_system_prompt_are_in_the_text_and_in_the_manifest(tmp_path
 def test_damaged_and_missing_shards_are_written_again(
     tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = load_recipe(["recipe=debug_block", "data.samples=12", "data.batch_size=4"])
+    recipe = load_recipe([*SHORT, "data.samples=12", "data.batch_size=4"])
     folder = tmp_path / "data"
     manifest = synthesize(recipe, target, folder, quiet=True)
 
@@ -96,8 +108,6 @@ def test_mending_remembers_the_texts_of_all_shards_and_no_others(tmp_path: Path,
 
 def test_settings_under_which_nothing_new_is_written_end(tmp_path: Path, target: Target) -> None:
     """Greedy prompts are all the same one."""
-    recipe = load_recipe(
-        ["recipe=debug_block", "data.samples=50", "data.batch_size=2", "data.prompt_temperature=0"]
-    )
+    recipe = load_recipe([*SHORT, "data.samples=50", "data.batch_size=2", "data.prompt_temperature=0"])
     with pytest.raises(UserError, match="nothing of 20 batches in a row was kept .dropped so far: "):
         synthesize(recipe, target, tmp_path / "data", quiet=True)

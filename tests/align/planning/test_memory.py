@@ -15,7 +15,6 @@ from align.planning.memory import (
     disk,
     feature_bytes,
     features,
-    process_bytes,
     training,
     writing,
 )
@@ -91,7 +90,3 @@ def test_disk_holds_one_checkpoint_more_than_are_kept() -> None:
     found = disk(recipe, target, size, text_size(recipe))
     assert found.checkpoints == 2 * 12 * size.trained and found.features == 0
     assert found.bytes == found.text + found.checkpoints + found.drafter
-
-
-def test_this_process_takes_memory() -> None:
-    assert (process_bytes() or 1 << 27) > 1 << 26

@@ -79,6 +79,7 @@ def plan(target: Target) -> Plan:
     return Plan(recipe, target, chat_template(target), None)
 
 
+@pytest.mark.slow
 def test_batches_come_in_order_and_no_more_than_are_needed(plan: Plan) -> None:
     source = Processes(plan.recipe, told).source(plan)
     heard: list[tuple[int, int]] = []

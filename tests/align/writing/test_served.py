@@ -99,6 +99,7 @@ def test_templates_and_base_models_are_prompted_as_in_this_process(tmp_path: Pat
     assert texts(tmp_path / "served") == texts(tmp_path / "own")
 
 
+@pytest.mark.slow
 def test_a_disturbed_run_ends_with_the_samples_of_an_undisturbed_one(tmp_path: Path, target: Target) -> None:
     """A third of the requests meet each fault in turn; and no more are in flight than are allowed."""
     with Loopback(target) as server:

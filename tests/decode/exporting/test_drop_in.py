@@ -12,7 +12,7 @@ from align.common.errors import UserError
 from align.models.checkpoints.block import load_drafter, save_drafter
 from align.target.loading import load_target
 from align.target.model import Target
-from decode.exporting.ladder import stock_model
+from decode.engine.compiled import stock_model
 from decode.exporting.parity import decoded, exported
 from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict

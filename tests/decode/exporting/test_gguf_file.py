@@ -10,9 +10,10 @@ import torch
 
 from align.common.errors import UserError
 from align.target.model import Target
+from decode.engine.compiled import stock_model
 from decode.exporting.gguf_file import FILE, gguf_name
 from decode.exporting.gguf_reader import GGUFFileReader
-from decode.exporting.ladder import climb, stock_model
+from decode.exporting.ladder import climb
 from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, block_network
 

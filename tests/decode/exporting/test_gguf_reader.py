@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from align.target.model import Target
+from decode.engine.compiled import stock_model
 from decode.exporting.gguf_reader import GGUFFileReader
-from decode.exporting.ladder import climb, stock_model
+from decode.exporting.ladder import climb
 from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, block_network
 

@@ -16,9 +16,10 @@ from align.common.errors import UserError
 from align.models.block import BlockDrafter
 from align.target.model import Target
 from decode.drafters.block import BlockProposer
+from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
 from decode.exporting.engine_reader import TransformersReader
-from decode.exporting.ladder import climb, replay, stock_model
+from decode.exporting.ladder import climb, replay
 from decode.exporting.reader import RUNGS, FilesReader
 from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, block_network, overfit_block_network

@@ -18,9 +18,10 @@ from align.models.block import BlockDrafter
 from align.models.checkpoints.block import load_drafter, save_drafter
 from align.target.model import Target
 from decode.drafters.block import BlockProposer
+from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
 from decode.exporting.engine_reader import PackageReader
-from decode.exporting.ladder import distance, stock_model, trained
+from decode.exporting.ladder import distance, trained
 from decode.exporting.reader import FilesReader, Reader
 from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, block_network

@@ -14,8 +14,8 @@ from align.models.block_session import BlockSession
 from align.models.checkpoints.block import load_drafter
 from align.target.model import Target
 from decode.drafters.block import BlockProposer
+from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
-from decode.exporting.ladder import stock_model
 from decode.exporting.registry import FORMATS
 from decode.portable.drafter import Drafter
 from decode.portable.generate import _Text, generate

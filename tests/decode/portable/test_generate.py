@@ -12,7 +12,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from align.target.model import Target
-from decode.exporting.ladder import stock_model
+from decode.engine.compiled import stock_model
 from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, overfit_block_network
 from tests.fakes import Streamer

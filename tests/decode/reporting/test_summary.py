@@ -17,6 +17,8 @@ from decode.reporting.summary import summarise, verdict
 from tests.builders import fill_report as fill
 from tests.builders import record
 
+pytestmark = pytest.mark.usefixtures("no_plots")
+
 
 def test_summary_holds_the_promised_figures(tmp_path: Path) -> None:
     summary, records = make_report(fill(tmp_path / "o"))

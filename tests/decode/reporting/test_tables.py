@@ -15,6 +15,8 @@ from decode.reporting.records import Record, append, read_records, read_run, wri
 from decode.reporting.render import make_report, print_report
 from tests.builders import fill_report as fill
 
+pytestmark = pytest.mark.usefixtures("no_plots")
+
 
 def test_the_table_fits_80_columns_and_names_several_suites(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -10,9 +10,9 @@ from tokenizers import pre_tokenizers
 
 from decode.wrappers.byte_tokenizer import ByteTokenizer
 from tests.byte_streams import quick, stream
-from tests.tokenizers import KINDS, TEXT, code_with
+from tests.tokenizers import EACH_KIND, KINDS, REAL, TEXT, code_with
 
-COMPLETE = [kind for kind in KINDS if kind not in ("byte-level, bytes missing", "smollm2")]
+COMPLETE = [kind for kind in KINDS if kind not in ("byte-level, bytes missing", REAL)]
 
 
 @cache
@@ -28,7 +28,7 @@ def test_any_bytes_are_spelt_exactly(kind: str, data: bytes) -> None:
     assert code(kind).spell(tokens) == data and -1 not in tokens
 
 
-@pytest.mark.parametrize("kind", ["byte-level, bytes missing", "smollm2"])
+@pytest.mark.parametrize("kind", ["byte-level, bytes missing", pytest.param(REAL, marks=pytest.mark.slow)])
 @quick
 @given(data=stream)
 def test_bytes_without_a_token_are_marked(kind: str, data: bytes) -> None:
@@ -39,7 +39,7 @@ def test_bytes_without_a_token_are_marked(kind: str, data: bytes) -> None:
     assert b"".join(spelt) == bytes(0xFF if b in lacking else b for b in data)
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", EACH_KIND)
 def test_on_plain_text_the_tokens_are_the_tokenizers_own(kind: str) -> None:
     tokenizer = KINDS[kind]()
     for line in TEXT[:5]:

@@ -17,7 +17,19 @@ from transformers import PreTrainedTokenizerFast
 from align.common.errors import UserError
 from decode.wrappers.vocabularies import VocabularyMap
 from tests.byte_streams import quick, stream
-from tests.tokenizers import KINDS, TEXT, byte_level, code_with, debug, digits, sentencepiece, smollm2, wrap
+from tests.tokenizers import (
+    EACH_KIND,
+    KINDS,
+    REAL,
+    TEXT,
+    byte_level,
+    code_with,
+    debug,
+    digits,
+    sentencepiece,
+    smollm2,
+    wrap,
+)
 
 PAIRS = [
     ("sentencepiece", "byte-level"),
@@ -26,7 +38,7 @@ PAIRS = [
     ("byte-level, space in front", "byte-level"),
     ("unigram", "sentencepiece, legacy"),
     ("bytes", "byte-level"),
-    ("byte-level", "smollm2"),
+    pytest.param("byte-level", REAL, marks=pytest.mark.slow),
 ]
 
 
@@ -142,7 +154,14 @@ def test_a_draft_says_what_was_drafted(
 
 
 @pytest.mark.parametrize(
-    ("drafter", "target"), [*PAIRS, ("smollm2", "byte-level"), ("byte-level, bytes missing", "smollm2")]
+    ("drafter", "target"),
+    [
+        *PAIRS,
+        ("sentencepiece", "unigram"),
+        ("byte-level, bytes missing", "bytes"),
+        pytest.param(REAL, "byte-level", marks=pytest.mark.slow),
+        pytest.param("byte-level, bytes missing", REAL, marks=pytest.mark.slow),
+    ],
 )
 def test_a_drafter_that_knows_what_follows_is_understood(drafter: str, target: str) -> None:
     """From every place in the text where both have a cut, right drafts come out as the target's own next tokens: all that
@@ -215,7 +234,7 @@ def test_last_tokens_that_may_become_one_are_left_out() -> None:
     assert spelt(alike, alike.to_target(alike.drafter.encode(b"x law"), [])) == [b"x", b" "]
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", EACH_KIND)
 def test_the_same_vocabulary_is_the_identity(kind: str) -> None:
     vocabulary = pair(kind, kind)
     assert vocabulary.same and vocabulary.agreement == 1
@@ -319,6 +338,7 @@ def test_what_cannot_spell_is_refused() -> None:
         VocabularyMap(byte_level(), SimpleNamespace())
 
 
+@pytest.mark.slow
 def test_the_real_target_takes_drafts_of_other_vocabularies() -> None:
     vocabulary = pair("byte-level", "smollm2")
     assert not vocabulary.same and 0.5 < vocabulary.agreement < 1
