@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib import metadata
 from importlib.util import find_spec
+from typing import Any
 
 from align.common.errors import UserError
 from align.config.recipe import Recipe
@@ -90,3 +91,10 @@ def target_device(recipe: Recipe) -> str:
         return "cpu"
     chosen = devices(recipe)
     return f"cuda:{chosen[0] if isinstance(chosen, list) else os.environ.get('LOCAL_RANK') or 0}"
+
+
+def target_place(recipe: Recipe) -> dict[str, Any]:
+    """What `load_target` is told of where training's target is: one in parts begins on the host, as transformers made it."""
+    if recipe.target.parallel == "replicate":
+        return {"device": target_device(recipe)}
+    return {"device": "cpu", "fast": False}

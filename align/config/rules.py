@@ -73,6 +73,14 @@ def _run_rules(recipe: Recipe) -> list[tuple[bool, str]]:
             recipe.launch.offload and recipe.launch.strategy in ("auto", "ddp"),
             f"launch.offload=true: launch.strategy={recipe.launch.strategy} has every weight in every process (fsdp, deepspeed_N)",
         ),
+        (
+            recipe.target.parallel != "replicate" and recipe.processes == 1,
+            f"target.parallel={recipe.target.parallel} needs several processes (launch.devices)",
+        ),
+        (
+            recipe.target.parallel != "replicate" and recipe.data.follow,
+            f"target.parallel={recipe.target.parallel}: data.follow=true may write, which needs the target whole (align.synthesize first)",
+        ),
         *_writer_rules(recipe.data),
     ]
 

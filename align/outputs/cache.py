@@ -6,7 +6,7 @@ epochs spends about half its time on it: kept, a later epoch costs the drafter's
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,11 +41,19 @@ def used_places(step: Step) -> Tensor:
     return (place_BAK[valid] if bool(valid.any()) else place_BAK.flatten()[:1]).unique()
 
 
+Features = Callable[[Target, Batch, BlockConfig | None], TargetFeatures]
+"""What runs the target: `target_features`, or the like of a target in parts."""
+
+
 def compute_target_outputs(
-    target: Target, step: Step, config: BlockConfig | None, temperature: float
+    target: Target,
+    step: Step,
+    config: BlockConfig | None,
+    temperature: float,
+    run: Features = target_features,
 ) -> TargetOutputs:
     """One forward of the target; its head runs over the used places, not over prompts and padding."""
-    features, used = target_features(target, step.batch, config), used_places(step)
+    features, used = run(target, step.batch, config), used_places(step)
     following = step.batch.tokens_BL.roll(-1, dims=1).flatten()
     hidden = features.hidden_BLD.flatten(0, 1)[used]
     places = target_places(hidden, following[used], target.head, temperature, finish=target.finish)
@@ -83,6 +91,9 @@ class TargetOutputCache:
             about = describe(target, config, options.features_dtype)
             self.store = OutputStore(folder, about, options.features_gb, writer)
         self._rows: dict[RowKey, RowOutputs] = {}
+        self.run: Features = target_features
+        self.missing: Callable[[bool], bool] = bool
+        """Whether a row is to be computed: here where it is not kept here, of a target in parts where any process lacks its own."""
 
     def outputs(self, step: Step, temperature: float) -> TargetOutputs:
         """As `compute_target_outputs`, from rows of `step.keys`."""
@@ -112,16 +123,18 @@ class TargetOutputCache:
     def row(self, alone: Batch, temperature: float) -> RowOutputs:
         """One row, given as a batch of one: from memory, from disk, or computed and then kept."""
         key = row_key(alone, temperature)
-        if key in self._rows:
-            return self._rows[key]
-        row = None if self.store is None else self.store.get(key)
-        if row is None:
-            row = compute_row(self.target, alone, self.config, temperature, self.dtype)
-            if self.store is not None:
-                self.store.put(key, row)
-        else:
+        row = self._rows.get(key)
+        kept = row is not None
+        if row is None and self.store is not None and (row := self.store.get(key)) is not None:
             row = row.to(self.target.device)
-        if row.bytes <= self.room:
+        if self.missing(row is None):
+            made = compute_row(self.target, alone, self.config, temperature, self.dtype, self.run)
+            if row is None:
+                row = made
+                if self.store is not None:
+                    self.store.put(key, row)
+        assert row is not None
+        if not kept and row.bytes <= self.room:
             self.room -= row.bytes
             self._rows[key] = row
         return row

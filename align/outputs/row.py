@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -67,10 +68,15 @@ class RowOutputs:
 
 
 def compute_row(
-    target: Target, alone: Batch, config: BlockConfig | None, temperature: float, dtype: torch.dtype
+    target: Target,
+    alone: Batch,
+    config: BlockConfig | None,
+    temperature: float,
+    dtype: torch.dtype,
+    run: Callable[[Target, Batch, BlockConfig | None], TargetFeatures] = target_features,
 ) -> RowOutputs:
     """The target over one row, rounded to `dtype`."""
-    features = target_features(target, alone, config)
+    features = run(target, alone, config)
     shown = TargetFeatures(
         rounded(features.hidden_BLD, dtype),
         [rounded(k, dtype) for k in features.keys],

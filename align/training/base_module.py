@@ -29,11 +29,12 @@ from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.causal import CausalDrafter
 from align.models.standalone import DiffusionDrafter
+from align.models.target_features import target_features
 from align.outputs.cache import TargetOutputCache, TargetOutputs, compute_target_outputs
 from align.training.ema import EMA
 from align.training.metrics import TrainingProgress, ValidationSums
 from align.training.optimizer import adamw, learning_rate, parameter_groups
-from align.training.parallel.sharded import Sharded
+from align.training.parallel.sharded import Sharded, SharedTarget
 
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 
@@ -70,6 +71,7 @@ class DrafterModule(lightning.LightningModule, ABC):
         self._sums = ValidationSums(drafter.config.block_size)
         self._resumed_rng: dict[str, Any] | None = None
         self._sharded = False
+        self.shared_target: SharedTarget | None = None
         if recipe.trainer.learning_rates:
             parameter_groups(
                 self.trained(), recipe.trainer
@@ -77,7 +79,12 @@ class DrafterModule(lightning.LightningModule, ABC):
 
     def configure_model(self) -> None:
         """Called once the processes know each other."""
-        strategy = self.trainer.strategy
+        strategy, how = self.trainer.strategy, self.recipe.target.parallel
+        if how != "replicate" and self.shared_target is None:
+            self.shared_target = SharedTarget(self.drafter.target, how, strategy.root_device)
+            if self.target_cache is not None:
+                self.target_cache.run = self.shared_target.features
+                self.target_cache.missing = self.shared_target.anywhere
         if isinstance(strategy, Sharded) and not self._sharded:
             strategy.shard(self)
             self.ema = EMA(self.drafter, self.recipe.trainer.ema)
@@ -103,7 +110,8 @@ class DrafterModule(lightning.LightningModule, ABC):
         """The target over a micro-batch, p at `temperature`."""
         if self.target_cache is not None and step.keys:
             return self.target_cache.outputs(step, temperature)
-        return compute_target_outputs(self.drafter.target, step, self.conditioning, temperature)
+        run = target_features if self.shared_target is None else self.shared_target.features
+        return compute_target_outputs(self.drafter.target, step, self.conditioning, temperature, run)
 
     @staticmethod
     def used_rows(step: Step, outputs: TargetOutputs) -> Tensor:

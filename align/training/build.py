@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from align.common.checksums import CHECKSUMS, write_checksums
 from align.common.errors import UserError
@@ -124,9 +125,14 @@ def _save_standalone(
 
 @torch.no_grad()
 def _set_weights(fresh: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Give a new drafter the trained weights: a strategy may have taken the trained one's own apart."""
-    for name, parameter in fresh.named_parameters():
-        parameter.copy_(weights[name])
+    """Give a new drafter the trained weights: a strategy may have taken the trained one's own apart, and the target that the new one
+    was made from."""
+    for name, parameter in [*fresh.named_parameters()]:
+        if isinstance(parameter, DTensor):
+            where, _, last = name.rpartition(".")
+            setattr(fresh.get_submodule(where), last, nn.Parameter(weights[name].to(parameter.dtype)))
+        else:
+            parameter.copy_(weights[name])
 
 
 STANDALONE = Kind(

@@ -238,15 +238,14 @@ class DiffusionDrafterModule(DrafterModule):
         super().on_validation_epoch_end()
 
     def validation_step(self, step: Step, index: int) -> None:
-        if step.scale == 0:  # a repeated row, there to keep the processes in step
-            self.losses(step, self.noise(step, training=False))
-            return
         valid = step.anchors.valid_BAK
         loss, bound = self.losses(step, self.noise(step, training=False))
+        s = self.model_step(step, 1.0) if self.drafter.mask_id >= 0 else None
+        if step.scale == 0:  # a repeated row: it ran what the other processes ran, which keeps them in step
+            return
         strength = self.recipe.objective.distillation if self.recipe.stage == "calibrate" else 0.0
         total = loss.sum()
-        if self.drafter.mask_id >= 0:
-            s = self.model_step(step, 1.0)
+        if s is not None:
             if strength > 0:
                 total = total + strength * self.objective.per_position(s, valid).sum()
             self._add_acceptance(step, s)

@@ -15,7 +15,7 @@ import torch
 from align.common.commands import command
 from align.common.errors import UserError
 from align.common.text import say
-from align.config.hardware import accelerator, devices, main_process, target_device
+from align.config.hardware import accelerator, devices, main_process, target_place
 from align.config.launching import threads
 from align.config.preflight import check_memory, check_training
 from align.config.recipe import Recipe
@@ -43,7 +43,7 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     check_training(recipe)
     output, t, kind = Path(recipe.output), recipe.target, KINDS[recipe.drafter.kind]
     quiet = quiet or not main_process()
-    target = load_target(t.name, device=target_device(recipe), **recipe.target_options)
+    target = load_target(t.name, **target_place(recipe), **recipe.target_options)
     check_memory(recipe, target.hidden_size)
     # what can't be opened is said before the target writes for hours
     later = kind.chosen_vocabulary and recipe.drafter.init is None  # one to start from has its vocabulary

@@ -1,14 +1,41 @@
-"""Weights in parts over the processes (FSDP2, `torch.distributed.fsdp.fully_shard`): the drafter's, its gradients and the optimizer's state."""
+"""Weights in parts over the processes: the drafter's, with gradients and the optimizer's state (FSDP2), and the frozen target's (FSDP2
+or tensor parallelism).
+
+FSDP2 is `torch.distributed.fsdp.fully_shard`. Tensor parallelism follows the plan that transformers has for an architecture.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from align.common.batch import Batch
+from align.common.errors import UserError
+from align.models.block_config import BlockConfig
+from align.models.target_features import TargetFeatures, target_features
+from align.target.model import Target
 
 STEPS = ("training_step", "validation_step")
 """A module's methods that use its weights."""
+
+
+_STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+"""Of transformers' plans, what is done with a layer's weights."""
+_WHOLE = ("replicated_with_grad_allreduce", "replicate", "replicated")
+"""What they call weights that stay whole: a frozen target has no gradients to sum."""
 
 
 class Sharded(ModelParallelStrategy):
@@ -70,3 +97,106 @@ def put(mine: Tensor, value: Tensor) -> None:
     if isinstance(mine, DTensor):
         value = distribute_tensor(value.to(mine.device), mine.device_mesh, mine.placements)
     mine.copy_(value)
+
+
+# ---- the target ----
+
+
+class SharedTarget:
+    """The frozen target in parts, in every process of a run.
+
+    Args:
+        how: `fsdp` = each layer is put together for its own call, over the process's own rows; `tp` = a layer's products are shared
+            out, and all processes go through the rows of one after the other.
+
+    Raises:
+        UserError: a target that can't be taken apart like this.
+    """
+
+    def __init__(self, target: Target, how: str, device: torch.device) -> None:
+        self.target, self.how = target, how
+        self.world, self.rank = dist.get_world_size(), dist.get_rank()
+        self._check()
+        target.hash  # noqa: B018 (of the whole weights, while they are)
+        target.fused = None
+        mesh = init_device_mesh(device.type, (self.world,))
+        if how == "fsdp":
+            for layer in target.layers:
+                fully_shard(layer, mesh=mesh)
+            # the layers' root, so that the next one is fetched while one computes; what the drafter reads stays whole
+            rest = {p for p in target.body.parameters() if not isinstance(p, DTensor)}
+            fully_shard(target.body, mesh=mesh, ignored_params=rest)
+        else:
+            for layer in target.layers:
+                parallelize_module(layer, mesh, self._plan(layer))
+            shapes = [
+                None if s is None else s._replace(heads=s.heads // self.world) for s in target.anatomy.shapes
+            ]
+            target.anatomy = replace(target.anatomy, shapes=shapes)
+        self._move(device)
+
+    def _check(self) -> None:
+        target, key = self.target, f"target.parallel={self.how}"
+        if target.anatomy.recurrent:
+            raise UserError(f"{key}: target {target.spec!r} has recurrent states (target.parallel=replicate)")
+        if any(not p.is_floating_point() for p in target.model.parameters()):
+            raise UserError(f"{key}: target {target.spec!r} is quantised (target.parallel=replicate)")
+        if self.how == "tp":
+            heads = {s.heads for s in target.anatomy.shapes if s is not None} | {target.num_heads}
+            if odd := next((n for n in sorted(heads) if n % self.world), None):
+                raise UserError(
+                    f"{key}: {odd} heads of target {target.spec!r} can't be shared by {self.world} processes (target.parallel=fsdp)"
+                )
+
+    def _plan(self, layer: nn.Module) -> dict[str, ParallelStyle]:
+        """What is done with each of a layer's modules, by its name in it."""
+        key, plan = f"target.parallel=tp: target {self.target.spec!r}", self.target.config.base_model_tp_plan
+        found: dict[str, ParallelStyle] = {}
+        for name, style in (plan or {}).items():
+            own = name.partition(".*.")[2]
+            if not own or style in _WHOLE or own not in dict(layer.named_modules()):
+                continue
+            if style not in _STYLES:
+                raise UserError(f"{key} has {own} {style}, which is not done here (target.parallel=fsdp)")
+            found[own] = _STYLES[style]()
+        if not found:
+            raise UserError(f"{key}: transformers has no plan for its architecture (target.parallel=fsdp)")
+        return found
+
+    def _move(self, device: torch.device) -> None:
+        """What is not in parts goes to the device."""
+        target = self.target
+        for tensor in (*target.model.parameters(), *target.model.buffers()):
+            if not isinstance(tensor, DTensor):
+                tensor.data = tensor.data.to(device)
+        target.device = device
+        target.head_weight_VD = target.model.get_output_embeddings().weight
+        target.embedding_VD = target.model.get_input_embeddings().weight
+
+    def features(self, target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
+        """`target_features`, asked by all processes at once, each of its own rows; of `tp` batches of one shape."""
+        if self.how == "fsdp":
+            return target_features(target, batch, config)
+        mine: TargetFeatures | None = None
+        for rank in range(self.world):
+            tensors = [t.clone() if rank == self.rank else torch.empty_like(t) for t in vars(batch).values()]
+            for tensor in tensors:
+                dist.broadcast(tensor, rank)
+            found = target_features(target, Batch(*tensors), config)
+            keys, values = ([self._all_heads(t) for t in part] for part in (found.keys, found.values))
+            if rank == self.rank:
+                mine = TargetFeatures(found.hidden_BLD, keys, values, found.taps_BLFD)
+        assert mine is not None
+        return mine
+
+    def _all_heads(self, part: Tensor) -> Tensor:
+        """Of every process's heads (B, H/n, L, d) all, (B, H, L, d)."""
+        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.world)]
+        dist.all_gather(parts, part.contiguous())
+        return torch.cat(parts, dim=1)
+
+    def anywhere(self, mine: bool) -> bool:
+        """Whether it is so in any process."""
+        flag = torch.tensor(int(mine), device=self.target.device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag)

@@ -32,6 +32,11 @@ from align.config.parser import load_recipe
             ["launch.offload=true"],
             "launch.offload=true: launch.strategy=auto has every weight in every process",
         ),
+        (["target.parallel=fsdp"], "target.parallel=fsdp needs several processes \\(launch.devices\\)"),
+        (
+            ["target.parallel=tp", "launch.devices=2", "data.follow=true"],
+            "target.parallel=tp: data.follow=true may write",
+        ),
         (["data.writer=vllm"], "data.writer='vllm' must be target or openai:URL"),
         (
             ["data.writer=openai:localhost:8000"],

@@ -57,6 +57,7 @@ class Trainer:
 
     def __init__(self) -> None:
         self.global_step, self.should_stop, self.is_global_zero = 0, False, True
+        self.callbacks: list[Any] = []
         self.strategy = SimpleNamespace(barrier=lambda: None)
 
     def save_checkpoint(self, path: str) -> None:

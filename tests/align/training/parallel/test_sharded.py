@@ -1,4 +1,5 @@
-"""FSDP2 over two CPU processes: every kind of drafter trains as in one process, and one file goes on under any number of them."""
+"""Two CPU processes: under FSDP2 every kind of drafter trains as in one, and one file goes on under any number of them; with the target in
+parts too."""
 
 from __future__ import annotations
 
@@ -71,3 +72,41 @@ def test_another_number_of_processes_goes_on(tmp_path: Path, debug_data: Path) -
         whole_run, rel=1e-5
     )
     assert same_drafter(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("debug_block", ["target.parallel=tp", "launch.strategy=deepspeed_3", "trainer.features_gb=1"]),
+        ("debug_mdlm", ["target.parallel=fsdp", "launch.strategy=fsdp"]),
+    ],
+)
+def test_a_target_in_parts_is_the_same_target(
+    tmp_path: Path, debug_data: Path, recipe: str, words: list[str]
+) -> None:
+    """Of three held-out rows one process runs two: what is stored in one of them alone is asked for by both."""
+    common = [
+        "trainer.max_steps=4",
+        "trainer.validation_rows=3",
+        f"data.path={debug_data}",
+        "trainer.features_dtype=fp32",
+    ]
+    alone = train(tmp_path / "one", recipe, 1, *common)
+    assert train(tmp_path / "two", recipe, 2, *common, *words) == pytest.approx(alone, rel=1e-5)
+    assert same_drafter(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_target_without_a_plan_is_refused(tmp_path: Path) -> None:
+    words = [
+        "recipe=debug_gpt2xl_calib",
+        f"output={tmp_path / 'two'}",
+        "launch.devices=2",
+        "target.parallel=tp",
+    ]
+    done = train_in_forks([*words, "launch.accelerator=cpu"], tmp_path, 2)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert done.returncode and errors == [
+        "error: target.parallel=tp: target 'debug-gpt2': transformers has no plan for its architecture (target.parallel=fsdp)"
+    ], done.stderr
