@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import types
 from collections.abc import Callable
@@ -95,6 +96,14 @@ def convert(value: Any, kind: Any, name: str, where: str) -> Any:
     elif type(value) is kind:  # exactly: a bool is an int
         return value
     raise UserError(f"{where}: {name}={short(value)} must be {type_name(kind)}")
+
+
+def finite(value: Any) -> bool:
+    """Whether it is a number, no truth value, that a float holds: JSON's whole numbers have no end."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _float(value: float, name: str, where: str) -> float:

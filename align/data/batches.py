@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from align.data import shards as data
-from align.data.near_duplicates import NearDuplicates
+from align.data.near_duplicates import NearDuplicates, journal_of
 from align.writing.generation import Row
 from align.writing.rows import Plan, Progress, Source, unheard
 
@@ -34,13 +34,17 @@ class Batches:
     def close(self) -> None:
         if "source" in vars(self):
             self.source.close()
+        if journal_of(self._remembered).exists():  # a killed process left it
+            self.seen.close()
+
+    @property
+    def _remembered(self) -> Path:
+        return self.folder / "near-duplicates.sqlite"
 
     @cached_property
     def seen(self) -> NearDuplicates:
         """What was said before, in all shards."""
-        return NearDuplicates(
-            self.recipe.data.near_duplicate_threshold, self.folder / "near-duplicates.sqlite"
-        )
+        return NearDuplicates(self.recipe.data.near_duplicate_threshold, self._remembered)
 
     def know(self, manifest: dict[str, Any]) -> bool:
         """Whether the texts of these shards, and no others, are remembered from the last time."""

@@ -25,6 +25,11 @@ CREATE TABLE IF NOT EXISTS state (id INTEGER PRIMARY KEY CHECK (id = 0), holds T
 """
 
 
+def journal_of(file: Path) -> Path:
+    """Where SQLite keeps what it has to take back after a kill."""
+    return file.with_name(file.name + "-journal")
+
+
 class NearDuplicates:
     """Remembers token lists; says of a new one whether it is near to one seen before.
 
@@ -47,12 +52,16 @@ class NearDuplicates:
         self._table = sqlite3.connect(":memory:" if file is None else str(file))
         self._table.executescript(_TABLES)
         self._table.execute("SELECT (SELECT COUNT(*) FROM texts), (SELECT COUNT(*) FROM state)")
+        if (
+            file is not None and journal_of(file).exists()
+        ):  # a killed process's: what is written next removes it
+            self._table.execute("PRAGMA user_version=0")
 
     def _begin_anew(self) -> None:
         assert self.file is not None
         try:
             self.close()
-            for name in (self.file, self.file.with_name(self.file.name + "-journal")):
+            for name in (self.file, journal_of(self.file)):
                 name.unlink(missing_ok=True)
             self._open(self.file)
         except (OSError, sqlite3.Error):  # no file can be there: remembered as long as this process lives

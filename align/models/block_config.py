@@ -14,7 +14,6 @@ is K, the number of drafts. `block_layout` is written where it is not `anchor_fi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from transformers.activations import ACT2FN
 
 from align.common.errors import UserError, nearest
+from align.common.schema import finite
 from align.models.markov import KINDS as MARKOV_KINDS
 from align.models.markov import OLD_NAMES, TABLES
 from align.target.keys import LAYOUTS, Rotary
@@ -121,6 +121,10 @@ class BlockConfig:
             )
         if self.own_head and not self.draft_vocab_size:
             raise UserError("drafter config: own_head needs a draft vocabulary (draft_vocab_size)")
+        if len(self.init_layer_ids) > _MOST_LAYERS:
+            raise UserError(
+                f"drafter config: {len(self.init_layer_ids)} layers, more than {_MOST_LAYERS}: no drafter has so many"
+            )
         if self.context == "shared_kv" and len(self.target_layer_ids) != len(self.init_layer_ids):
             raise UserError("drafter config: shared_kv needs one target layer for each drafter layer")
         if len(self.rotary) not in (0, 1, len(self.init_layer_ids)):
@@ -212,9 +216,7 @@ def _rotary(entry: dict[str, Any], width: int) -> Rotary:
     layout, start, table = entry.get("layout", "half"), entry.get("start", 0), entry.get("inv_freq", [])
     if layout not in LAYOUTS:
         raise UserError(f"drafter config: rotary layout={layout!r} is unknown{nearest(str(layout), LAYOUTS)}")
-    numbers = isinstance(table, list) and all(
-        isinstance(f, int | float) and not isinstance(f, bool) and math.isfinite(f) for f in table
-    )
+    numbers = isinstance(table, list) and all(finite(f) for f in table)
     if not numbers or type(start) is not int or start < 0 or start + 2 * len(table) > width:
         raise UserError(f"drafter config: rotary: start and inv_freq must lie within head_dim={width}")
     return Rotary(layout, start, tuple(float(f) for f in table))
@@ -224,7 +226,7 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "str": ("text", lambda v: isinstance(v, str)),
     "bool": ("true or false", lambda v: isinstance(v, bool)),
     "int": ("a whole number", lambda v: isinstance(v, int) and not isinstance(v, bool)),
-    "float": ("a finite number", lambda v: isinstance(v, int | float) and math.isfinite(v)),
+    "float": ("a finite number", finite),
     "list[int]": (
         "a list of whole numbers",
         lambda v: isinstance(v, list) and all(type(i) is int for i in v),
@@ -245,7 +247,7 @@ _LEAST = {
     "rms_norm_eps": 0,
 }
 """The smallest value that makes sense; 1 for every other number."""
-_MOST_BLOCK = 512
+_MOST_BLOCK, _MOST_LAYERS = 512, 1024
 
 
 def _check_type(name: str, kind: str, value: Any, where: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from align.common.errors import UserError, nearest
+from align.common.schema import finite
 
 MIN_TEMPERATURE = 1e-3
 
@@ -53,9 +53,7 @@ class Sampling:
                 raise UserError(f"{name}={getattr(self, name)!r}: must be {range_}")
 
         for name in ("temperature", "top_p", "repetition_penalty", "min_p", "presence_penalty"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            need(number, name, "a finite number")
+            need(finite(getattr(self, name)), name, "a finite number")
         for name in ("top_k", "seed", "min_new_tokens"):
             need(_whole(getattr(self, name)), name, "a whole number")
         need(

@@ -107,6 +107,8 @@ _READERS: dict[str, Callable[[Path], Any]] = {
     "records.jsonl": lambda path: [timeless(json.loads(line)) for line in path.read_text().splitlines()],
     "metrics.csv": _table,
     "README.md": _card,
+    # without the times at which its shards were written
+    "index.safetensors": lambda path: timeless({k: v for k, v in load_file(path).items() if k != "states"}),
     **{f"step-{i}.json": _seal for i in range(10)},
     "verdict.md": lambda path: path.read_text().splitlines()[0],
     **dict.fromkeys(("log.txt", "advice.md", "advice.json", "plan.json"), lambda path: "some text"),

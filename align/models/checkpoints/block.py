@@ -24,6 +24,7 @@ from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.target.cache import LayerShape
 from align.target.model import Target
+from align.target.names import check_sizes
 
 ARCHITECTURE = "TargetConditionedBlockDrafter"
 FILES = ("config.json", "model*.safetensors", INDEX, MASK, RECORD, "README.md", CHECKSUMS)
@@ -65,10 +66,12 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     path = model_folder(str(folder), "drafter", FILES)
     check_checksums(path)
     values = read_config(path)
+    check_sizes(path, f"drafter {path}")
     if (layout := layout_of(values)) and values.get("architectures") != [ARCHITECTURE]:
         config, parts = _imported(path, values, layout, target)
     else:
         config, parts = _saved(path, values, target)
+    _check_room(config, parts.tensors, path)
     drafter = BlockDrafter(config, target, parts.vocab, parts.head)
     _load_exactly(drafter, parts.tensors, path)
     _check_tables(drafter.to(target.device), path)
@@ -157,6 +160,29 @@ def _check_sizes(config: BlockConfig, target: Target, path: Path) -> None:
         raise UserError(
             f"{path}/config.json: num_attention_heads={config.num_attention_heads} is no multiple of "
             f"num_key_value_heads={config.num_key_value_heads}"
+        )
+
+
+def _check_room(config: BlockConfig, tensors: dict[str, Tensor], path: Path) -> None:
+    """Raises UserError for a size that the tensors are too small for, before memory is taken for it: each one is some tensor's."""
+    there = max(1 << 16, sum(tensor.numel() for tensor in tensors.values()))
+    for name in (
+        "intermediate_size",
+        "markov_rank",
+        "markov_width",
+        "num_attention_heads",
+        "head_dim",
+        "value_dim",
+    ):
+        width = config.hidden_size if name == "intermediate_size" else 1
+        if getattr(config, name) * width > there:
+            raise UserError(
+                f"{path}/config.json: {name}={getattr(config, name)}: the weights are far too small for that"
+            )
+    if config.num_attention_heads * config.head_dim > there:
+        raise UserError(
+            f"{path}/config.json: num_attention_heads={config.num_attention_heads} of head_dim={config.head_dim}: the weights are far "
+            "too small for that"
         )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from torch import Tensor
 
 from align.common.errors import UserError, nearest
+from align.common.schema import finite
 from align.models.ddit_layers import DDiTConfig
 
 FAMILIES = ("sedd", "mdlm", "radd", "bd3lm")
@@ -165,7 +165,7 @@ def _schedule(values: dict[str, Any], where: str) -> ScheduleSpec:
     if (name := _pick(values, "noise.type", where, SCHEDULES)) != "geometric":
         return ScheduleSpec(name)
     low, high = (_get(values, f"noise.{key}", where) for key in ("sigma_min", "sigma_max"))
-    number = all(isinstance(x, int | float) and math.isfinite(x) for x in (low, high))
+    number = all(finite(x) for x in (low, high))
     if not number or not 0 < low < high:
         raise UserError(
             f"{where}: noise.sigma_min={low!r:.30} and sigma_max={high!r:.30} must be numbers, 0 < min < max"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from align.data.near_duplicates import NearDuplicates
+from align.data.near_duplicates import NearDuplicates, journal_of
 
 
 def test_near_duplicates() -> None:
@@ -108,3 +110,22 @@ def test_what_was_added_before_a_mark_stays(tmp_path: Path) -> None:
     assert seen.add([7, 8, 9])
     seen.forget()
     assert seen.add([1, 2, 3]) and not seen.add([4, 5, 6]) and seen.add([7, 8, 9])
+
+
+def test_what_a_killed_process_had_not_kept_is_taken_back(tmp_path: Path) -> None:
+    """And its journal goes with the next opening."""
+    file = tmp_path / "near.sqlite"
+    first = NearDuplicates(0.7, file)
+    first.add(list(range(20)))
+    first.keep("one")
+    first.close()
+    source = (
+        "import os, sys; from pathlib import Path; from align.data.near_duplicates import NearDuplicates as N; "
+        "n = N(0.7, Path(sys.argv[1])); n.add(list(range(50, 90))); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", source, str(file)], check=True)
+    assert journal_of(file).exists()
+    again = NearDuplicates(0.7, file)
+    assert not journal_of(file).exists() and again.holds("one")
+    assert again.add(list(range(50, 90))) and not again.add(list(range(20)))
+    again.close()
