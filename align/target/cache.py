@@ -150,6 +150,9 @@ class KVCache(Cache):
         self.slots_end = 0
         self.views: dict[Any, Any] = {}
         """What others derive from where its memory lies; emptied when that moves."""
+        self.text_BL: Tensor | None = None
+        self.long = False
+        """The tokens that it holds, and whether their keys are those of a long text: `align.target.long_tables`."""
         others = others or {}
         layers: list[Any] = []
         for i, shape in enumerate(shapes):
@@ -180,6 +183,11 @@ class KVCache(Cache):
         if self.recurrence is not None:
             self.recurrence.roll_back(value)
 
+    def note(self, tokens_BL: Tensor) -> None:
+        """Remember which tokens follow those that count; before `advance`."""
+        seen = self.text_BL
+        self.text_BL = tokens_BL if seen is None else torch.cat((seen[:, : self._length], tokens_BL), dim=1)
+
     def advance(self, tokens: int) -> None:
         """Count `tokens` more positions, already written, as part of the cache."""
         self._length += tokens
@@ -202,6 +210,8 @@ class KVCache(Cache):
         self.views.clear()
         for block in self._blocks:
             block.select(rows)
+        if self.text_BL is not None:
+            self.text_BL = self.text_BL[rows]
         if self.recurrence is not None:
             self.recurrence.select(rows)
 
@@ -212,6 +222,9 @@ class KVCache(Cache):
         if list(offsets) != list(range(count)):
             for block in self._blocks:
                 block.move(start, offsets)
+            if (text := self.text_BL) is not None:
+                kept = torch.tensor(offsets, device=text.device) + start
+                self.text_BL = torch.cat((text[:, :start], text[:, kept]), dim=1)
         self.length = start + count
 
     def fill(self, source: KVCache) -> None:
@@ -219,6 +232,8 @@ class KVCache(Cache):
         for block, other in zip(self._blocks, source._blocks, strict=True):
             for mine, its in zip(block.parts, other.parts, strict=True):
                 mine[..., : source.length, :] = its[..., : source.length, :]
+        if source.text_BL is not None:
+            self.text_BL, self.long = source.text_BL[:, : source.length].expand(self.rows, -1), source.long
         if self.recurrence is not None and source.recurrence is not None:
             self.recurrence.fill(source.recurrence, self.rows)
 

@@ -24,6 +24,7 @@ from align.target.cache import KVCache, SharedCache
 from align.target.fused import FusedLayers, fused
 from align.target.interface import install
 from align.target.logits import PLAIN, LogitForm
+from align.target.long_tables import across, steady, switch_length
 from align.target.masks import Layout, Together, laid
 from align.target.recurrent import MOST_REPLAYED
 
@@ -86,6 +87,12 @@ class Target:
         self.unproved: tuple[int, ...] = ()
         """Placeholders of another kind: in a text that has one, p is not the model's."""
         self.context_limit: int = context_limit(config)
+        self.switch: int | None = switch_length(config, self.context_limit)
+        """The longest text under its first rotary table, where there is a second one."""
+        if self.switch is not None and self.anatomy.recurrent:
+            raise NotImplementedError(
+                "it has recurrent states and a rotary table that changes with the length"
+            )
         self.head_weight_VD: Tensor = model.get_output_embeddings().weight
         self.head_bias_V: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
         self.embedding_VD: Tensor = model.get_input_embeddings().weight
@@ -169,7 +176,36 @@ class Target:
         """
         if cache is not None and cache.recurrence is not None:
             return self._replaying(tokens_BL, cache, positions_BL, mask, see_LL, taps, logits)
+        if self.switch is not None and cache is not None and mask is None:
+            return self._across(self.switch, tokens_BL, cache, positions_BL, see_LL, taps, logits)
         return self._forward(tokens_BL, cache, positions_BL, mask, see_LL, taps, logits)
+
+    def _across(
+        self,
+        switch: int,
+        tokens_BL: Tensor,
+        cache: KVCache,
+        positions_BL: Tensor | None,
+        see_LL: Tensor | None,
+        taps: Sequence[int],
+        logits: bool,
+    ) -> TargetOutput:
+        """`forward` where the rotary table changes with the length: each token under that of the text that ends with it."""
+        cache.check_room(tokens_BL.shape[1])
+        if positions_BL is None:
+            positions_BL = self._counted(cache.length, tokens_BL.shape[1], see_LL)
+
+        def run(tokens: Tensor, positions: Tensor, see: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            output = self._forward(tokens, cache, positions, None, see, taps, False)
+            return output.hidden_BLD, output.taps_BLFD
+
+        hidden_BLD, taps_BLFD = across(run, switch, cache, tokens_BL, positions_BL, see_LL)
+        return TargetOutput(self.head(hidden_BLD) if logits else None, hidden_BLD, taps_BLFD)
+
+    def _counted(self, past: int, length: int, see_LL: Tensor | None) -> Tensor:
+        """Positions (1, L) counted on from the cache's length; in a tree by depth."""
+        depth = torch.arange(length, device=self.device) if see_LL is None else see_LL.sum(1) - 1
+        return (past + depth)[None]
 
     def _replaying(
         self,
@@ -222,11 +258,12 @@ class Target:
         if cache is not None and not slots:
             cache.check_room(length)
         if positions_BL is None:
-            depth = torch.arange(length, device=self.device) if see_LL is None else see_LL.sum(1) - 1
-            positions_BL = (past + depth)[None]
+            positions_BL = self._counted(past, length, see_LL)
         layout = Layout(positions_BL, past, self.groups, self.dtype, see_LL, mask, slots)
         hidden_BLD, taps_BLFD = self._run(tokens_BL, layout, positions_BL, cache, taps)
         if cache is not None and not slots:
+            if self.switch is not None:
+                cache.note(tokens_BL)
             cache.advance(length)
         return TargetOutput(self.head(hidden_BLD) if logits else None, hidden_BLD, taps_BLFD)
 
@@ -266,16 +303,15 @@ class Target:
     ) -> list[TargetOutput]:
         """`forward` with logits for several requests at once, each after its own past: (1, L) tokens, a one-row cache and
         `see_LL` of each → its output. The weights are read once for all of them; nothing is padded. A target that attends or
-        remembers in its own way runs them one by one."""
-        if not self.together:
+        remembers in its own way runs them one by one, and so does one whose rotary table changes, about that length."""
+        widths = [t.shape[1] for t in tokens]
+        if not self.together or not steady(self.switch, caches, widths):
             each = zip(tokens, caches, see, strict=True)
             return [self.forward(t, cache=c, see_LL=s, taps=taps) for t, c, s in each]
-        widths = [t.shape[1] for t in tokens]
         layouts = []
         for cache, see_LL, width in zip(caches, see, widths, strict=True):
             cache.check_room(width)
-            depth = torch.arange(width, device=self.device) if see_LL is None else see_LL.sum(1) - 1
-            positions_1L = (cache.length + depth)[None]
+            positions_1L = self._counted(cache.length, width, see_LL)
             layouts.append(Layout(positions_1L, cache.length, self.groups, self.dtype, see_LL))
         hidden_BLD, taps_BLFD = self._run(
             torch.cat(list(tokens), dim=1),
@@ -284,7 +320,9 @@ class Target:
             SharedCache(caches, widths),
             taps,
         )
-        for cache, width in zip(caches, widths, strict=True):
+        for new, cache, width in zip(tokens, caches, widths, strict=True):
+            if self.switch is not None:
+                cache.note(new)
             cache.advance(width)
         logits, hidden = (x.split(widths, dim=1) for x in (self.head(hidden_BLD), hidden_BLD))
         tapped = [None] * len(widths) if taps_BLFD is None else taps_BLFD.split(widths, dim=1)

@@ -113,7 +113,8 @@ class Writer:
         capacity: int,
     ) -> None:
         self.target, self.prefix, self.turn, self.settings = target, list(prefix), list(turn), settings
-        self.capacity = min(capacity, target.context_limit)
+        # rows of different lengths go through one call, in which there is one rotary table
+        self.capacity = min(capacity, target.context_limit, target.switch or capacity)
         self.ends = set(target.eos_ids) | set(self.turn[:1])
 
     def write(
