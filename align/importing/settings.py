@@ -10,8 +10,8 @@ from typing import Any
 
 from align.common.errors import UserError
 from align.importing.rotary import rotary_entries
+from align.target.inspection.parts import embedding_scale
 from align.target.model import Target
-from align.target.parts import embedding_scale
 
 ARCHITECTURES = {
     "dflash": ("DFlashDraftModel",),

@@ -41,7 +41,7 @@ from align.models.block_parts import (
 from align.models.checkpoints.block import load_drafter
 from align.models.markov import OLD_NAMES
 from align.target.cache import LayerShape
-from align.target.keys import Rotary, plain_rotary
+from align.target.inspection.keys import Rotary, plain_rotary
 from align.target.model import Target
 
 

@@ -24,7 +24,7 @@ from align.common.errors import UserError, nearest
 from align.common.schema import finite
 from align.models.markov import KINDS as MARKOV_KINDS
 from align.models.markov import OLD_NAMES, TABLES
-from align.target.keys import LAYOUTS, Rotary
+from align.target.inspection.keys import LAYOUTS, Rotary
 
 CONTEXTS = ("shared_kv", "taps")
 LAYOUTS_OF_BLOCKS = ("anchor_first", "fill_in")
@@ -69,7 +69,7 @@ class BlockConfig:
     block_layout: str = "anchor_first"  # which rows draft: one of `LAYOUTS_OF_BLOCKS`
     value_dim: int = 0  # width of a value where it is not a key's; 0 = head_dim
     rotary: list[dict[str, Any]] = field(default_factory=list)
-    """How positions are written into queries and keys (`align.target.keys.Rotary`), of all layers or of each one; empty = by the
+    """How positions are written into queries and keys (`align.target.inspection.keys.Rotary`), of all layers or of each one; empty = by the
     target's own module."""
     places: bool = False  # a learned vector for each row of a block, where keys know no position
     markov_bias: bool = False  # gated, rnn: the layer over the hidden state has a bias

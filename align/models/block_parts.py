@@ -13,8 +13,8 @@ from align.models.block import BlockDrafter
 from align.models.block_layers import BlockLayer
 from align.models.markov import MarkovHead
 from align.models.masked_lm import lora_config
+from align.target.inspection.parts import last_norm, layer_parts
 from align.target.model import Target
-from align.target.parts import last_norm, layer_parts
 
 FRESH = "fresh"
 """In a config's `extra`: the weights of its layers that did not start from the target's."""

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from align.common.batch import Batch
+from align.target.inspection.text_model import embedding_names
 from align.target.masks import Layout, laid
 from align.target.model import Target
-from align.target.text_model import embedding_names
 
 
 @dataclass(frozen=True)

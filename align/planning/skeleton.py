@@ -12,8 +12,8 @@ import torch
 from align.common.errors import UserError
 from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id
-from align.target.anatomy import context_limit, decoder, examine
 from align.target.debug import DEBUG, debug_model
+from align.target.inspection.anatomy import context_limit, decoder, examine
 from align.target.loading import opener, quiet_loading, resolve_folder
 from align.target.names import check_sizes, similar
 

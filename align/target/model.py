@@ -19,9 +19,9 @@ from align.common.errors import UserError, in_one_line
 from align.common.provenance import memory_bytes
 from align.folder.chat import Chat, Messages, rendered
 from align.kernels.linear import speed_up_linears
-from align.target.anatomy import Anatomy, context_limit, decoder, eos_ids, examine
 from align.target.cache import KVCache, SharedCache
 from align.target.fused import FusedLayers, fused
+from align.target.inspection.anatomy import Anatomy, context_limit, decoder, eos_ids, examine
 from align.target.interface import install
 from align.target.logits import PLAIN, LogitForm
 from align.target.long_tables import across, steady, switch_length

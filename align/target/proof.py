@@ -17,8 +17,8 @@ from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from align.common.errors import UserError
 from align.kernels.linear import speed_up_linears
-from align.target.anatomy import eos_ids
 from align.target.fused import fused
+from align.target.inspection.anatomy import eos_ids
 from align.target.logits import LogitForm, candidates
 from align.target.model import Target
 

@@ -12,8 +12,8 @@ from align.common.hub import model_folder
 from align.common.provenance import memory_bytes
 from align.config.recipe import Recipe
 from align.folder.chat import Chat
-from align.target.anatomy import context_limit, eos_ids
 from align.target.debug import DEBUG
+from align.target.inspection.anatomy import context_limit, eos_ids
 from align.target.loading import load_target, processors_template, resolve_folder
 from align.target.model import Target
 

@@ -22,7 +22,7 @@ from align.common.errors import UserError
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.checkpoints.dspark import dspark_tensors
-from align.target.parts import embedding_scale
+from align.target.inspection.parts import embedding_scale
 from decode.exporting.folder import Exported
 
 

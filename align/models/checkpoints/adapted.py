@@ -18,8 +18,8 @@ from align.models.checkpoints.masked_model import config_of, filled, skeleton, w
 from align.models.checkpoints.opened import check_opened, refusing
 from align.models.families import BASES, Family
 from align.models.masked_lm import MaskedLM
+from align.target.inspection.text_model import TextModel, embedding_names, text_model, tied
 from align.target.model import Target
-from align.target.text_model import TextModel, embedding_names, text_model, tied
 
 ADAPTED = Family(
     # what `adapt` makes; base, attention, cache and mask are filled in from its config.json

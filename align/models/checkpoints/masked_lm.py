@@ -19,9 +19,9 @@ from align.models.checkpoints.masked_model import config_of, filled, renamed, sk
 from align.models.checkpoints.weights import SAFE, read_weights, weight_files, write_json, write_weights
 from align.models.families import family_of
 from align.models.masked_lm import MaskedLM, is_lora
+from align.target.inspection.text_model import embedding_names
 from align.target.model import Target
 from align.target.names import check_sizes
-from align.target.text_model import embedding_names
 
 _BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")  # once stored, now computed
 

@@ -9,7 +9,7 @@ import torch
 
 from align.common.errors import UserError
 from align.importing.rotary import rotary_entries
-from align.target.keys import frequencies
+from align.target.inspection.keys import frequencies
 from align.target.model import Target
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import transformers
 
+from align.target.inspection.text_model import text_model, tied
 from align.target.loading import load_target
 from align.target.model import Target
-from align.target.text_model import text_model, tied
 from tests.target_models import some_text, tiny_target
 from tests.target_wrappers import save_wrapper, tiny_wrapper
 

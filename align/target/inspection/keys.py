@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from align.target.parts import through_own_cache
+from align.target.inspection.parts import through_own_cache
 
 if TYPE_CHECKING:
     from align.target.model import Target

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from align.target.anatomy import UNLIMITED, context_limit, decoder, eos_ids, examine
+from align.target.inspection.anatomy import UNLIMITED, context_limit, decoder, eos_ids, examine
 from align.target.interface import install
 from tests.target_models import tiny_model
 

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from align.target.anatomy import decoder
+from align.target.inspection.anatomy import decoder
 
 if TYPE_CHECKING:
     from align.target.model import Target

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from align.target.attention import rotate
-from align.target.keys import Rotary, key_rotaries, plain_rotary
+from align.target.inspection.keys import Rotary, key_rotaries, plain_rotary
 from tests.target_models import tiny_target
 
 KINDS = {

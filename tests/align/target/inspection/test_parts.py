@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from align.target.inspection.parts import last_norm, layer_parts, norm_weight
 from align.target.model import Target
-from align.target.parts import last_norm, layer_parts, norm_weight
 from tests.target_models import tiny_target
 
 

@@ -1,0 +1,1 @@
+"""What a target is made of, found by looking at its modules and by running them."""
