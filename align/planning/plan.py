@@ -171,6 +171,8 @@ def _too_large(plan: Plan, need: Need, each: int) -> str:
     key = {
         "target": "target.dtype=bfloat16"
         if plan.types.target == 4
+        else "target.parallel=fsdp with several launch.devices"
+        if need.stage == "training"
         else "a device with more memory, or a smaller target",
         "cache (data.batch_size)": f"data.batch_size={max(1, r.data.batch_size // 2)}",
         "logits": f"data.batch_size={max(1, r.data.batch_size // 2)}",

@@ -33,7 +33,7 @@ FOLDERS = (
 LEFT_OUT = (
     "tests/align/training/test_loggers.py",
     "tests/align/training/test_run.py",
-    "tests/align/training/test_strategies.py",
+    "tests/align/training/parallel/test_strategies.py",
     "tests/decode/engine/test_real_target.py",
     "tests/decode/reporting",
     "tests/decode/suites",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -96,7 +95,7 @@ class Watch(Callback):
         wait = timedelta(seconds=SILENT)
         port = None
         if self.rank == 0:
-            store = TCPStore("0.0.0.0", _free_port(), None, True, wait, wait_for_workers=False)
+            store = TCPStore("0.0.0.0", 0, None, True, wait, wait_for_workers=False)
             port = store.port
         port = trainer.strategy.broadcast(port)
         if self.rank:
@@ -262,12 +261,6 @@ def place(thread: int) -> tuple[str, bool] | None:
         "_engine_run_backward",
     )
     return f"{'/'.join(file.split('/')[-3:])}:{frame.f_lineno} in {name}", not waits
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return int(free.getsockname()[1])
 
 
 def patiently(trainer: lightning.Trainer) -> contextlib.AbstractContextManager[None]:

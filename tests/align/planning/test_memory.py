@@ -51,6 +51,17 @@ def test_zero_splits_what_it_splits(stage: int) -> None:
     assert needs("launch.devices=2").parts["gradients"] == 2 * whole["gradients"]  # DDP's buckets
 
 
+def test_fsdp_splits_all_and_a_target_in_parts_its_layers() -> None:
+    words = ("launch.devices=2", "trainer.ema=0.9")
+    whole, split = needs("trainer.ema=0.9").parts, needs(*words, "launch.strategy=fsdp").parts
+    for part in ("optimizer", "gradients", "averaged weights"):
+        assert split[part] == whole[part] / 2
+    shared = needs(*words, "target.parallel=tp").parts["target"]
+    layers = 4 * sum(skeleton("debug").layers)
+    assert shared == whole["target"] - layers / 2
+    assert needs(*words, "target.parallel=fsdp").parts["target"] > shared
+
+
 def test_more_of_a_step_takes_more() -> None:
     key = "a step (trainer.batch_size)"
     small = needs().parts[key]
