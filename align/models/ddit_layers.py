@@ -32,6 +32,10 @@ _ROTARY_BASE = 10_000.0
 _MLP_RATIO = 4
 
 
+_MOST, _MOST_BLOCKS = 1 << 24, 1024
+"""Of any size, and of blocks: no network has more, and building one would take for ever."""
+
+
 @dataclass
 class DDiTConfig:
     """The architecture; sizes under their published names.
@@ -57,7 +61,9 @@ class DDiTConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "n_blocks", "n_heads", "cond_dim"):
-            _check(name, getattr(self, name), "a whole number of at least 1", _whole(getattr(self, name), 1))
+            most = _MOST_BLOCKS if name == "n_blocks" else _MOST
+            fits = _whole(getattr(self, name), 1) and getattr(self, name) <= most
+            _check(name, getattr(self, name), f"a whole number from 1 to {most}", fits)
         number = isinstance(self.dropout, int | float) and not isinstance(self.dropout, bool)
         _check("dropout", self.dropout, "a number within 0..1, 1 excluded", number and 0 <= self.dropout < 1)
         for name in ("norm_bias", "scale_by_sigma"):
@@ -72,8 +78,8 @@ class DDiTConfig:
             )
         least = int(self.attention == "block_causal")
         what = "at least 1 for block_causal attention" if least else "0: only block_causal attention has one"
-        fits = _whole(self.block_size, least) and (least or self.block_size == 0)
-        _check("block_size", self.block_size, what, bool(fits))
+        whole = _whole(self.block_size, least) and (least or self.block_size == 0)
+        _check("block_size", self.block_size, what, bool(whole))
 
     @property
     def head_dim(self) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from align.common.batch import Anchors, Batch, Corrupted
 from align.common.errors import UserError, nearest
+from align.common.schema import finite
 from align.diffusion.graphs import Absorbing, Graph, Uniform
 from align.diffusion.parameterization import LOG_ZERO
 from align.diffusion.schedules import Schedule, schedule
@@ -58,15 +59,22 @@ class DiffusionConfig:
     def __post_init__(self) -> None:
         for name in ("block_size", "vocab_size", "window"):
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise UserError(f"{name}={value!r:.40} must be a whole number of at least 1")
+            if type(value) is not int or not 1 <= value < 1 << 31:
+                raise UserError(f"{name}={value!r:.40} must be a whole number of at least 1, below 2^31")
+        if self.mask_id is not None and type(self.mask_id) is not int:
+            raise UserError(f"mask_id={self.mask_id!r:.40} must be a whole number, or null")
         for name, known in (("graph", GRAPHS), ("prediction", PREDICTIONS)):
             if (value := getattr(self, name)) not in known:
                 raise UserError(f"{name}={value!r:.40} is unknown{nearest(str(value), known)}")
         if not isinstance(self.schedule, dict) or "name" not in self.schedule:
             raise UserError(f"schedule={self.schedule!r:.40} must be an object with a name")
         if (rates := self.mask_rates) is not None:
-            if not isinstance(rates, list | tuple) or len(rates) != 2 or not 0 <= rates[0] <= rates[1] <= 1:
+            if (
+                not isinstance(rates, list | tuple)
+                or len(rates) != 2
+                or not all(map(finite, rates))
+                or not 0 <= rates[0] <= rates[1] <= 1
+            ):
                 raise UserError(f"mask_rates={rates!r:.40} must be two shares, the smaller one first")
             object.__setattr__(self, "mask_rates", tuple(rates))  # JSON knows lists only
 

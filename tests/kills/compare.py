@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import re
+import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,7 @@ _READERS: dict[str, Callable[[Path], Any]] = {
     "records.jsonl": lambda path: [timeless(json.loads(line)) for line in path.read_text().splitlines()],
     "metrics.csv": _table,
     "README.md": _card,
+    ".sqlite": lambda path: list(sqlite3.connect(path).iterdump()),
     # without the times at which its shards were written
     "index.safetensors": lambda path: timeless({k: v for k, v in load_file(path).items() if k != "states"}),
     **{f"step-{i}.json": _seal for i in range(10)},

@@ -40,7 +40,9 @@ def test_dropout_acts_in_training_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"n_blocks": 0}, "n_blocks=0 must be a whole number of at least 1"),
+        ({"n_blocks": 0}, "n_blocks=0 must be a whole number from 1 to 1024"),
+        ({"n_blocks": 10**7}, "n_blocks=10000000 must be a whole number from 1 to 1024"),
+        ({"vocab_size": 10**400}, "must be a whole number from 1 to 16777216"),
         ({"hidden_size": "768"}, "hidden_size='768' must be a whole number"),
         ({"vocab_size": True}, "vocab_size=True must be a whole number"),
         ({"dropout": 1.0}, "dropout=1.0 must be a number within 0..1"),
