@@ -27,6 +27,7 @@ from align.common.files import UNFINISHED, sha256_file, to_disk
 from align.common.hub import cache_folder
 from align.common.text import say
 from align.gguf.header import OWN, Header
+from align.gguf.positions import take_positions
 
 _KEYS = {
     "attn_norm": "input_layernorm",
@@ -138,6 +139,7 @@ def _convert_by_transformers(path: Path, header: Header, part: Path) -> None:
     config.architectures, config.dtype = [type(model).__name__], torch.float32
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+    take_positions(path, header, config)
     save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
     tokenizer.save_pretrained(str(part))
     config.save_pretrained(str(part))

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from align.common.errors import UserError
 from align.common.text import short
 from align.gguf.header import OWN, Header
+from align.gguf.positions import check_positions
 
 _COUNTS = ("block_count", "embedding_length", "feed_forward_length", "context_length", "attention.head_count")
 _OPTIONAL = (
@@ -30,6 +31,7 @@ def check_fits(path: Path, header: Header) -> None:
     transformers' reader reads, those alone that all have."""
     fit = _Fit(path, header)
     fit.vocabulary()
+    check_positions(path, header)
     if header.architecture in OWN:
         fit.sizes()
         fit.layers()

@@ -81,9 +81,10 @@ def examine(model: Any, body: Any) -> Anatomy:
     """Run one token through the decoder.
 
     Raises:
-        NotImplementedError: a layer keeps what can be neither shortened nor copied.
+        NotImplementedError: a layer keeps what can be neither shortened nor copied, or attends by what else is in the call.
     """
     config = model.config.get_text_config(decoder=True)
+    _check_selection(config)
     names = inspect.signature(body.forward).parameters
     cache_name = next((n for n in ("cache", "past_key_values", "cache_params") if n in names), "cache")
     takes_positions = "position_ids" in names
@@ -111,6 +112,15 @@ def examine(model: Any, body: Any) -> Anatomy:
         recurrent=any(states),
         by_place=not takes_positions or bool(getattr(config, "alibi", False)) or _local_by_place(config),
     )
+
+
+def _check_selection(config: Any) -> None:
+    """Doge chooses that many keys once a call has more; its choice in a call of several tokens is another than one by one."""
+    kept = getattr(config, "keep_window_size", None)
+    if isinstance(kept, int) and kept < context_limit(config):
+        raise NotImplementedError(
+            f"beyond keep_window_size={kept} tokens its attention depends on how many tokens a call has"
+        )
 
 
 _KNOWN_LAYERS = {

@@ -33,6 +33,14 @@ def test_a_decoder_without_a_list_of_layers_is_refused() -> None:
         examine(model, body)
 
 
+def test_a_choice_of_keys_within_the_context_is_refused() -> None:
+    model = tiny_model("doge", 260)
+    assert examine(model, decoder(model)).attends
+    model.config.keep_window_size = 16
+    with pytest.raises(NotImplementedError, match="keep_window_size=16"):
+        examine(model, decoder(model))
+
+
 def test_context_and_ends() -> None:
     assert context_limit(SimpleNamespace(n_positions=7)) == 7
     assert context_limit(SimpleNamespace(max_position_embeddings=None)) == UNLIMITED

@@ -1,0 +1,83 @@
+"""What a GGUF file says of rotary positions and transformers' reader passes over: base, scale and width of what is turned.
+
+The reader knows a few keys of each architecture and leaves the others out without a word: Gemma 3's scale (8 from 4B on), StarCoder 2's base,
+Phi-4-mini's partial width. The model would run, with other positions. The meanings are llama.cpp's (`rope.*` of its GGUF keys).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+from align.common.errors import UserError
+from align.common.text import short
+from align.gguf.header import OWN, Header
+
+_TAKE_FOLDER = "take the model's folder in hub layout"
+_SCALED_BY_READER = ("gpt-oss", "gpt_oss")
+"""Whose scale the reader takes."""
+_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight")
+_FACTORS_KNOWN = ("gemma4",)
+"""Whose factors follow from its config."""
+
+
+def check_positions(path: Path, header: Header) -> None:
+    """Raises UserError for positions that can't be taken over, from the header alone; of our own converter's architectures it says so itself."""
+    name = header.architecture
+    if name in OWN or name in _SCALED_BY_READER:
+        return
+    if _scaled(header) and (kind := header.values.get(f"{name}.rope.scaling.type")) not in (None, "linear"):
+        _refuse(path, header, "rope.scaling.type", f"{short(kind, 40)} positions are not read from this file")
+    for tensor in _FACTORS:
+        if tensor in header.shapes and name not in _FACTORS_KNOWN:
+            raise UserError(
+                f"{path}: tensor {tensor!r}: factors of rotary positions are not read from GGUF files of {name!r}: {_TAKE_FOLDER}"
+            )
+
+
+def take_positions(path: Path, header: Header, config: Any) -> None:
+    """Write what the file says into the config that the reader made.
+
+    Raises:
+        UserError: a width for which this architecture's config has no key.
+    """
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, dict) or header.architecture in _SCALED_BY_READER:
+        return
+    by_kind = any(isinstance(group, dict) for group in rope.values())
+    main = rope.get("full_attention", {}) if by_kind else rope
+    if base := _get(header, "rope.freq_base"):
+        main["rope_theta"] = float(base)
+    if by_kind and (base := _get(header, "rope.freq_base_swa")):
+        rope.get("sliding_attention", {})["rope_theta"] = float(base)
+    if _scaled(header):
+        main |= {"rope_type": "linear", "factor": float(_get(header, "rope.scaling.factor"))}
+    if not by_kind:
+        _take_width(path, header, rope)
+
+
+def _take_width(path: Path, header: Header, rope: dict[str, Any]) -> None:
+    turned, heads, width = (
+        _get(header, n) for n in ("rope.dimension_count", "attention.head_count", "embedding_length")
+    )
+    size = _get(header, "attention.key_length") or (width // heads if width and heads else None)
+    if not turned or not size:
+        return
+    if "partial_rotary_factor" in rope:
+        rope["partial_rotary_factor"] = turned / size
+    elif turned != size:
+        _refuse(path, header, "rope.dimension_count", f"heads are {size} wide, and are turned whole here")
+
+
+def _get(header: Header, name: str) -> Any:
+    return header.values.get(f"{header.architecture}.{name}")
+
+
+def _scaled(header: Header) -> bool:
+    kind, factor = _get(header, "rope.scaling.type"), _get(header, "rope.scaling.factor")
+    return kind != "none" and factor not in (None, 0.0, 1.0)
+
+
+def _refuse(path: Path, header: Header, name: str, why: str) -> NoReturn:
+    value = short(_get(header, name), 40)
+    raise UserError(f"{path}: {header.architecture}.{name}={value}: {why}: {_TAKE_FOLDER}")
