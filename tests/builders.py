@@ -499,3 +499,11 @@ def small_masked_lm(name: str, **changes: Any) -> MaskedLM:
             for parameter in network.parameters():
                 parameter.add_(torch.randn(parameter.shape) * 0.05)
     return network
+
+
+def shallow_target(layers: int) -> Target:
+    """The first of the debug target's layers, for tests that write much and look at no number of it."""
+    whole = load_target("debug", dtype="float32", device="cpu", fast=False)
+    whole.body.layers = whole.layers[:layers]
+    whole.model.config.num_hidden_layers = layers
+    return Target(whole.model, whole.tokenizer, "debug")

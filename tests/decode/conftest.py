@@ -11,6 +11,7 @@ from align.target.model import Target
 from decode.methods.registry import Parts
 from decode.reporting import figures
 from tests.builders import diffusion_drafter as drafter
+from tests.builders import shallow_target
 from tests.builders import sharp_block_network as network
 
 
@@ -21,11 +22,8 @@ def target() -> Target:
 
 @pytest.fixture(scope="module")
 def shallow() -> Target:
-    """The first two of the debug target's layers, for tests that decode hundreds of texts."""
-    whole = load_target("debug", dtype="float32", device="cpu", fast=False)
-    whole.body.layers = whole.layers[:2]
-    whole.model.config.num_hidden_layers = 2
-    return Target(whole.model, whole.tokenizer, "debug")
+    """For tests that decode hundreds of texts."""
+    return shallow_target(2)
 
 
 @pytest.fixture

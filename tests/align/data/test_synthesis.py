@@ -14,20 +14,15 @@ from align.data import shards as data
 from align.data.index import read_samples
 from align.data.synthesis import synthesize
 from align.folder.chat import Chat
-from align.target.loading import load_target
 from align.target.model import Target
-from tests.builders import switching_target
+from tests.builders import shallow_target, switching_target
 
 SHORT = ["recipe=debug_block", "data.max_answer_tokens=6"]
 
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    """The first of the debug target's layers: what it writes is no matter here, and thousands of tokens are written."""
-    whole = load_target("debug", dtype="float32", device="cpu", fast=False)
-    whole.body.layers = whole.layers[:1]
-    whole.model.config.num_hidden_layers = 1
-    return Target(whole.model, whole.tokenizer, "debug")
+    return shallow_target(1)
 
 
 def test_a_folder_older_than_openings_goes_on(tmp_path: Path, target: Target) -> None:

@@ -17,13 +17,14 @@ from align.target.model import Target
 from align.writing import outline as module
 from align.writing.outline import Outline, open_beside_server, outline
 from align.writing.rows import chat_template
+from tests.builders import shallow_target
 from tests.loopback_server import Loopback
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A debug model in hub layout."""
-    target, path = load_target("debug", fast=False), tmp_path_factory.mktemp("model") / "debug"
+    target, path = shallow_target(1), tmp_path_factory.mktemp("model") / "debug"
     target.model.save_pretrained(str(path))
     target.tokenizer.save_pretrained(str(path))
     return path

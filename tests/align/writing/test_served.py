@@ -23,10 +23,15 @@ from align.target.model import Target
 from align.target.names import DEFAULT_TARGET
 from align.writing.rows import Plan, chat_template, unheard
 from align.writing.served import Served
-from tests.builders import switching_target
+from tests.builders import shallow_target, switching_target
 from tests.loopback_server import FAULTS, SLOW, Loopback
 
 WORDS = ["recipe=debug_block", "data.samples=14", "data.batch_size=6", "data.max_answer_tokens=10", "data.max_prompt_tokens=24"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return shallow_target(1)
 
 
 def recipe_of(url: str, *more: str) -> Recipe:
@@ -174,7 +179,7 @@ def test_settings_reach_the_server(tmp_path: Path, target: Target) -> None:
     with Loopback(target) as server:
         recipe = recipe_of(server.url, "data.top_p=0.9", "data.answer_temperatures=[0.5]", "data.samples=4")
         synthesize(recipe, target, tmp_path / "data", quiet=True)
-        body = server.asked[-1]
+        body = [b for b in server.asked if b["temperature"] != 1][-1]  # of an answer: prompts are drawn at 1
     assert (body["top_p"], body["top_k"], body["temperature"], body["repetition_penalty"]) == (0.9, -1, 0.5, 1.0)  # fmt: skip
     assert len({b["seed"] for b in server.asked}) > 4
 
