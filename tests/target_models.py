@@ -53,9 +53,17 @@ OWN: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_ff_dim": 96, "conv_L_cache": 3},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "gemma3n_text": {"vocab_size_per_layer_input": 260, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "llama4_text": {"intermediate_size_mlp": 96, "no_rope_layers": [1, 1, 1, 0], "interleave_moe_layer_step": 2},
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "youtu"), {"num_key_value_heads": 4}),
+    **dict.fromkeys(
+        ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"),
+        {"num_key_value_heads": 4},
+    ),
+    **dict.fromkeys(
+        ("deepseek_v32", "glm_moe_dsa"),
+        {"num_key_value_heads": 4, "index_topk": 8, "index_head_dim": 16, "index_n_heads": 2},
+    ),
     "bamba": {"attn_layer_indices": [1, 3]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},

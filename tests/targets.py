@@ -41,12 +41,16 @@ from tests.target_models import WINDOW, some_text, tiny_model, tiny_target
 from tests.target_wrappers import save_wrapper, text_of, tiny_wrapper
 
 NAMES = """
-afmoe apertus arcee aria_text bamba biogpt bitnet bloom codegen cohere cohere2 cwm deepseek_v3 diffllama doge ernie4_5 ernie4_5_moe exaone4
-falcon falcon_alibi falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3_text gemma3n_text glm glm4 glm4_moe gpt2 gpt_bigcode
-gpt_neo gpt_neox gpt_oss gptj granite granite_swa granitemoe granitemoehybrid helium hunyuan_v1_dense jamba jetmoe lfm2 llama
-llama4_text mamba mimo_v2_flash minimax ministral3 mistral mixtral modernbert-decoder mpt nemotron nemotron_h olmo olmo2 olmo3 olmoe
-opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next recurrent_gemma seed_oss smollm3 stablelm
-starcoder2 vaultgemma xglm youtu
+afmoe apertus apertus1p5_text arcee aria_text axk1 axk2 bailing_hybrid bamba biogpt bitnet bloom codegen cohere cohere2
+cohere2_moe cpmant ctrl cwm deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots3_note_text ernie4_5
+ernie4_5_moe exaone exaone4 exaone_moe falcon falcon_alibi falcon_h1 falcon_mamba flex_olmo flint gemma gemma2 gemma3_text
+gemma3n_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss
+gptj granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense
+hunyuan_v1_moe hy_v3 hy_v4 hyperclovax inkling_text internlm3 iquestcoder jais2 jamba jetmoe kimi_linear kolibri1 laguna
+lara_mini lfm2 lfm3 llama llama4_text longcat_flash mamba mellum mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl_text
+ministral ministral3 mistral mixtral modernbert-decoder mpt nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe
+openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next
+recurrent_gemma roformer rwkv sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 trocr vaultgemma xglm xlstm youtu
 """
 WRAPPERS = """
 aria aya_vision blip-2 cohere2_vision cosmos3_omni deepseek_vl deepseek_vl_hybrid ernie4_5_vl_moe exaone4_5 fuyu gemma3 gemma3n gemma4
