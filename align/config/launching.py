@@ -25,7 +25,7 @@ from align.config.recipe import Recipe
 POLL = 0.5
 """Seconds between looks at the processes that this one started."""
 LINGER = 1.0
-"""Seconds that others get to end by themselves after this one has failed."""
+"""Seconds that others get to end by themselves after an input that was refused here."""
 PARENT = "SPECALIGN_STARTED_BY"
 """The environment variable that tells a process which one started it."""
 
@@ -113,7 +113,8 @@ class Others:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        until = time.monotonic() + (60 if error is None else LINGER)
+        # what they meet too they would say too; else they may have something to write
+        until = time.monotonic() + (LINGER if isinstance(error, UserError) else 60)
         started, _started[:] = [*_started], []
         for process in started:
             with contextlib.suppress(subprocess.TimeoutExpired):
