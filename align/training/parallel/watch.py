@@ -84,7 +84,7 @@ class Watch(Callback):
         self._thread: threading.Thread | None = None
         self._main = threading.get_ident()
         self._failed: str | None = None
-        self._step, self._begun = 0, False
+        self._step, self._begun, self._clock = 0, False, 0.0
 
     # ---- its life ----
 
@@ -158,8 +158,12 @@ class Watch(Callback):
 
     def _run(self) -> None:
         judge = Judge(self.world, self.limit, self.waits)
+        last = time.monotonic()
         while True:
             over = self._stopped.wait(TICK)
+            # a thread that was held up itself has no right to call the others late
+            now = time.monotonic()
+            self._clock, last = self._clock + min(now - last, 2 * TICK), now
             try:
                 self._tell(over)
                 if over:
@@ -187,12 +191,12 @@ class Watch(Callback):
         silent = BROKEN if self._broken.is_set() else SILENT
         for rank in range(self.world) if self.rank == 0 else (0,):
             if self._store.check([f"sign/{rank}"]):
-                judge.hear(rank, json.loads(self._store.get(f"sign/{rank}")), time.monotonic())
+                judge.hear(rank, json.loads(self._store.get(f"sign/{rank}")), self._clock)
         if self.rank:
             if self._store.check(["verdict"]) or judge.signs.get(0, {}).get("failed"):
                 self._end(None)
-            return judge.gone((0,), silent, time.monotonic())
-        line = judge.verdict(silent, time.monotonic())
+            return judge.gone((0,), silent, self._clock)
+        line = judge.verdict(silent, self._clock)
         if line is not None:
             self._store.set("verdict", line)
             self._stopped.wait(2 * TICK)  # the others hear of it before this process ends
@@ -226,7 +230,10 @@ class Judge:
     def gone(self, ranks: Any, silent: float, now: float) -> str | None:
         for rank in ranks:
             sign = self.signs.get(rank)
-            if sign is not None and not sign["over"] and now - self._new[rank] > silent:
+            if sign is None or sign["over"]:
+                continue
+            # reading and writing checkpoints may hold up a whole process
+            if now - self._new[rank] > (3 * silent if sign["patient"] and silent == SILENT else silent):
                 return lost(rank, self.world, max(s["step"] for s in self.signs.values()))
         return None
 
