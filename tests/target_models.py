@@ -57,7 +57,7 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"vocab_size_per_layer_input": 260, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "llama4_text": {"intermediate_size_mlp": 96, "no_rope_layers": [1, 1, 1, 0], "interleave_moe_layer_step": 2},
     **dict.fromkeys(
-        ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"),
+        ("axk1", "axk2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"),
         {"num_key_value_heads": 4},
     ),
     **dict.fromkeys(

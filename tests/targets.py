@@ -42,7 +42,7 @@ from tests.target_wrappers import save_wrapper, text_of, tiny_wrapper
 
 NAMES = """
 afmoe apertus apertus1p5_text arcee aria_text axk1 axk2 bailing_hybrid bamba biogpt bitnet bloom codegen cohere cohere2
-cohere2_moe cpmant ctrl cwm deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots3_note_text ernie4_5
+cohere2_moe cpmant ctrl cwm deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots3_note_text ernie4_5
 ernie4_5_moe exaone exaone4 exaone_moe falcon falcon_alibi falcon_h1 falcon_mamba flex_olmo flint gemma gemma2 gemma3_text
 gemma3n_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss
 gptj granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense
