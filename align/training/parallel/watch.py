@@ -241,6 +241,8 @@ class Judge:
         signs = self.signs.values()
         if self.waits or len(signs) < self.world or any(s["over"] for s in signs):
             return None
+        if any(now - heard > BROKEN for heard in self._new.values()):
+            return None  # one that is silent does not hang: it lives or is gone, which more silence will say
         limit = self.limit * (PATIENCE if any(s["patient"] for s in signs) else 1)
         idle = now - self._moved
         if idle <= max(limit, SLOWEST * max(s["longest"] for s in signs)):

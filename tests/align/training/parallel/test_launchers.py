@@ -15,7 +15,7 @@ import pytest
 
 from tests.forks import ONE_THREAD, train_in_forks
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 LINES = [
     line.partition("  #")[0].strip()

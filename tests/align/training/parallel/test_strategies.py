@@ -17,7 +17,7 @@ from align.training import checkpoints
 from tests.builders import train_debug_block
 from tests.forks import ONE_THREAD, train_in_forks
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 WORDS = ("launch.accelerator=cpu", "trainer.ema=0.9")
 
 pytestmark = pytest.mark.slow  # processes of their own

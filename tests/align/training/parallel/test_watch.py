@@ -16,7 +16,7 @@ import pytest
 from align.training.parallel.watch import PATIENCE, SILENT, SLOWEST, Beats, Judge, place
 from tests.forks import ONE_THREAD, train_in_forks
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def sign(time: float, beats: int = 1, **changes: Any) -> dict[str, Any]:
@@ -88,7 +88,11 @@ def test_a_failure_is_said_as_it_is() -> None:
 
 
 def test_all_that_wait_for_each_other() -> None:
-    line = judge(sign(0), sign(0)).verdict(1e6, 31.0)
+    made = judge(sign(0), sign(0))
+    made.hear(0, sign(31.0), 31.0)
+    assert made.verdict(1e6, 31.0) is None  # of the other one nothing was heard
+    made.hear(1, sign(31.0), 31.0)
+    line = made.verdict(1e6, 31.0)
     assert line is not None and line.startswith("none of the 2 processes has gone on for 31 s")
 
 
