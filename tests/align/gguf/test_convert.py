@@ -194,3 +194,22 @@ def test_text_is_split_as_the_file_says(
     assert made("abc").input_ids == ([6] if pre == "llama-bpe" else [5, 4])
     assert (inner.normalizer is not None) == (pre == "qwen2")
     assert ("tokenizer.ggml.pre='another' is not known" in capsys.readouterr().err) == (pre == "another")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+@pytest.mark.parametrize("damage", ["cut", "type"])
+def test_a_file_cut_in_its_weights_or_of_an_unknown_type_is_refused_from_its_header(
+    architecture: str, damage: str, plain: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, plain, architecture)
+    raw = bytearray(path.read_bytes())
+    name = b"blk.0.attn_q.weight"
+    at = raw.index(name) + len(name) + 4 + 16
+    raw[at : at + 4] = (99 if damage == "type" else 0).to_bytes(4, "little")
+    path.write_bytes(raw if damage == "type" else raw[:-40])
+    monkeypatch.delattr("align.gguf.convert._convert")
+    monkeypatch.delattr("align.gguf.convert._convert_by_transformers")
+    says = "is of type 99" if damage == "type" else r"would end at byte \d+, the file has \d+: it is cut off"
+    with pytest.raises(UserError, match=says):
+        resolve_folder(str(path))
