@@ -48,6 +48,17 @@ _FREQUENCIES = "rope_freqs.weight"
 _PERMUTED = {"llama"}
 _CLASSES = dict(zip(OWN, ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), strict=True))
 _DIGITS_ALONE = {"smollm"}
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLIT = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _WORDS % "{1,3}"),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _WORDS % ""),
+}
+"""By `tokenizer.ggml.pre`, how text is split before it is merged, where not as GPT-2 does it: the pattern of the hub's tokenizer.json."""
+_WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3"}
+"""Whose words that are tokens are not put together by merges."""
+_COMPOSED = {"qwen2"}
+"""Whose text is in NFC."""
+_AS_GPT2 = {None, "default", "gpt-2", *_DIGITS_ALONE}
 _DEAD_AFTER = 24 * 3600.0
 """Seconds."""
 
@@ -234,7 +245,7 @@ def _unpermute(array: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _tokenizer(fields: dict[str, Any], path: Path) -> Any:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     if fields.get("tokenizer.ggml.model") != "gpt2":
@@ -244,17 +255,33 @@ def _tokenizer(fields: dict[str, Any], path: Path) -> Any:
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     types: list[int] = fields["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if fields.get("tokenizer.ggml.pre") in _DIGITS_ALONE:
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), byte_level]
-        )
+    pre = fields.get("tokenizer.ggml.pre")
+    bpe = models.BPE(
+        vocab={t: i for i, t in enumerate(tokens)}, merges=merges, ignore_merges=pre in _WHOLE_WORDS
+    )
+    tokenizer = Tokenizer(bpe)
+    if pre in _SPLIT:
+        split = pre_tokenizers.Split(Regex(_SPLIT[pre]), "isolated")
+        as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
     else:
-        tokenizer.pre_tokenizer = byte_level
+        if pre not in _AS_GPT2:
+            say(
+                f"note: {path.name}: tokenizer.ggml.pre={pre!r} is not known; text is split as GPT-2 does it",
+                error=True,
+            )
+        byte_level: Any = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        alone = pre in _DIGITS_ALONE
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level]) if alone else byte_level
+    if pre in _COMPOSED:
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     special = [t for t, kind in zip(tokens, types, strict=True) if kind == 3]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    # Qwen3's <think>: of the text, but never split
+    added = [t for t, kind in zip(tokens, types, strict=True) if kind == 4]
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in added])
 
     def token(name: str) -> str | None:
         index = fields.get(f"tokenizer.ggml.{name}_token_id")

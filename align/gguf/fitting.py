@@ -30,11 +30,13 @@ def check_fits(path: Path, header: Header) -> None:
     """Raises UserError for a value of the metadata that is impossible, missing or at odds with the tensors; of architectures that
     transformers' reader reads, those alone that all have."""
     fit = _Fit(path, header)
+    fit.whole_file()
     fit.vocabulary()
     check_positions(path, header)
     if header.architecture in OWN:
         fit.sizes()
         fit.layers()
+        fit.no_other_tensors()
         fit.rotary()
 
 
@@ -70,6 +72,28 @@ class _Fit:
             self.refuse(self.key(name), "must be a whole number of at least 1")
         return value
 
+    def whole_file(self) -> None:
+        """Each tensor is of a known type and ends within the file."""
+        if not self.header.places:
+            return
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        size = self.path.stat().st_size
+        known = {
+            int(kind): GGML_QUANT_SIZES[kind] for kind in GGMLQuantizationType if kind in GGML_QUANT_SIZES
+        }
+        for name, (kind, start) in self.header.places.items():
+            if kind not in known:
+                raise UserError(
+                    f"{self.path}: tensor {name!r} is of type {kind}, which the package gguf does not know"
+                )
+            numbers, of_bytes = known[kind]
+            end = start + math.prod(self.header.shapes[name]) // numbers * of_bytes
+            if end > size:
+                raise UserError(
+                    f"{self.path}: tensor {name!r} would end at byte {end}, the file has {size}: it is cut off"
+                )
+
     def vocabulary(self) -> None:
         """The embedding has the width that the metadata says, a row for each token, and for the special ones."""
         shape, width = self.header.shapes.get(_EMBEDDING), self.get("embedding_length")
@@ -98,7 +122,9 @@ class _Fit:
             value = self.get(name)
             if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
                 self.refuse(self.key(name), "must be a positive number")
-        if self.header.values.get("tokenizer.ggml.model") == "gpt2":  # another is refused where it is read
+        if "tokenizer.ggml.model" in self.header.values:
+            if (kind := self.header.values["tokenizer.ggml.model"]) != "gpt2":
+                raise UserError(f"{self.path}: GGUF tokenizer {kind!r} is not supported (one of: gpt2)")
             for key in (_TOKENS, _TYPES, _MERGES):
                 if key not in self.header.lengths:
                     self.refuse(key, "is not there as a list, and the tokenizer can't be made without it")
@@ -156,6 +182,17 @@ class _Fit:
             self.refuse(self.key("attention.head_count_kv"), f"{heads} heads are no multiple of it")
         if "output_norm.weight" not in shapes:
             raise UserError(f"{self.path}: the file lacks tensor 'output_norm.weight'")
+
+    def no_other_tensors(self) -> None:
+        """Experts, and biases where the architecture has none, would be left out of the model."""
+        for tensor in self.header.shapes:
+            part, _, kind = tensor.rpartition(".")
+            biased = self.header.architecture == "qwen2" and part.endswith((".attn_q", ".attn_k", ".attn_v"))
+            if kind == "bias" and not biased or part.endswith(("_exps", "_shexp", ".ffn_gate_inp")):
+                raise UserError(
+                    f"{self.path}: tensor {tensor!r} has no place in a GGUF file of {self.header.architecture!r} as it is read here: "
+                    "take the model's folder in hub layout"
+                )
 
     def rotary(self) -> None:
         """Positions turn whole heads, at the base's own frequencies."""

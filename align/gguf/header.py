@@ -30,12 +30,14 @@ _SIZES = {
 
 class Header(NamedTuple):
     """values: the numbers and strings of the metadata, without its arrays. types: how many tensors there are of each of GGUF's types, by
-    its number. shapes: of the tensors, by name, as torch has them. lengths: of the metadata's arrays."""
+    its number. shapes: of the tensors, by name, as torch has them. lengths: of the metadata's arrays. places: of the tensors, by name: their
+    type and where in the file they begin."""
 
     values: dict[str, Any]
     types: dict[int, int]
     shapes: dict[str, tuple[int, ...]]
     lengths: dict[str, int]
+    places: dict[str, tuple[int, int]] = {}
 
     @property
     def architecture(self) -> str:
@@ -79,16 +81,21 @@ class _Reader:
                 lengths[key] = self.array()
             else:
                 values[key] = self.value(kind)
-        types: Counter[int] = Counter()
         shapes: dict[str, tuple[int, ...]] = {}
+        places: dict[str, tuple[int, int]] = {}
         for _ in range(tensors):
             name, dimensions = self.text(), self.number("I")
             if dimensions > _MOST_DIMENSIONS:
                 raise ValueError(f"a tensor of {dimensions} dimensions")
             shapes[name] = tuple(reversed([self.number("Q") for _ in range(dimensions)]))
-            types[self.number("I")] += 1
-            self.number("Q")
-        return Header(values, dict(types), shapes, lengths)
+            places[name] = self.number("I"), self.number("Q")
+        line = values.get("general.alignment", 32)
+        if type(line) is not int or line < 1:
+            raise ValueError(f"general.alignment={line}")
+        start = -(-self.at // line) * line
+        types = Counter(kind for kind, _ in places.values())
+        places = {name: (kind, start + at) for name, (kind, at) in places.items()}
+        return Header(values, dict(types), shapes, lengths, places)
 
     def number(self, form: str) -> Any:
         value = struct.unpack_from(self.order + form, self.data, self.at)[0]

@@ -95,9 +95,8 @@ def load_target(
 
 def _loaded(opener: Any, folder: Path | str, spec: str, options: dict[str, Any], place: torch.device) -> Any:
     """The model with all its weights, there; a line names surplus ones. Raises UserError where its checkpoint lacks some."""
-    pair: Any = opener.from_pretrained(
-        str(folder), attn_implementation=OWN, use_safetensors=None, output_loading_info=True, **options
-    )
+    asked = {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": None}
+    pair: Any = opener.from_pretrained(str(folder), attn_implementation=OWN, **asked, **options)
     model, found = pair
     lacking = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
     if lacking:  # transformers would go on with random numbers in their place

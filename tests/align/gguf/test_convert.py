@@ -12,6 +12,7 @@ import torch
 from align.common.checksums import CHECKSUMS
 from align.common.errors import UserError
 from align.common.files import UNFINISHED
+from align.gguf.convert import _tokenizer
 from align.target.loading import load_target, resolve_folder
 from align.target.model import Target
 from tests.target_models import write_gguf
@@ -159,3 +160,56 @@ def test_what_killed_conversions_left_is_removed(plain: Target, tmp_path: Path) 
     write_gguf(tmp_path / "tiny.gguf", plain)
     resolve_folder(str(tmp_path / "tiny.gguf"))
     assert not old.exists() and new.exists()
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("gpt-2", ["It", "'", "LL", "Ġbe", "Ġ20245", ";)", "ĊĊĠĠ", "Ġa"]),
+        ("smollm", ["It", "'", "LL", "Ġbe", "Ġ", "2", "0", "2", "4", "5", ";)", "ĊĊĠĠ", "Ġa"]),
+        ("llama-bpe", ["It", "'LL", "Ġbe", "Ġ", "202", "45", ";)ĊĊ", "ĠĠ", "Ġa"]),
+        ("qwen2", ["It", "'LL", "Ġbe", "Ġ", "2", "0", "2", "4", "5", ";)ĊĊ", "ĠĠ", "Ġa"]),
+        ("another", ["It", "'", "LL", "Ġbe", "Ġ20245", ";)", "ĊĊĠĠ", "Ġa"]),
+    ],
+)
+def test_text_is_split_as_the_file_says(
+    pre: str, pieces: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`tokenizer.ggml.pre`; tokens of type 4 (user-defined, as Qwen3's <think>) stay whole and are no special ones."""
+    tokens = ["</s>", "<think>", "a", "b", "c", "ab", "abc", "e", "\u0301", "<", ">", "t", "h", "i", "n", "k"]
+    fields = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 4] + [1] * (len(tokens) - 2),
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+    made = _tokenizer(fields, Path("tiny.gguf"))
+    inner = made.backend_tokenizer
+    found = [piece for piece, _ in inner.pre_tokenizer.pre_tokenize_str("It'LL be 20245;)\n\n   a")]
+    assert found == pieces
+    assert made.decode(made("<think>ab</s>").input_ids, skip_special_tokens=True) == "<think>ab"
+    assert made("<think>ab</s>").input_ids == [1, 5, 0]
+    assert made("abc").input_ids == ([6] if pre == "llama-bpe" else [5, 4])
+    assert (inner.normalizer is not None) == (pre == "qwen2")
+    assert ("tokenizer.ggml.pre='another' is not known" in capsys.readouterr().err) == (pre == "another")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+@pytest.mark.parametrize("damage", ["cut", "type"])
+def test_a_file_cut_in_its_weights_or_of_an_unknown_type_is_refused_from_its_header(
+    architecture: str, damage: str, plain: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, plain, architecture)
+    raw = bytearray(path.read_bytes())
+    name = b"blk.0.attn_q.weight"
+    at = raw.index(name) + len(name) + 4 + 16
+    raw[at : at + 4] = (99 if damage == "type" else 0).to_bytes(4, "little")
+    path.write_bytes(raw if damage == "type" else raw[:-40])
+    monkeypatch.delattr("align.gguf.convert._convert")
+    monkeypatch.delattr("align.gguf.convert._convert_by_transformers")
+    says = "is of type 99" if damage == "type" else r"would end at byte \d+, the file has \d+: it is cut off"
+    with pytest.raises(UserError, match=says):
+        resolve_folder(str(path))

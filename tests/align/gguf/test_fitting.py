@@ -106,3 +106,11 @@ def test_tensors_and_lists_that_are_wrong_are_named(
 ) -> None:
     with pytest.raises(UserError, match=says):
         check({}, shapes, lengths)
+
+
+@pytest.mark.parametrize(
+    "tensor", ["blk.0.ffn_gate_inp.weight", "blk.0.ffn_gate_exps.weight", "blk.0.attn_q.bias"]
+)
+def test_what_would_be_left_out_of_the_model_is_refused(tensor: str) -> None:
+    with pytest.raises(UserError, match=f"{tensor}' has no place"):
+        check({}, {tensor: (8,)}, {})

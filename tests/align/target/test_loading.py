@@ -273,3 +273,13 @@ def test_absurd_sizes_of_a_hub_model_are_refused_before_anything_is_built(
     assert refusal(2000) == said.format(2000, "the weights are far too small for that")
     (tmp_path / "model.safetensors").unlink()
     assert refusal(4 * 10**15) == said.format(4 * 10**15, "no machine has room for that")
+
+
+def test_a_weight_in_another_shape_is_named(tmp_path: Path) -> None:
+    whole, name = load_target("debug", fast=False), "model.layers.1.mlp.up_proj.weight"
+    whole.model.save_pretrained(tmp_path)
+    whole.tokenizer.save_pretrained(tmp_path)
+    tensors = load_file(str(path := tmp_path / "model.safetensors"))
+    save_file(tensors | {name: tensors[name][:40].contiguous()}, str(path), metadata={"format": "pt"})
+    with pytest.raises(UserError, match=f"lacks '{name}', or has it in another shape"):
+        load_target(str(tmp_path))
