@@ -8,7 +8,6 @@ exit code is 1. The target's config.json suffices. On this machine, with the wei
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 
@@ -16,7 +15,7 @@ STARTED = time.monotonic()
 
 from align.common.commands import OptionParser, path  # noqa: E402
 from align.common.errors import UserError, cli  # noqa: E402
-from align.common.files import write_atomically  # noqa: E402
+from align.common.files import write_json  # noqa: E402
 from align.common.provenance import load_average, machine  # noqa: E402
 from align.common.text import say  # noqa: E402
 from align.config.parser import help_text, load_recipe  # noqa: E402
@@ -100,8 +99,7 @@ def plan_and_say(recipe: Recipe, options: argparse.Namespace) -> bool:
         add_hours(plan, options.utilisation or 0.3)
     say(render(plan, options.rate))
     if options.json is not None:
-        text = json.dumps(plan.as_dict(), indent=2) + "\n"
-        write_atomically(options.json, lambda part: part.write_text(text, encoding="utf-8"))
+        write_json(options.json, plan.as_dict())
     return not plan.misfits
 
 

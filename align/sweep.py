@@ -13,7 +13,7 @@ from pathlib import Path
 from align.common.claims import Claim
 from align.common.commands import OptionParser, path
 from align.common.errors import UserError, cli, nearest
-from align.common.files import expanded, write_atomically
+from align.common.files import expanded, write_text
 from align.common.text import say
 from align.sweeping.config import read_sweep
 from align.sweeping.run import Plan, Stopped, run
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
             say(str(stop), error=True)
             raise SystemExit(130) from None
         page = table(sweep, found, results)
-        write_atomically(folder / "sweep.md", lambda part: part.write_text(page + "\n", encoding="utf-8"))
+        write_text(folder / "sweep.md", page + "\n")
     say(f"{page}\n\n{folder / 'sweep.md'}")
     if failed := sum(bool(result.failed) for result in results):
         say(f"{failed} of {len(results)} trials failed; the same command tries them again", error=True)

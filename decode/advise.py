@@ -8,14 +8,13 @@ says how far off the advice is.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from align.common.claims import Claim
 from align.common.errors import cli
-from align.common.files import write_atomically
+from align.common.files import write_json, write_text
 from align.common.provenance import load_average, machine
 from align.common.text import say
 from align.target.names import DEFAULT_TARGET, check_given
@@ -158,10 +157,9 @@ def advise_and_save(options: argparse.Namespace, contents: Sequence[Any]) -> str
         else ""
     )
     page = f"{head}{busy}\n\n{render(costs, found, points)}"
-    text = json.dumps(as_dict(costs, found, points), indent=2) + "\n"
     out: Path = given["out"]
-    write_atomically(out / "advice.md", lambda part: part.write_text(page + "\n", encoding="utf-8"))
-    write_atomically(out / "advice.json", lambda part: part.write_text(text, encoding="utf-8"))
+    write_text(out / "advice.md", page + "\n")
+    write_json(out / "advice.json", as_dict(costs, found, points))
     return f"{page}\n\n{out / 'advice.md'}"
 
 

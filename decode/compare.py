@@ -13,7 +13,7 @@ from typing import Any
 
 from align.common.claims import Claim
 from align.common.errors import cli
-from align.common.files import write_atomically
+from align.common.files import write_atomically, write_text
 from align.common.terminal import PlainConsole
 from decode.cli import Parser, path, whole
 from decode.suites.registry import GROUPS, SUITES, prompts_of
@@ -113,9 +113,7 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
     title = f"{t['name']} · {how} · {', '.join(suite.title for suite in suites)}"
     title += f" · {target.chat.said}" if target.chat else ""
-    write_atomically(
-        config.out / "compare.md", lambda part: part.write_text(f"{title}\n\n{text}", encoding="utf-8")
-    )
+    write_text(config.out / "compare.md", f"{title}\n\n{text}")
     picture = curves(reached, title)
     write_atomically(config.out / "compare.png", lambda part: part.write_bytes(picture))
     console.say(f"{title}\n\n{text}", wrap=False)

@@ -130,6 +130,20 @@ def tiny_target(name: str, tokenizer: Any = None, seed: int = 0) -> Target:
     return proven(tiny_model(name, len(tokenizer), seed), tokenizer, name)
 
 
+def generated(own: Any, target: Target, tokens: list[int], new: int) -> list[int]:
+    """What transformers' `generate` writes, by the model that we do not touch."""
+    given = torch.tensor([tokens])
+    out = own.generate(
+        given,
+        attention_mask=torch.ones_like(given),
+        max_new_tokens=new,
+        do_sample=False,
+        eos_token_id=list(target.eos_ids),
+        pad_token_id=2,
+    )
+    return out[0, len(tokens) :].tolist()
+
+
 def some_text(target: Target, length: int, seed: int = 0) -> torch.Tensor:
     """Random tokens, (1, length)."""
     return torch.randint(4, target.vocab_size, (1, length), generator=torch.Generator().manual_seed(seed))

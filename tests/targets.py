@@ -37,7 +37,7 @@ from align.target.model import Target
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
 from tests.target_drafters import compared, of_own_layers, trained_drafter
-from tests.target_models import WINDOW, some_text, tiny_model, tiny_target
+from tests.target_models import WINDOW, generated, some_text, tiny_model, tiny_target
 from tests.target_wrappers import save_wrapper, text_of, tiny_wrapper
 
 NAMES = """
@@ -140,7 +140,7 @@ def judged(target: Target, own: Any) -> list[str]:
     drafted = Decoder(target, LookupDrafter(4))
     lookup = [drafted.generate(p, max_new_tokens=NEW).tokens for p in prompts]
     batch = [o.tokens for o in drafted.generate_batch(prompts, batch_size=4, max_new_tokens=NEW)]
-    wanted = [generated(own, target, p) for p in prompts]
+    wanted = [generated(own, target, p, NEW) for p in prompts]
     states = "replayed, by token" if target.stepwise else "replayed" if target.anatomy.recurrent else "—"
     return [
         target.attention,
@@ -178,20 +178,6 @@ def prompt(target: Target, seed: int) -> list[int]:
     """Longer than the window; its end repeats its beginning."""
     tokens: list[int] = some_text(target, WINDOW + 6 + seed, seed)[0].tolist()
     return tokens + tokens[:8]
-
-
-def generated(own: Any, target: Target, tokens: list[int]) -> list[int]:
-    """What transformers' `generate` writes, by the model that we do not touch."""
-    given = torch.tensor([tokens])
-    out = own.generate(
-        given,
-        attention_mask=torch.ones_like(given),
-        max_new_tokens=NEW,
-        do_sample=False,
-        eos_token_id=list(target.eos_ids),
-        pad_token_id=2,
-    )
-    return out[0, len(tokens) :].tolist()
 
 
 def variation(one: Tensor, other: Tensor) -> float:

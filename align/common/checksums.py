@@ -3,11 +3,10 @@ pass over."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from align.common.errors import UserError
-from align.common.files import sha256_file, write_atomically
+from align.common.files import sha256_file, write_json
 from align.common.schema import convert, read_json
 
 CHECKSUMS = "checksums.json"
@@ -16,8 +15,7 @@ CHECKSUMS = "checksums.json"
 def write_checksums(folder: Path, names: str = "*.safetensors") -> None:
     """Of the files in the folder whose names are like this; by default of the weights."""
     files = sorted(path for path in folder.glob(names) if path.is_file() and path.name != CHECKSUMS)
-    text = json.dumps({path.name: sha256_file(path) for path in files}, indent=2) + "\n"
-    write_atomically(folder / CHECKSUMS, lambda part: part.write_text(text))
+    write_json(folder / CHECKSUMS, {path.name: sha256_file(path) for path in files})
 
 
 def check_checksums(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
+import json
 import os
 import pickle
 import re
@@ -67,6 +68,16 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 as `write_atomically` does."""
+    write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write JSON for people to read too, as `write_atomically` does."""
+    write_text(path, json.dumps(values, indent=2) + "\n")
 
 
 def to_disk(path: Path) -> None:

@@ -123,6 +123,11 @@ class DrafterConfig(Group):
         ["q_proj", "k_proj", "v_proj", "o_proj"], "endings of the names of the linear layers that get them"
     )
 
+    @property
+    def standalone(self) -> bool:
+        """Whether it reads tokens alone: a network of its own, or a decoder LM under another mask."""
+        return self.kind in ("ddit", "masked_lm")
+
 
 @dataclass
 class ObjectiveConfig(Group):

@@ -43,16 +43,14 @@ def adopt_slurm() -> None:
     env = os.environ
     if launched() or int(env.get("SLURM_STEP_NUM_TASKS") or 1) < 2 or "SLURM_PROCID" not in env:
         return
-    first = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", env.get("SLURM_STEP_NODELIST") or "127.0.0.1").split(",")[
-        0
-    ]
+    nodes = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", env.get("SLURM_STEP_NODELIST") or "127.0.0.1")
     job = int(env.get("SLURM_JOB_ID") or 0) + int(env.get("SLURM_STEP_ID") or 0)
     env |= {
         "RANK": env["SLURM_PROCID"],
         "LOCAL_RANK": env.get("SLURM_LOCALID") or "0",
         "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
         "NODE_RANK": env.get("SLURM_NODEID") or "0",
-        "MASTER_ADDR": env.get("MASTER_ADDR") or first,
+        "MASTER_ADDR": env.get("MASTER_ADDR") or nodes.partition(",")[0],
         "MASTER_PORT": env.get("MASTER_PORT") or str(15000 + job % 10000),
     }
 

@@ -112,7 +112,7 @@ def _writer_rules(data: DataConfig) -> list[tuple[bool, str]]:
 
 def _kind_rules(recipe: Recipe) -> list[tuple[bool, str]]:
     """Of the drafter's kind: what block drafters alone have, and what their heads need."""
-    d, standalone = recipe.drafter, recipe.drafter.kind in ("ddit", "masked_lm")
+    d, standalone = recipe.drafter, recipe.drafter.standalone
     return [
         (
             not standalone and recipe.stage != "calibrate",
@@ -192,7 +192,7 @@ def _network_rules(recipe: Recipe) -> list[tuple[bool, str]]:
 
 def _objective_rules(recipe: Recipe) -> list[tuple[bool, str]]:
     """Of the loss, beside the network that it trains."""
-    d, o, standalone = recipe.drafter, recipe.objective, recipe.drafter.kind in ("ddit", "masked_lm")
+    d, o, standalone = recipe.drafter, recipe.objective, recipe.drafter.standalone
     return [
         (
             d.kind != "block" and o.prefix_decay > 0,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError
-from align.common.files import write_atomically
+from align.common.files import write_json, write_text
 from align.common.provenance import training_versions
 from align.common.strict_yaml import dump_yaml, parse_yaml
 from align.common.tables import read_text
@@ -38,12 +37,10 @@ def save_run_record(recipe: Recipe, folder: Path, argv: Sequence[str] | None = N
         UserError: the folder can't be written.
     """
     record = {**training_versions(), "argv": list(sys.argv[1:] if argv is None else argv)}
-    plain, versions_text = dump_yaml(resolve(recipe)), json.dumps(record, indent=2) + "\n"
+    plain = dump_yaml(resolve(recipe))
     try:
-        write_atomically(folder / "recipe.yaml", lambda part: part.write_text(plain, encoding="utf-8"))
-        write_atomically(
-            folder / "versions.json", lambda part: part.write_text(versions_text, encoding="utf-8")
-        )
+        write_text(folder / "recipe.yaml", plain)
+        write_json(folder / "versions.json", record)
     except OSError as error:
         raise UserError(f"output={folder}: can't be written ({error.strerror or error})") from None
 

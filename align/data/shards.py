@@ -21,7 +21,7 @@ from torch import Tensor
 
 from align.common.commands import command
 from align.common.errors import UserError
-from align.common.files import sha256_file, write_atomically
+from align.common.files import sha256_file, write_atomically, write_text
 from align.common.schema import convert, read_json
 
 
@@ -284,4 +284,4 @@ def read_manifest(folder: Path, schema: type = Manifest, missing: str = "") -> d
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(folder / "manifest.json", lambda part: part.write_text(text))
+    write_text(folder / "manifest.json", text)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from align.common.errors import UserError
 from align.common.text import short
-from align.gguf.header import OWN, Header
+from align.gguf.header import OWN, TAKE_FOLDER, Header
 from align.gguf.positions import check_positions
 
 _COUNTS = ("block_count", "embedding_length", "feed_forward_length", "context_length", "attention.head_count")
@@ -190,8 +190,7 @@ class _Fit:
             biased = self.header.architecture == "qwen2" and part.endswith((".attn_q", ".attn_k", ".attn_v"))
             if kind == "bias" and not biased or part.endswith(("_exps", "_shexp", ".ffn_gate_inp")):
                 raise UserError(
-                    f"{self.path}: tensor {tensor!r} has no place in a GGUF file of {self.header.architecture!r} as it is read here: "
-                    "take the model's folder in hub layout"
+                    f"{self.path}: tensor {tensor!r} has no place in a GGUF file of {self.header.architecture!r} as it is read here: {TAKE_FOLDER}"
                 )
 
     def rotary(self) -> None:
@@ -208,5 +207,5 @@ class _Fit:
         if kind not in (None, "none") and factor not in (None, 1.0):
             self.refuse(
                 self.key("rope.scaling.type"),
-                "scaled rotary positions are not read from GGUF files: take the model's folder in hub layout",
+                f"scaled rotary positions are not read from GGUF files: {TAKE_FOLDER}",
             )

@@ -15,6 +15,8 @@ from align.common.errors import UserError, nearest
 
 OWN = ("llama", "qwen2", "qwen3")
 """The architectures that our own converter reads; others go through transformers' reader."""
+TAKE_FOLDER = "take the model's folder in hub layout"
+"""What helps where a file says more than is read of it."""
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY, _MOST_DIMENSIONS = 8, 9, 8
 _SIZES = {

@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 
 from align.common.errors import UserError
 from align.common.text import short
-from align.gguf.header import OWN, Header
+from align.gguf.header import OWN, TAKE_FOLDER, Header
 
-_TAKE_FOLDER = "take the model's folder in hub layout"
 _SCALED_BY_READER = ("gpt-oss", "gpt_oss")
 """Whose scale the reader takes."""
 _FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight")
@@ -31,7 +30,7 @@ def check_positions(path: Path, header: Header) -> None:
     for tensor in _FACTORS:
         if tensor in header.shapes and name not in _FACTORS_KNOWN:
             raise UserError(
-                f"{path}: tensor {tensor!r}: factors of rotary positions are not read from GGUF files of {name!r}: {_TAKE_FOLDER}"
+                f"{path}: tensor {tensor!r}: factors of rotary positions are not read from GGUF files of {name!r}: {TAKE_FOLDER}"
             )
 
 
@@ -80,4 +79,4 @@ def _scaled(header: Header) -> bool:
 
 def _refuse(path: Path, header: Header, name: str, why: str) -> NoReturn:
     value = short(_get(header, name), 40)
-    raise UserError(f"{path}: {header.architecture}.{name}={value}: {why}: {_TAKE_FOLDER}")
+    raise UserError(f"{path}: {header.architecture}.{name}={value}: {why}: {TAKE_FOLDER}")

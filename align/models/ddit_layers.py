@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from align.common.errors import UserError, nearest
+from align.common.schema import finite
 from align.target.attention import attend, rotate
 from align.target.cache import Slab
 
@@ -64,8 +65,8 @@ class DDiTConfig:
             most = _MOST_BLOCKS if name == "n_blocks" else _MOST
             fits = _whole(getattr(self, name), 1) and getattr(self, name) <= most
             _check(name, getattr(self, name), f"a whole number from 1 to {most}", fits)
-        number = isinstance(self.dropout, int | float) and not isinstance(self.dropout, bool)
-        _check("dropout", self.dropout, "a number within 0..1, 1 excluded", number and 0 <= self.dropout < 1)
+        fits = finite(self.dropout) and 0 <= self.dropout < 1
+        _check("dropout", self.dropout, "a number within 0..1, 1 excluded", fits)
         for name in ("norm_bias", "scale_by_sigma"):
             _check(name, getattr(self, name), "true or false", isinstance(getattr(self, name), bool))
         for name, choices in (("time_input", TIME_INPUTS), ("attention", ATTENTIONS)):

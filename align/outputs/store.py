@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from align.common.errors import UserError
-from align.common.files import sha256_file, write_atomically
+from align.common.files import sha256_file, write_atomically, write_json, write_text
 from align.common.schema import convert, read_json
 from align.common.text import say
 from align.models.block_config import BlockConfig
@@ -80,8 +80,7 @@ class OutputStore:
     def _check(self, description: dict[str, Any]) -> None:
         path = self.folder / "manifest.json"
         if not path.exists():
-            text = json.dumps(description, indent=2) + "\n"
-            write_atomically(path, lambda part: part.write_text(text))
+            write_json(path, description)
             return
         found = convert(read_json(path), dict[str, Any], "", str(path))
         for key, value in description.items():
@@ -178,7 +177,7 @@ class OutputStore:
         rows = [list(key) for key in self._waiting]
         record: Seal = {"rows": rows, "bytes": shard.stat().st_size, "sha256": sha256_file(shard)}
         text = json.dumps(record) + "\n"
-        write_atomically(shard.with_suffix(".json"), lambda part: part.write_text(text))
+        write_text(shard.with_suffix(".json"), text)
         self._good.add(shard)
         self._sizes[shard] = record["bytes"]
         self._where |= {key: (shard, i) for i, key in enumerate(self._waiting)}

@@ -109,7 +109,7 @@ def stated_seconds(
     writing = max(samples * w.sample / flops, batches * read / bandwidth)
     every, fresh = rows_trained(recipe, text)
     validations = (t.max_steps // t.validate_every + 1) * t.validation_rows
-    needs_target = recipe.drafter.kind in ("block", "autoregressive") or recipe.stage == "calibrate"
+    needs_target = not recipe.drafter.standalone or recipe.stage == "calibrate"
     target_rows = (fresh if needs_target else 0.0) + validations
     training = (target_rows * w.row + every * w.step_row + validations * w.step_row / 3) / training_flops
     features = min(every, float(text.rows(d.length))) * w.row / flops

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError, nearest
+from align.common.schema import finite
 from align.common.strict_yaml import parse_yaml
 from align.common.tables import read_text
 from align.common.text import short
@@ -158,7 +159,7 @@ def _distribution(name: str, entry: dict[str, Any], what: str) -> Parameter:
 
 def _number(value: Any) -> bool:
     """Whether it is one with which draws can be computed."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST
+    return finite(value) and abs(value) <= _MOST
 
 
 def _command(command: Any, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

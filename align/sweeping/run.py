@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from align.common.errors import UserError
-from align.common.files import write_atomically
+from align.common.files import write_json, write_text
 from align.common.schema import convert, read_json, read_object
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
@@ -86,7 +86,7 @@ def record(sweep: Sweep, found: Sequence[Trial], plan: Plan) -> None:
             )
         if len(old) > len(now["trials"]):
             return
-    write_atomically(path, lambda part: part.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8"))
+    write_json(path, now)
 
 
 def words_of(sweep: Sweep, trial: Trial, plan: Plan, output: Path) -> list[str]:
@@ -184,7 +184,7 @@ def _trial(
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(result).items()
     }
     text = json.dumps(values) + "\n"
-    write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
+    write_text(path, text)
     say(f"  {sweep.metric} {result.score:.4f}")
     return result
 

@@ -24,7 +24,6 @@ from align.data.stream import TEXT, Stream
 from align.diffusion.noise import sample_anchors
 
 Place = tuple[int, int, int]  # (micro-batch, place in the stream = key of the anchors, row)
-STANDALONE = ("ddit", "masked_lm")
 _VALIDATION_SEED = 0x7A11D
 
 
@@ -196,7 +195,7 @@ class RowsModule(lightning.LightningDataModule):
         rows = [self.stream.row(key) for key in found]
         keys = [place for _, place, _ in places]
         t, width = self.recipe.trainer, 0
-        if sampler.world > 1 and self.recipe.drafter.kind in STANDALONE:
+        if sampler.world > 1 and self.recipe.drafter.standalone:
             # as wide as in one process, which decides how much noise is drawn
             together = sampler.shared_places(places[0][0])
             width = max(self._count(self.stream.key(place)) for place in together)
@@ -228,8 +227,7 @@ class RowsModule(lightning.LightningDataModule):
             _, place, index = places[0]
             kind, row = self.held_out[index]
             d, t = self.recipe.data, self.recipe.trainer
-            costly = self.recipe.drafter.kind in STANDALONE
-            most = min(d.length, t.anchors) if costly else d.length
+            most = min(d.length, t.anchors) if self.recipe.drafter.standalone else d.length
             batch, anchors = make_batch([row], [index], most, self.block_size, _VALIDATION_SEED)
             return Step(batch, anchors, 1.0 if place < count else 0.0, kind, (-1 - index,), (index,))
 

@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from align.common.errors import UserError
-from align.common.files import write_atomically
+from align.common.files import write_text
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
 
@@ -71,7 +71,7 @@ class MetricsFile:
         writer = csv.DictWriter(buffer, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_atomically(self.path, lambda part: part.write_text(buffer.getvalue(), encoding="utf-8"))
+        write_text(self.path, buffer.getvalue())
         self._columns = columns
 
 
@@ -110,7 +110,7 @@ def run_id(folder: Path, fresh: bool) -> str:
         return path.read_text(encoding="utf-8").strip() or uuid.uuid4().hex[:8]
     found = given or uuid.uuid4().hex[:8]
     if main_process():
-        write_atomically(path, lambda part: part.write_text(found + "\n", encoding="utf-8"))
+        write_text(path, found + "\n")
     return found
 
 

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 
 from align.common.claims import scratch
 from align.common.errors import UserError, in_one_line
@@ -109,6 +109,12 @@ def _round(network: BlockDrafter, dtype: torch.dtype) -> bool:
     return changed
 
 
+def _dtype_of(folder: Path) -> torch.dtype:
+    """Of an export's weights. Raises UserError where they can't be read."""
+    with in_one_line(f"{folder}: can't be read"), safe_open(folder / "model.safetensors", "pt") as file:
+        return next(t.dtype for name in file.keys() if (t := file.get_tensor(name)).is_floating_point())  # noqa: SIM118
+
+
 def in_process(
     drafter: str,
     target: str,
@@ -134,18 +140,14 @@ def in_process(
     with scratch("specalign-parity-") as made:
         folder = export or made / engine
         if export is None:
+            _round(network, torch.bfloat16)
             FORMATS[engine].write(network, folder, torch.bfloat16, "")
         elif (found := read_record(export).get("format")) != engine:
             raise UserError(
                 f"--export={export}: is in the format {found!r}, --engine {engine} reads {engine!r}"
             )
-        with in_one_line(f"{folder}: can't be read"):
-            _round(
-                network,
-                next(
-                    t.dtype for t in load_file(folder / "model.safetensors").values() if t.is_floating_point()
-                ),
-            )
+        else:
+            _round(network, _dtype_of(export))
         verdict = Verdict(engine, folder)
         compare(network, [verdict], tokens_of(network.target, prompts), max_new_tokens)
     return verdict

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from align.common.files import write_atomically
+from align.common.files import write_text
 from align.common.text import markdown_text
 
 
@@ -86,10 +86,8 @@ def write_verdict(
         "finished": finished,
         "lossless": finished and all(c.passed for c in checks),
     }
-    write_atomically(folder / "verdict.md", lambda part: part.write_text(text, encoding="utf-8"))
-    write_atomically(
-        folder / "verdict.json", lambda part: part.write_text(json.dumps(record, indent=2), encoding="utf-8")
-    )
+    write_text(folder / "verdict.md", text)
+    write_text(folder / "verdict.json", json.dumps(record, indent=2))
     return text
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from align.common.errors import UserError
-from align.common.files import write_atomically
+from align.common.files import write_text
 from align.common.schema import convert, parse_json, read_json
 from align.common.text import short
 from decode.method_names import LOSSY
@@ -161,7 +161,7 @@ class Run:
 def write_json(path: Path, value: Any) -> None:
     """Write the file atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
+    write_text(path, text)
 
 
 def write_run(folder: Path, run: Run) -> None:
@@ -193,7 +193,7 @@ def append(folder: Path, records: Iterable[Record]) -> None:
 def write_records(folder: Path, records: Iterable[Record]) -> None:
     """These and no others, atomically."""
     lines = [json.dumps(asdict(record), ensure_ascii=False, allow_nan=False) + "\n" for record in records]
-    write_atomically(folder / RECORDS, lambda part: part.write_text("".join(lines), encoding="utf-8"))
+    write_text(folder / RECORDS, "".join(lines))
 
 
 def read_records(folder: Path, mend: bool = False) -> list[Record]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError
-from align.common.files import write_atomically
+from align.common.files import write_atomically, write_text
 from align.common.terminal import PlainConsole
 from decode.reporting import figures
 from decode.reporting.page import page
@@ -36,7 +36,7 @@ def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
         raise UserError(f"{folder}: run.json lacks the setting {error}") from None
     write_json(folder / SUMMARY, summary)
     write_atomically(folder / "report.png", lambda part: part.write_bytes(png))
-    write_atomically(folder / "report.html", lambda part: part.write_text(text, encoding="utf-8"))
+    write_text(folder / "report.html", text)
     return summary, records
 
 

@@ -33,6 +33,7 @@ QUICK = [
     "--target", "debug", "--device", "cpu", "--dtype", "float32", "--max-new-tokens", "4", "--threads", "1",
 ]  # fmt: skip
 DATA = ["data.samples=12", "data.batch_size=6"]
+COMPARED = ["--engine", "transformers", "--limit", "1", "--max-new-tokens", "2"]
 STEPS = ["trainer.batch_size=1", "trainer.anchors=8", "trainer.warmup_steps=1", "trainer.validation_rows=1"]
 PROMPTS = [
     {"prompt": "Say one one one.", "id": "a"},
@@ -113,25 +114,26 @@ class Corpus:
         """A folder with one export of each format that has a reader in this process."""
         folder = self.whole / "exports"
         names = "dflash,transformers,speculators,custom_generate"
-        words = ["--drafter", str(self.drafters / "taps"), "--target", "debug", "--device", "cpu"]
-        self.run(
-            export.main, [*words, "--format", names, "--no-check", "--dtype", "float32", "--out", str(folder)]
-        )
+        words = ["--format", names, "--no-check", "--dtype", "float32", "--out", str(folder)]
+        self.run(export.main, [*self.taps, *words])
         return folder
+
+    @property
+    def taps(self) -> list[str]:
+        """Words that name a drafter which other engines' formats hold."""
+        return ["--drafter", str(self.drafters / "taps"), "--target", "debug", "--device", "cpu"]
 
     @functools.cached_property
     def features(self) -> Path:
         """A run's folder with stored outputs of the target."""
         folder = self.whole / "stored"
-        words = [
-            "recipe=debug_block",
-            f"output={folder}",
-            *DATA,
-            *STEPS,
-            f"data.path={self.whole / 'run/data'}",
-        ]
-        self.run(features.main, [*words, "trainer.max_steps=2", "trainer.features_gb=0.1"])
+        self.run(features.main, self.stores(folder))
         return folder
+
+    def stores(self, folder: Path) -> list[str]:
+        """Words of a recipe that stores such outputs in the run's folder."""
+        text = ["recipe=debug_block", f"output={folder}", *DATA, f"data.path={self.whole / 'run/data'}"]
+        return [*text, *STEPS, "trainer.max_steps=2", "trainer.features_gb=0.1"]
 
     def run(self, main: Callable[[list[str]], object], words: Sequence[str]) -> tuple[int | None, str, str]:
         """Exit code, standard output and standard error of a command."""

@@ -11,7 +11,7 @@ from align import features, plan, synthesize, train
 from align.common.checksums import CHECKSUMS
 from decode import eval, export, generate, parity, report
 from decode.method_names import EXPORTS
-from tests.fuzz.corpus import DATA, QUICK, STEPS, Corpus
+from tests.fuzz.corpus import COMPARED, DATA, QUICK, STEPS, Corpus
 from tests.fuzz.hostile import changed_gguf, copied, damage
 from tests.fuzz.options import Case
 
@@ -126,17 +126,7 @@ def published_file(corpus: Corpus, r: random.Random) -> Case:
 def exported_file(corpus: Corpus, r: random.Random) -> Case:
     """An export that is read back."""
     folder, what = damaged_at(corpus.exports, r)
-    words = [
-        "--drafter",
-        f"{corpus.drafters / 'taps'}",
-        "--target",
-        "debug",
-        "--device",
-        "cpu",
-        "--export",
-        str(folder),
-    ]
-    words += ["--engine", "transformers", "--limit", "1", "--max-new-tokens", "2"]
+    words = [*corpus.taps, *COMPARED, "--export", str(folder)]
     if folder.name != "transformers" or r.random() < 0.3:  # as a drafter
         return generate.main, [*QUICK[:-2], "--drafter", str(folder), "Say one."], what
     return parity.main, words, what
@@ -147,15 +137,7 @@ def stored_file(corpus: Corpus, r: random.Random) -> Case:
     folder = copied(corpus.features, Path("stored"))
     path = r.choice(sorted(p for p in (folder / "features").rglob("*") if p.is_file()))
     what = f"{path}: {damage(path, r)}"
-    words = [
-        "recipe=debug_block",
-        f"output={folder}",
-        *DATA,
-        *STEPS,
-        f"data.path={corpus.whole / 'run/data'}",
-    ]
-    words += ["trainer.max_steps=2", "trainer.features_gb=0.1"]
-    return r.choice((features.main, train.main)), words, what
+    return r.choice((features.main, train.main)), corpus.stores(folder), what
 
 
 def planned_target(corpus: Corpus, r: random.Random) -> Case:

@@ -11,7 +11,7 @@ from align import plan, sweep, synthesize, train
 from align.config.parser import shipped
 from align.config.recipe import keys
 from decode import advise, eval, export, generate, parity, verify
-from tests.fuzz.corpus import QUICK, Corpus
+from tests.fuzz.corpus import COMPARED, QUICK, Corpus
 from tests.fuzz.hostile import argument, changed_bytes, changed_json, copied, text
 
 Case = tuple[Callable[[list[str]], object], list[str], str]
@@ -231,31 +231,12 @@ def advise_options(corpus: Corpus, r: random.Random) -> Case:
 
 
 def export_options(corpus: Corpus, r: random.Random) -> Case:
-    words = [
-        "--drafter",
-        f"{corpus.drafters / 'taps'}",
-        "--target",
-        "debug",
-        "--device",
-        "cpu",
-        "--format",
-        "dflash",
-    ]
-    return export.main, [*words, "--no-check", "--out", "out", *hostile_options(EXPORT, r)], ""
+    words = [*corpus.taps, "--format", "dflash", "--no-check", "--out", "out"]
+    return export.main, words + hostile_options(EXPORT, r), ""
 
 
 def parity_options(corpus: Corpus, r: random.Random) -> Case:
-    words = [
-        "--drafter",
-        f"{corpus.drafters / 'taps'}",
-        "--target",
-        "debug",
-        "--device",
-        "cpu",
-        "--engine",
-        "transformers",
-    ]
-    return parity.main, [*words, "--limit", "1", "--max-new-tokens", "2", *hostile_options(PARITY, r)], ""
+    return parity.main, [*corpus.taps, *COMPARED, *hostile_options(PARITY, r)], ""
 
 
 def plan_words(corpus: Corpus, r: random.Random) -> Case:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from align.common.checksums import CHECKSUMS, check_checksums
 from align.common.errors import UserError
-from align.common.files import write_atomically
+from align.common.files import write_atomically, write_json, write_text
 from align.common.hub import model_folder
 from align.common.schema import read_config
 from align.importing.heads import take_heads
@@ -47,11 +46,9 @@ def save_drafter(
     write_atomically(
         folder / "model.safetensors", lambda part: save_file(tensors, str(part), metadata={"format": "pt"})
     )
-    write_atomically(
-        folder / "config.json", lambda part: part.write_text(json.dumps(config, indent=2) + "\n")
-    )
+    write_json(folder / "config.json", config)
     if card is not None:
-        write_atomically(folder / "README.md", lambda part: part.write_text(card))
+        write_text(folder / "README.md", card)
 
 
 def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from align.common.files import write_atomically
+from align.common.files import write_text
 from align.models.causal import CausalDrafter
 from align.models.checkpoints.standalone import RECORD
 from align.models.checkpoints.weights import write_weights
@@ -41,8 +41,4 @@ def save_causal(
     }
     target.tokenizer.save_pretrained(str(folder))
     for name, text in texts.items():
-        _write(folder / name, text)
-
-
-def _write(path: Path, text: str) -> None:
-    write_atomically(path, lambda part: part.write_text(text))
+        write_text(folder / name, text)

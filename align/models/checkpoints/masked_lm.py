@@ -1,7 +1,6 @@
-"""Making, saving and loading masked-diffusion language models (align/models/masked_lm.py).
+"""Saving and loading masked-diffusion language models (align/models/masked_lm.py).
 
-`load_masked_lm` reads the published families (`align.models.families`); `adapt` makes one out of an autoregressive
-target (DiffuLLaMA, arXiv 2410.17891).
+`load_masked_lm` reads the published families (`align.models.families`) and what `align.models.checkpoints.adapted` makes out of a target.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ from pathlib import Path
 import torch
 
 from align.common.errors import UserError
+from align.common.files import write_json
 from align.common.hub import model_folder
 from align.common.schema import read_config
 from align.models.checkpoints.adapted import ADAPTED, adapted_from
 from align.models.checkpoints.masked_model import config_of, filled, renamed, skeleton, with_ids
-from align.models.checkpoints.weights import SAFE, read_weights, weight_files, write_json, write_weights
+from align.models.checkpoints.weights import SAFE, read_weights, weight_files, write_weights
 from align.models.families import family_of
 from align.models.masked_lm import MaskedLM, is_lora
 from align.target.inspection.text_model import embedding_names

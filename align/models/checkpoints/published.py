@@ -15,7 +15,6 @@ hold is written with our own config.json, `model_type` `ddit`: the fields of `DD
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from align.common.errors import UserError, nearest
-from align.common.files import write_atomically
+from align.common.files import write_atomically, write_json
 from align.models.checkpoints.published_config import (
     CLIPPED,
     FAMILIES,
@@ -136,9 +135,7 @@ def save_published(
     write_atomically(
         folder / "model.safetensors", lambda part: save_file(tensors, str(part), metadata={"format": "pt"})
     )
-    write_atomically(
-        folder / "config.json", lambda part: part.write_text(json.dumps(values, indent=2) + "\n")
-    )
+    write_json(folder / "config.json", values)
 
 
 def family_for(

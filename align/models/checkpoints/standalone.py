@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from align.common.checksums import check_checksums
 from align.common.errors import UserError
-from align.common.files import write_atomically
+from align.common.files import write_json, write_text
 from align.common.hub import local_path, model_folder
 from align.common.schema import read_config, read_object
 from align.importing.layouts import is_block
@@ -55,10 +54,9 @@ def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = 
         schedule = ScheduleSpec(**known, mask_rates=config.mask_rates)
         family = family_for(network, config.prediction, config.graph, schedule, mask_id)
         save_published(network, folder, family, graph=config.graph, schedule=schedule, mask_id=mask_id)
-    text = json.dumps(config.to_dict(), indent=2) + "\n"
-    write_atomically(folder / RECORD, lambda part: part.write_text(text))
+    write_json(folder / RECORD, config.to_dict())
     if card is not None:
-        write_atomically(folder / "README.md", lambda part: part.write_text(card))
+        write_text(folder / "README.md", card)
 
 
 def load_standalone(

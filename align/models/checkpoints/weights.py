@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -16,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.common.files import load_tensors, write_atomically
+from align.common.files import load_tensors, write_atomically, write_json
 from align.common.schema import convert, read_json
 
 SAFE = "model.safetensors"
@@ -70,7 +68,3 @@ def write_weights(tensors: dict[str, Tensor], folder: Path, max_shard_size: str 
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json(folder / f"{SAFE}.index.json", index)
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    write_atomically(path, lambda part: part.write_text(json.dumps(values, indent=2) + "\n"))

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -73,13 +73,11 @@ class Watch(Callback):
 
     Args:
         recipe: `launch.timeout` is read, and `data.follow`, whose waiting for text is no hanging.
-        end: (line or None) → ends this process and those that it started; default: `end_run`.
     """
 
-    def __init__(self, recipe: Recipe, end: Callable[[str | None], None] | None = None) -> None:
+    def __init__(self, recipe: Recipe) -> None:
         self.limit, self.waits = recipe.launch.timeout, recipe.data.follow
         self.beats = Beats()
-        self._end = end or end_run
         self._stopped, self._broken = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._main = threading.get_ident()
@@ -174,7 +172,7 @@ class Watch(Callback):
                     return
                 line = lost(0, self.world, self._step)
             if line is not None:
-                self._end(line if self.rank in (0, 1) else None)
+                end_run(line if self.rank in (0, 1) else None)
                 return
 
     def _tell(self, over: bool) -> None:
@@ -194,7 +192,7 @@ class Watch(Callback):
                 judge.hear(rank, json.loads(self._store.get(f"sign/{rank}")), self._clock)
         if self.rank:
             if self._store.check(["verdict"]) or judge.signs.get(0, {}).get("failed"):
-                self._end(None)
+                end_run(None)
             return judge.gone((0,), silent, self._clock)
         line = judge.verdict(silent, self._clock)
         if line is not None:

@@ -16,7 +16,7 @@ from align.target.proof import proven
 from align.writing.generation import Writer
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
-from tests.target_models import some_text, tiny_config
+from tests.target_models import generated, some_text, tiny_config
 
 SWITCH, NEW = 50, 30
 
@@ -87,16 +87,7 @@ def test_outputs_cross_the_length(pair: tuple[Any, Any]) -> None:
     if own.config.model_type == "llama":  # its own keeps keys of the other table
         return
     for prompt, written in zip(prompts, plain, strict=True):
-        given = torch.tensor([prompt])
-        out = own.generate(
-            given,
-            attention_mask=torch.ones_like(given),
-            max_new_tokens=NEW,
-            do_sample=False,
-            eos_token_id=list(target.eos_ids),
-            pad_token_id=2,
-        )
-        assert out[0, len(prompt) :].tolist() == written
+        assert generated(own, target, prompt, NEW) == written
 
 
 def test_written_rows_end_in_front_of_it(pair: tuple[Any, Any]) -> None:
