@@ -59,6 +59,8 @@ _WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3"}
 _COMPOSED = {"qwen2"}
 """Whose text is in NFC."""
 _AS_GPT2 = {None, "default", "gpt-2", *_DIGITS_ALONE}
+_VERSION = 2
+"""Of what is made of a file; a copy of another version is not used."""
 _DEAD_AFTER = 24 * 3600.0
 """Seconds."""
 
@@ -70,7 +72,7 @@ def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
     Raises:
         UserError: what no reader can make a model of, or a tokenizer that is not supported.
     """
-    destination = cache_folder() / "targets" / f"{path.stem}-{sha256_file(path)[:12]}"
+    destination = cache_folder() / "targets" / f"{path.stem}-{sha256_file(path)[:12]}-{_VERSION}"
     if unchanged(destination):
         return destination
     header = check(path)
@@ -248,10 +250,6 @@ def _tokenizer(fields: dict[str, Any], path: Path) -> Any:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    if fields.get("tokenizer.ggml.model") != "gpt2":
-        raise UserError(
-            f"{path}: GGUF tokenizer {fields.get('tokenizer.ggml.model')!r} is not supported (one of: gpt2)"
-        )
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     types: list[int] = fields["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]

@@ -122,12 +122,11 @@ class _Fit:
             value = self.get(name)
             if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
                 self.refuse(self.key(name), "must be a positive number")
-        if "tokenizer.ggml.model" in self.header.values:
-            if (kind := self.header.values["tokenizer.ggml.model"]) != "gpt2":
-                raise UserError(f"{self.path}: GGUF tokenizer {kind!r} is not supported (one of: gpt2)")
-            for key in (_TOKENS, _TYPES, _MERGES):
-                if key not in self.header.lengths:
-                    self.refuse(key, "is not there as a list, and the tokenizer can't be made without it")
+        if (kind := self.header.values.get("tokenizer.ggml.model")) != "gpt2":
+            raise UserError(f"{self.path}: GGUF tokenizer {kind!r} is not supported (one of: gpt2)")
+        for key in (_TOKENS, _TYPES, _MERGES):
+            if key not in self.header.lengths:
+                self.refuse(key, "is not there as a list, and the tokenizer can't be made without it")
             if self.header.lengths[_TYPES] != self.header.lengths[_TOKENS]:
                 self.refuse(_TYPES, f"has not one entry for each of {_TOKENS}")
 

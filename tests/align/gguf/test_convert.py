@@ -148,6 +148,9 @@ def test_transformers_reader_gives_the_same_model_and_is_asked_once(
     assert theirs.chat_tokens("Hello") == ours.chat_tokens("Hello") and theirs.eos_ids == ours.eos_ids
     load_target(str(path), dtype="float32", fast=False)
     assert "converting" not in capsys.readouterr().err
+    monkeypatch.setattr("align.gguf.convert._VERSION", 0)  # a copy that another version has made is not used
+    load_target(str(path), dtype="float32", fast=False)
+    assert "converting tiny.gguf" in capsys.readouterr().err
 
 
 def test_what_killed_conversions_left_is_removed(plain: Target, tmp_path: Path) -> None:
