@@ -1,8 +1,8 @@
 """What one call of the target costs: requests in a batch, rows of each, context. Measured over caches of random numbers: a call's time
 does not depend on what they say.
 
-seconds(batch, rows, context) = short(batch, rows) + batch·slope(rows)·(context − SHORT): the weights are read once for all, each request's
-keys and values by itself.
+seconds(batch, rows, context) = short(batch, rows) + batch·slope(rows)·max(0, context − SHORT): the weights are read once for all, each
+request's keys and values by itself. A shorter context costs as much as `SHORT`: a slope that was measured in noise must not make it free.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class VerifyCosts:
         base = float(np.interp(batch, batches, each))
         widths = sorted(self.slope)
         slope = float(np.interp(rows, widths, [self.slope[n] for n in widths])) if widths else 0.0
-        return base + batch * slope * (context - SHORT)
+        return base + batch * slope * max(0.0, context - SHORT)
 
 
 def verify_costs(target: Target, batches: Sequence[int], rows: Sequence[int], long: int) -> VerifyCosts:

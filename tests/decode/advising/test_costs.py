@@ -19,6 +19,7 @@ COSTS = VerifyCosts({(1, 1): 1.0, (1, 5): 3.0, (4, 1): 4.0, (4, 5): 8.0}, {1: 0.
         (2.5, 3, SHORT, 4.0),
         (9, 9, SHORT, 8.0),
         (4, 3, SHORT + 100, 6.0 + 4 * 0.002 * 100),
+        (4, 3, 16, 6.0),
     ],
 )
 def test_between_points(batch: float, rows: float, context: float, seconds: float) -> None:
