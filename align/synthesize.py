@@ -13,6 +13,7 @@ from align.common.claims import Claim
 from align.common.commands import command
 from align.common.errors import cli
 from align.common.text import say
+from align.config.launching import round_alike
 from align.config.parser import parse_command
 from align.config.preflight import check_writing
 from align.data.prompts import check_source
@@ -29,6 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     check_source(recipe.data.prompts)
     for text in recipe.data.text:
         check_text_source(text)
+    round_alike()
     with Claim(recipe.data_folder, "data.path" if recipe.data.path else "output"):
         # only now: torch and transformers take seconds to import
         from align.data.synthesis import synthesize

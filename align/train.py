@@ -15,7 +15,7 @@ from align.common.claims import Claim
 from align.common.errors import UserError, cli
 from align.common.text import say
 from align.config.hardware import main_process
-from align.config.launching import LINGER, Others, adopt_slurm
+from align.config.launching import LINGER, Others, adopt_slurm, round_alike
 from align.config.parser import parse_command
 from align.config.preflight import check_training
 from align.config.recipe import Recipe
@@ -36,6 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     for source in recipe.data.text:
         check_text_source(source)
     check_named(recipe.trainer.resume)
+    round_alike()
     with Others(recipe, "align.train", words):
         try:
             _train(recipe, words)

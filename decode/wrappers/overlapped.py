@@ -76,6 +76,7 @@ class OverlappedSession(WrappingSession):
     def propose(self, k: int) -> Proposal | None:
         self.rounds += 1
         draft = self.ahead.result() if self.ahead is not None else None
+        self._join()
         if self.ahead is None or self.guessed.tokens != self.request.tokens:
             self._guess([])
             draft = self._run(k + 1)
@@ -107,6 +108,11 @@ class OverlappedSession(WrappingSession):
 
     def close(self) -> None:
         """Wait for a draft that was started and will not be used."""
+        self._join()
+        super().close()
+
+    def _join(self) -> None:
+        """Wait for the thread to end: it lives on for a moment after its draft is there."""
         if self.worker is not None:
             self.worker.shutdown()
-        super().close()
+            self.worker = None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from align.common.errors import UserError
-from align.config.launching import Others, adopt_slurm, launched, threads
+from align.config.launching import Others, adopt_slurm, launched, round_alike, threads
 from align.config.parser import load_recipe
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -66,3 +68,31 @@ def test_several_machines_need_to_know_which_is_the_first(clean: pytest.MonkeyPa
 def test_a_process_gets_its_share_of_threads() -> None:
     recipe = load_recipe(["recipe=debug_block", "trainer.batch_size=64", "launch.devices=64"])
     assert threads(recipe) == max(1, (os.cpu_count() or 1) // 64)
+
+
+ALIKE = """
+from align.config.launching import round_alike
+round_alike()
+import torch
+from torch.nn.functional import linear, scaled_dot_product_attention
+torch.manual_seed(0)
+x, w, q, k = torch.randn(5, 576), torch.randn(1536, 576), torch.randn(8, 3, 3, 64), torch.randn(8, 3, 333, 64)
+found = []
+for threads in (1, 2):
+    torch.set_num_threads(threads)
+    found.append((linear(x, w), scaled_dot_product_attention(q, k, k)))
+assert all(map(torch.equal, *found))
+"""
+
+
+def test_products_round_alike_with_any_number_of_threads(clean: pytest.MonkeyPatch) -> None:
+    """Five rows, and attention of three rows over a length that no vector divides, are two that MKL splits."""
+    clean.setenv("MKL_CBWR", "")
+    clean.delenv("MKL_CBWR")
+    subprocess.run([sys.executable, "-c", ALIKE], check=True)
+
+
+def test_who_has_chosen_how_products_round_keeps_it(clean: pytest.MonkeyPatch) -> None:
+    clean.setenv("MKL_CBWR", "AVX2")
+    round_alike()
+    assert os.environ["MKL_CBWR"] == "AVX2"
