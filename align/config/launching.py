@@ -36,7 +36,7 @@ _started: list[subprocess.Popen[bytes]] = []
 def round_alike() -> None:
     """Have fp32 products on a processor round alike with any number of threads; to be called before torch is imported.
 
-    By default MKL adds up in another order where a product is split between threads, and one of some hundred sampled texts then
+    By default MKL adds up in another order where a product is split between threads, and one of eight sampled texts then
     goes another way. Its strict mode costs no measurable time; who has set `MKL_CBWR` keeps it.
     """
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
