@@ -16,6 +16,7 @@ from align.common.hub import hub_reachable, is_hub_id, model_folder, package_fil
 from align.common.schema import SHORT_DTYPES, read_object
 from align.common.text import cut, guard_library_output, say
 from align.folder.chat import Chat
+from align.folder.tokenizer import open_tokenizer
 from align.gguf.convert import converted_folder
 from align.target.debug import DEBUG, debug_model
 from align.target.interface import OWN
@@ -73,12 +74,12 @@ def load_target(
     check_name(spec)
     folder = resolve_folder(spec)
     _check_config(folder, spec, revision, place.type)
-    from transformers import AutoModelForMultimodalLM, AutoTokenizer
+    from transformers import AutoModelForMultimodalLM
 
     quiet_loading()
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
+        tokenizer = open_tokenizer(folder, **options)
         opens = opener(folder, spec, options)
         if opens is AutoModelForMultimodalLM and not getattr(tokenizer, "chat_template", None):
             tokenizer.chat_template = processors_template(folder, revision)
@@ -181,11 +182,9 @@ def _cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
 
 def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a hub id or folder. Raises UserError where there is none, or one with code of its own that is not trusted."""
-    from transformers import AutoTokenizer
-
     folder = model_folder(str(spec), "tokenizer", ["*.json", "*.txt", "*.model"])
     try:
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        return open_tokenizer(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise _cannot_load("tokenizer", spec, error) from None
 
