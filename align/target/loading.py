@@ -16,6 +16,7 @@ from align.common.hub import hub_reachable, is_hub_id, model_folder, package_fil
 from align.common.schema import SHORT_DTYPES, read_object
 from align.common.text import cut, guard_library_output, say
 from align.folder.chat import Chat
+from align.folder.ends import check_ends, note_ends
 from align.folder.tokenizer import open_tokenizer
 from align.gguf.convert import converted_folder
 from align.target.debug import DEBUG, debug_model
@@ -86,6 +87,7 @@ def load_target(
         chat.check(tokenizer, spec)
         model = _loaded(opens, folder, spec, {"dtype": number, **options}, place)
         target = proven(model, tokenizer, spec, fast, round_to_bf16)
+        note_ends(spec, target.eos_ids, tokenizer.eos_token_id)
         target.revision, target.trust_remote_code, target.chat = revision, trust_remote_code, chat
         return target
     except UserError:
@@ -220,7 +222,8 @@ def _check_config(folder: Path | str, spec: str, revision: str | None, device: s
     if isinstance(folder, Path):
         check_config(folder, f"target {spec!r}", device)
         if (generation := folder / "generation_config.json").exists():
-            read_object(generation)  # transformers would go on without a word, with other ends of text
+            # of a broken file transformers would go on without a word, with other ends of text
+            check_ends(read_object(generation), f"target {spec!r}: {generation.name}")
         return
     config = _of_hub(folder, "config.json", revision)
     if config is not None:
