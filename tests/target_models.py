@@ -149,16 +149,62 @@ def some_text(target: Target, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(4, target.vocab_size, (1, length), generator=torch.Generator().manual_seed(seed))
 
 
-_GGUF = {f"{ours}.weight": f"{theirs}.weight" for theirs, ours in _KEYS.items()}
+_GGUF = {
+    f"{ours}.{kind}": f"{theirs}.{kind}" for theirs, ours in _KEYS.items() for kind in ("weight", "bias")
+}
 _GGUF_TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
 }
 
 
 def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """The hub's half-split rotary rows as llama.cpp stores them."""
     return weight.view(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+PIECES = (
+    "▁",
+    "a",
+    "b",
+    "e",
+    "h",
+    "l",
+    "o",
+    "t",
+    "▁▁",
+    "he",
+    "the",
+    "▁the",
+    "ll",
+    "hell",
+    "hello",
+    "▁▁▁▁",
+    "ab",
+)
+
+
+def piece_fields() -> dict[str, Any]:
+    """A SentencePiece vocabulary as a GGUF file's metadata holds it: 278 tokens, in bytes and pieces, the later the worse."""
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *PIECES,
+        "<think>",
+        "<pad>",
+    ]
+    letters = 8
+    order = [*range(letters, len(PIECES))]
+    scores = [0.0] * 259 + [-1000.0] * letters + [-float(i) for i in order] + [0.0, 0.0]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(PIECES) + [4, 3],
+    }
 
 
 def write_gguf(
@@ -168,7 +214,8 @@ def write_gguf(
     tokenizer: str = "gpt2",
     frequencies: torch.Tensor | None = None,
 ) -> None:
-    """The debug target as a GGUF file. `frequencies`: what those of its positions are divided by."""
+    """The debug target as a GGUF file. `tokenizer`: its kind; of `llama`, the vocabulary is `piece_fields`. `frequencies`: what those of its
+    positions are divided by."""
     config, vocab = target.model.config, target.tokenizer.get_vocab()
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_head_count(config.num_attention_heads)
@@ -180,17 +227,23 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     writer.add_tokenizer_model(tokenizer)
-    tokens = sorted(vocab, key=vocab.__getitem__)
-    tokens[3] = "ab"  # instead of <unused>: a GGUF file has a merge
-    writer.add_token_list(tokens)
-    writer.add_token_types([3] * 3 + [1] * (len(vocab) - 3))
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    if tokenizer == "llama":
+        pieces = piece_fields()
+        writer.add_token_list(pieces["tokenizer.ggml.tokens"])
+        writer.add_token_scores(pieces["tokenizer.ggml.scores"])
+        writer.add_token_types(pieces["tokenizer.ggml.token_type"])
+    else:
+        tokens = sorted(vocab, key=vocab.__getitem__)
+        tokens[3] = "ab"  # instead of <unused>: a GGUF file has a merge
+        writer.add_token_list(tokens)
+        writer.add_token_types([3] * 3 + [1] * (len(vocab) - 3))
+        writer.add_token_merges(["a b"])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
     writer.add_chat_template(target.tokenizer.chat_template)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in target.model.state_dict().items():
-        if name == "lm_head.weight":
+        if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if name in _GGUF_TOP:
             stored = _GGUF_TOP[name]
@@ -198,7 +251,7 @@ def write_gguf(
             _, _, layer, part = name.split(".", 3)
             stored = f"blk.{layer}.{_GGUF[part]}"
             projection = part.split(".")[-2]
-            if projection in heads:
+            if projection in heads and architecture == "llama":
                 weight = _interleaved(weight, heads[projection])
         writer.add_tensor(stored, np.ascontiguousarray(weight.numpy()))
     if frequencies is not None:

@@ -22,7 +22,7 @@ from align.data.index import read_samples
 from align.data.overlap import Passages, excluded
 from align.data.text_sources import HubOptions, documents
 from align.target.model import Target
-from align.writing.rows import Told
+from align.writing.rows import Told, first_token
 
 SHARD_TOKENS = 1 << 18
 """A shard ends with the document that reaches so many tokens."""
@@ -168,8 +168,7 @@ class _Reader:
         self.seen: set[bytes] = set()
         for source in self.sources:
             source.skip(self.seen)
-        bos = target.tokenizer.bos_token_id
-        self.first = int(bos if bos is not None else target.eos_ids[0])
+        self.first = first_token(target)
 
     def shard(self, most: int) -> list[list[int]]:
         """Pieces of the next documents, up to `SHARD_TOKENS`, or `most` if that is less; none after the last document."""

@@ -28,6 +28,7 @@ from align.common.hub import cache_folder
 from align.common.text import say
 from align.gguf.header import OWN, Header
 from align.gguf.positions import take_positions
+from align.gguf.tokenizer import make_tokenizer, special_id
 
 _KEYS = {
     "attn_norm": "input_layernorm",
@@ -47,18 +48,6 @@ _FREQUENCIES = "rope_freqs.weight"
 # llama.cpp stores Llama's q and k rows in interleaved rotary order; Qwen's are left alone.
 _PERMUTED = {"llama"}
 _CLASSES = dict(zip(OWN, ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), strict=True))
-_DIGITS_ALONE = {"smollm"}
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SPLIT = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _WORDS % "{1,3}"),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _WORDS % ""),
-}
-"""By `tokenizer.ggml.pre`, how text is split before it is merged, where not as GPT-2 does it: the pattern of the hub's tokenizer.json."""
-_WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3"}
-"""Whose words that are tokens are not put together by merges."""
-_COMPOSED = {"qwen2"}
-"""Whose text is in NFC."""
-_AS_GPT2 = {None, "default", "gpt-2", *_DIGITS_ALONE}
 _VERSION = 2
 """Of what is made of a file; a copy of another version is not used."""
 _DEAD_AFTER = 24 * 3600.0
@@ -128,7 +117,7 @@ def _convert(path: Path, header: Header, part: Path) -> None:
     config["tie_word_embeddings"] = "lm_head.weight" not in weights
     config["vocab_size"] = weights["model.embed_tokens.weight"].shape[0]
     save_file(weights, str(part / "model.safetensors"), metadata={"format": "pt"})
-    _tokenizer(fields, path).save_pretrained(str(part))
+    make_tokenizer(fields, path).save_pretrained(str(part))
     (part / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -194,9 +183,9 @@ def _config(fields: dict[str, Any], architecture: str) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": theta},
         "hidden_act": "silu",
         "attention_bias": False,
-        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
-        "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
+        "bos_token_id": special_id(fields, "bos"),
+        "eos_token_id": special_id(fields, "eos"),
+        "pad_token_id": special_id(fields, "padding"),
         "dtype": "float32",
     }
 
@@ -244,53 +233,3 @@ def _unpermute(array: torch.Tensor, heads: int) -> torch.Tensor:
     """Interleaved rotary order back to the half-split order of the hub's Llama."""
     rows = array.shape[0] // heads // 2
     return array.reshape(heads, rows, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-
-
-def _tokenizer(fields: dict[str, Any], path: Path) -> Any:
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    types: list[int] = fields["tokenizer.ggml.token_type"]
-    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
-    pre = fields.get("tokenizer.ggml.pre")
-    bpe = models.BPE(
-        vocab={t: i for i, t in enumerate(tokens)}, merges=merges, ignore_merges=pre in _WHOLE_WORDS
-    )
-    tokenizer = Tokenizer(bpe)
-    if pre in _SPLIT:
-        split = pre_tokenizers.Split(Regex(_SPLIT[pre]), "isolated")
-        as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
-    else:
-        if pre not in _AS_GPT2:
-            say(
-                f"note: {path.name}: tokenizer.ggml.pre={pre!r} is not known; text is split as GPT-2 does it",
-                error=True,
-            )
-        byte_level: Any = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        alone = pre in _DIGITS_ALONE
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level]) if alone else byte_level
-    if pre in _COMPOSED:
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [t for t, kind in zip(tokens, types, strict=True) if kind == 3]
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
-    # Qwen3's <think>: of the text, but never split
-    added = [t for t, kind in zip(tokens, types, strict=True) if kind == 4]
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in added])
-
-    def token(name: str) -> str | None:
-        index = fields.get(f"tokenizer.ggml.{name}_token_id")
-        return None if index is None else tokens[int(index)]
-
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=token("bos"),
-        eos_token=token("eos"),
-        pad_token=token("padding"),
-        unk_token=token("unknown"),
-        chat_template=fields.get("tokenizer.chat_template"),
-        clean_up_tokenization_spaces=False,
-    )

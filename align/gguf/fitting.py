@@ -21,7 +21,10 @@ _OPTIONAL = (
     "rope.dimension_count",
 )
 _POSITIVE = ("rope.freq_base", "attention.layer_norm_rms_epsilon")
-_TOKENS, _TYPES, _MERGES = (f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges"))
+_MODEL, _TOKENS, _TYPES = (f"tokenizer.ggml.{name}" for name in ("model", "tokens", "token_type"))
+_MERGES, _SCORES = "tokenizer.ggml.merges", "tokenizer.ggml.scores"
+_RANKED = {"gpt2": _MERGES, "llama": _SCORES}
+"""By kind of tokenizer, what says in which order text is put together."""
 _SPECIAL = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "padding", "unknown"))
 _EMBEDDING = "token_embd.weight"
 
@@ -35,6 +38,7 @@ def check_fits(path: Path, header: Header) -> None:
     check_positions(path, header)
     if header.architecture in OWN:
         fit.sizes()
+        fit.tokenizer()
         fit.layers()
         fit.no_other_tensors()
         fit.rotary()
@@ -122,13 +126,29 @@ class _Fit:
             value = self.get(name)
             if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
                 self.refuse(self.key(name), "must be a positive number")
-        if (kind := self.header.values.get("tokenizer.ggml.model")) != "gpt2":
-            raise UserError(f"{self.path}: GGUF tokenizer {kind!r} is not supported (one of: gpt2)")
-        for key in (_TOKENS, _TYPES, _MERGES):
-            if key not in self.header.lengths:
+
+    def tokenizer(self) -> None:
+        """Its lists are there and are of one length; merges are of its tokens."""
+        if (kind := self.header.values.get(_MODEL)) not in _RANKED:
+            raise UserError(
+                f"{self.path}: GGUF tokenizer {kind!r} is not supported (one of: {', '.join(_RANKED)})"
+            )
+        count, texts = self.header.lengths.get(_TOKENS), self.header.texts
+        for key in (_TOKENS, _TYPES, ranked := _RANKED[kind]):
+            if key not in self.header.lengths or key in (_TOKENS, _MERGES) and key not in texts:
                 self.refuse(key, "is not there as a list, and the tokenizer can't be made without it")
-            if self.header.lengths[_TYPES] != self.header.lengths[_TOKENS]:
-                self.refuse(_TYPES, f"has not one entry for each of {_TOKENS}")
+            if key != _MERGES and self.header.lengths[key] != count:
+                self.refuse(key, f"has not one entry for each of {_TOKENS}")
+        if ranked != _MERGES:
+            return
+        known = set(texts[_TOKENS])
+        for merge in texts[_MERGES]:
+            left, _, right = merge.partition(b" ")
+            if not {left, right, left + right} <= known:
+                said = short(merge.decode("utf-8", "replace"), 40)
+                self.refuse(
+                    _MERGES, f"{said}: a merge is of two tokens, with a space between, and makes a third"
+                )
 
     def layers(self) -> None:
         """Heads, widths and the number of layers are those of the tensors."""

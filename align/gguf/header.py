@@ -19,6 +19,7 @@ TAKE_FOLDER = "take the model's folder in hub layout"
 """What helps where a file says more than is read of it."""
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY, _MOST_DIMENSIONS = 8, 9, 8
+_KEPT = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 _SIZES = {
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
@@ -40,6 +41,7 @@ class Header(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
     lengths: dict[str, int]
     places: dict[str, tuple[int, int]] = {}
+    texts: dict[str, list[bytes]] = {}
 
     @property
     def architecture(self) -> str:
@@ -77,10 +79,14 @@ class _Reader:
         tensors, pairs = self.number("Q"), self.number("Q")
         values: dict[str, Any] = {}
         lengths: dict[str, int] = {}
+        texts: dict[str, list[bytes]] = {}
         for _ in range(pairs):
             key, kind = self.text(), self.number("I")
             if kind == _ARRAY:
-                lengths[key] = self.array()
+                kept: list[bytes] = []
+                lengths[key] = self.array(kept if key in _KEPT else None)
+                if len(kept) == lengths[key]:
+                    texts[key] = kept
             else:
                 values[key] = self.value(kind)
         shapes: dict[str, tuple[int, ...]] = {}
@@ -97,7 +103,7 @@ class _Reader:
         start = -(-self.at // line) * line
         types = Counter(kind for kind, _ in places.values())
         places = {name: (kind, start + at) for name, (kind, at) in places.items()}
-        return Header(values, dict(types), shapes, lengths, places)
+        return Header(values, dict(types), shapes, lengths, places, texts)
 
     def number(self, form: str) -> Any:
         value = struct.unpack_from(self.order + form, self.data, self.at)[0]
@@ -124,8 +130,8 @@ class _Reader:
         self.array()
         return None
 
-    def array(self) -> int:
-        """Pass over an array; its length."""
+    def array(self, kept: list[bytes] | None = None) -> int:
+        """Pass over an array; its length. `kept`: where its texts are put."""
         inner, count = self.number("I"), self.number("Q")
         size = struct.calcsize(_NUMBERS[inner]) if inner in _NUMBERS else 8
         if count * size > len(self.data) - self.at:  # its reader would go on behind the end of the file
@@ -138,6 +144,8 @@ class _Reader:
                 if length > len(self.data) - self.at:
                     raise ValueError(f"a text of {length} bytes")
                 self.at += length
+                if kept is not None:
+                    kept.append(self.data[self.at - length : self.at])
         else:
             for _ in range(count):
                 self.value(inner)

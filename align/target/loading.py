@@ -16,6 +16,8 @@ from align.common.hub import hub_reachable, is_hub_id, model_folder, package_fil
 from align.common.schema import SHORT_DTYPES, read_object
 from align.common.text import cut, guard_library_output, say
 from align.folder.chat import Chat
+from align.folder.ends import check_ends, note_ends
+from align.folder.tokenizer import open_tokenizer
 from align.gguf.convert import converted_folder
 from align.target.debug import DEBUG, debug_model
 from align.target.interface import OWN
@@ -73,18 +75,19 @@ def load_target(
     check_name(spec)
     folder = resolve_folder(spec)
     _check_config(folder, spec, revision, place.type)
-    from transformers import AutoModelForMultimodalLM, AutoTokenizer
+    from transformers import AutoModelForMultimodalLM
 
     quiet_loading()
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
+        tokenizer = open_tokenizer(folder, **options)
         opens = opener(folder, spec, options)
         if opens is AutoModelForMultimodalLM and not getattr(tokenizer, "chat_template", None):
             tokenizer.chat_template = processors_template(folder, revision)
         chat.check(tokenizer, spec)
         model = _loaded(opens, folder, spec, {"dtype": number, **options}, place)
         target = proven(model, tokenizer, spec, fast, round_to_bf16)
+        note_ends(spec, target.eos_ids, tokenizer.eos_token_id)
         target.revision, target.trust_remote_code, target.chat = revision, trust_remote_code, chat
         return target
     except UserError:
@@ -181,11 +184,9 @@ def _cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
 
 def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a hub id or folder. Raises UserError where there is none, or one with code of its own that is not trusted."""
-    from transformers import AutoTokenizer
-
     folder = model_folder(str(spec), "tokenizer", ["*.json", "*.txt", "*.model"])
     try:
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        return open_tokenizer(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise _cannot_load("tokenizer", spec, error) from None
 
@@ -221,7 +222,8 @@ def _check_config(folder: Path | str, spec: str, revision: str | None, device: s
     if isinstance(folder, Path):
         check_config(folder, f"target {spec!r}", device)
         if (generation := folder / "generation_config.json").exists():
-            read_object(generation)  # transformers would go on without a word, with other ends of text
+            # of a broken file transformers would go on without a word, with other ends of text
+            check_ends(read_object(generation), f"target {spec!r}: {generation.name}")
         return
     config = _of_hub(folder, "config.json", revision)
     if config is not None:

@@ -15,6 +15,7 @@ from align.common.provenance import CHECKOUT, memory_bytes
 from align.common.schema import SHORT_DTYPES, read_object
 from align.common.strict_yaml import parse_yaml
 from align.common.tables import read_text
+from align.folder.ends import check_ends
 from align.folder.quantised import check_quantised
 from align.gguf.fitting import check_fits
 from align.gguf.header import Header, check_known, read_header
@@ -159,7 +160,7 @@ _SQUARED = {"gpt2": 1, "gpt_neo": 1, "gptj": 1, "codegen": 1}
 
 def check_config(folder: Path, what: str, device: str | None = None) -> None:
     """Raises UserError for what a folder's config.json says and no target can be: sizes that its weights can't have (`check_sizes`),
-    a quantisation whose package or device is not there. Before anything is built, which would take for ever.
+    an end of text that is no token, a quantisation whose package or device is not there. Before anything is built, which would take for ever.
 
     Args:
         what: the target, for the message.
@@ -170,6 +171,7 @@ def check_config(folder: Path, what: str, device: str | None = None) -> None:
         config = read_object(folder / "config.json")
     except UserError:
         return  # said where it is loaded
+    check_ends(config, f"{what}: config.json")
     check_quantised(config, what, device)
 
 

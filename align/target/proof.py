@@ -94,7 +94,8 @@ def _tokens(model: Any, tokenizer: Any) -> Tensor:
     """The proof's text, without tokens that end one, (1, LENGTH)."""
     size = model.get_output_embeddings().weight.shape[0]
     ids = [i for i in tokenizer(TEXT, add_special_tokens=False)["input_ids"] if i < size]
-    ids = [i for i in ids if i not in eos_ids(model, tokenizer)] or list(range(min(size, LENGTH)))
+    ends = {*eos_ids(model, tokenizer)}
+    ids = [i for i in ids if i not in ends] or list(range(min(size, LENGTH)))
     return torch.tensor([(ids * LENGTH)[:LENGTH]], device=model.device)
 
 

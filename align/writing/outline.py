@@ -12,6 +12,7 @@ from align.common.hub import model_folder
 from align.common.provenance import memory_bytes
 from align.config.recipe import Recipe
 from align.folder.chat import Chat
+from align.folder.tokenizer import open_tokenizer
 from align.target.debug import DEBUG
 from align.target.inspection.anatomy import context_limit, eos_ids
 from align.target.loading import load_target, processors_template, resolve_folder
@@ -63,14 +64,14 @@ def open_beside_server(recipe: Recipe) -> Target | Outline:
 
 def outline(recipe: Recipe) -> Outline:
     """Raises UserError where the target's config or tokenizer can't be had, or its template refuses what the recipe says."""
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
 
     name, t = recipe.target.name, recipe.target
     folder = _small_files(name, t.revision)
     options: dict[str, Any] = {"trust_remote_code": t.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(str(folder), **options)
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
+        tokenizer = open_tokenizer(folder, **options)
         if not getattr(tokenizer, "chat_template", None):
             tokenizer.chat_template = processors_template(folder, t.revision)
         generation: Any = GenerationConfig.from_model_config(config)

@@ -42,14 +42,27 @@ class Template:
     sha256: str
 
 
+def first_token(target: Told) -> int:
+    """What stands in front of a text: the beginning-of-text token, else one that ends a text.
+
+    Raises:
+        UserError: the target has neither.
+    """
+    bos = target.tokenizer.bos_token_id
+    if bos is None and not target.eos_ids:
+        raise UserError(
+            f"target {target.spec!r}: its files name no token that begins a text, and none that ends one"
+        )
+    return int(target.eos_ids[0] if bos is None else bos)
+
+
 def chat_template(target: Told) -> Template:
     """The target's own template around one user prompt; for a base model the beginning-of-text token and no turn."""
     tokenizer = target.tokenizer
     if not target.has_chat_template:
         if target.chat.system is not None:
             raise UserError(f"data.system: target {target.spec!r} has no chat template to put it into")
-        first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else target.eos_ids[0]
-        return Template((first,), (), hashlib.sha256(b"").hexdigest())
+        return Template((first_token(target),), (), hashlib.sha256(b"").hexdigest())
     with in_one_line(f"target {target.spec!r}: its chat template refuses a user's text"):
         text = rendered(tokenizer, target.chat.messages(_MARK), target.chat.kwargs)
     before, found, after = text.partition(_MARK)

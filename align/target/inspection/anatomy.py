@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, LinearAttentionLayer
 
+from align.folder.ends import end_ids
 from align.target.cache import LayerShape
 from align.target.masks import Layout, laid
 
@@ -168,11 +169,16 @@ def context_limit(config: Any) -> int:
 
 
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that end a text: the generation config's, else the model's, and the tokenizer's."""
-    ids = getattr(model.generation_config, "eos_token_id", None)
-    if ids is None:
-        ids = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
-    found = set([ids] if isinstance(ids, int) else (ids or []))
-    if tokenizer.eos_token_id is not None:
-        found.add(tokenizer.eos_token_id)
-    return tuple(sorted(found))
+    """The tokens that end a text, in order: the generation config's, where transformers' `generate` stops. Where that names none `generate`
+    never does; then the model's and the tokenizer's. One beyond the vocabulary is never written, and left out.
+
+    Raises:
+        UserError: the config names what is no token's id.
+    """
+    config = model.config.get_text_config(decoder=True)
+    found = end_ids(getattr(model.generation_config, "eos_token_id", None), "generation_config.json")
+    if not found:
+        found = end_ids(getattr(config, "eos_token_id", None), "config.json")
+        found |= end_ids(tokenizer.eos_token_id, "the tokenizer")
+    size = getattr(config, "vocab_size", None)
+    return tuple(sorted(i for i in found if size is None or i < size))

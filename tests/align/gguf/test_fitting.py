@@ -41,11 +41,21 @@ SHAPES = {
 LENGTHS = {"tokenizer.ggml.tokens": 5, "tokenizer.ggml.token_type": 5, "tokenizer.ggml.merges": 1}
 
 
-def check(values: dict[str, Any], shapes: dict[str, Any], lengths: dict[str, Any]) -> None:
+TEXTS = {
+    "tokenizer.ggml.tokens": [b"a", b"b", b"ab", b"c", b"</s>", b"d", b"e"],
+    "tokenizer.ggml.merges": [b"a b"],
+}
+
+
+def check(
+    values: dict[str, Any], shapes: dict[str, Any], lengths: dict[str, Any], **texts: list[bytes]
+) -> None:
     def changed(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in (own | other).items() if value is not None}
 
-    header = Header(changed(VALUES, values), {}, changed(SHAPES, shapes), changed(LENGTHS, lengths))
+    counts = changed(LENGTHS, lengths)
+    words = {key: list(TEXTS[key][: counts[key]]) for key in TEXTS if key in counts}
+    header = Header(changed(VALUES, values), {}, changed(SHAPES, shapes), counts, {}, words | texts)
     check_fits(Path("a.gguf"), header)
 
 
@@ -82,6 +92,23 @@ def test_values_that_are_wrong_are_named(key: str, value: Any) -> None:
     with pytest.raises(UserError, match=rf"^a\.gguf: llama\.|^a\.gguf: {key}") as refused:
         check({key: value}, {}, {})
     assert f"{key}: " in str(refused.value) if value is None else f"{key}={value!r}" in str(refused.value)
+
+
+@pytest.mark.parametrize("merge", ["a x", "x a", "ab", "b a", "a b c", ""])
+def test_merges_of_what_are_no_tokens_are_named(merge: str) -> None:
+    with pytest.raises(UserError, match=r"^a\.gguf: tokenizer\.ggml\.merges: .*a merge is of two tokens"):
+        check({}, {}, {}, **{"tokenizer.ggml.merges": [b"a b", merge.encode()]})
+
+
+def test_a_sentencepiece_vocabulary_has_scores_instead_of_merges() -> None:
+    pieces = {"tokenizer.ggml.model": "llama"}
+    check(pieces, {}, {"tokenizer.ggml.merges": None, "tokenizer.ggml.scores": 5})
+    with pytest.raises(UserError, match="tokenizer.ggml.scores: is not there as a list"):
+        check(pieces, {}, {})
+    with pytest.raises(UserError, match="tokenizer.ggml.scores: has not one entry for each"):
+        check(pieces, {}, {"tokenizer.ggml.scores": 6})
+    with pytest.raises(UserError, match="GGUF tokenizer 'bert' is not supported .one of: gpt2, llama"):
+        check({"tokenizer.ggml.model": "bert"}, {}, {})
 
 
 def test_scaled_positions_are_refused() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
 
 from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
@@ -44,6 +46,43 @@ def test_a_broken_generation_config_is_not_passed_over(text: str | None, tmp_pat
     path.unlink(missing_ok=True)
     path.mkdir() if text is None else path.write_text(text)
     with pytest.raises(UserError, match=r"generation_config\.json"):
+        load_target(str(tmp_path))
+
+
+@pytest.mark.parametrize("beside", [[], [5000, 7], [*range(260, 20_000)]])
+def test_a_text_ends_where_generate_ends_it(
+    beside: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the generation config's tokens alone, where it names some: not at the config's, nor at the tokenizer's."""
+    own, prompt = load_target("debug", fast=False), [9, 8, 7]
+    own.eos_ids = ()
+    written = Decoder(own).generate(prompt, max_new_tokens=16).tokens
+    first, second, third = sorted({*written}, key=written.index)[1:4]
+    own.model.config.eos_token_id = first
+    own.tokenizer.eos_token = own.tokenizer.convert_ids_to_tokens(second)
+    own.model.save_pretrained(tmp_path)
+    own.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [third, *beside]}))
+    loaded = load_target(str(tmp_path), "float32", fast=False)
+    assert f"ends a text at {min([third, *(i for i in beside if i < 260)])}" in capsys.readouterr().err
+    given = torch.tensor([prompt])
+    stock = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    output = stock.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=16, do_sample=False)
+    wanted = output[0, 3:].tolist()
+    for drafter in (None, LookupDrafter(3)):
+        assert Decoder(loaded, drafter).generate(prompt, max_new_tokens=16).tokens == wanted
+    assert wanted == written[: written.index(third) + 1]
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("value", ["</s>", -1, 2.5, [2, "7"]])
+def test_an_end_that_is_no_token_is_refused(file: str, value: Any, tmp_path: Path) -> None:
+    whole = load_target("debug", fast=False)
+    whole.model.save_pretrained(tmp_path)
+    whole.tokenizer.save_pretrained(tmp_path)
+    found = json.loads((tmp_path / file).read_text())
+    (tmp_path / file).write_text(json.dumps(found | {"eos_token_id": value}))
+    with pytest.raises(UserError, match=rf"{file}: eos_token_id: .* is no token's id"):
         load_target(str(tmp_path))
 
 
@@ -185,6 +224,7 @@ def _check_quantised(method: str, tmp_path: Path) -> None:
 
 CODE = """
 from pathlib import Path
+from typing import Any
 Path({mark!r}).touch()
 from transformers import PretrainedConfig, LlamaForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 class C(LlamaConfig):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.target.model import Target
-from align.writing.rows import Plan, batch_seed, chat_template, row_seed
+from align.writing.rows import Plan, batch_seed, chat_template, first_token, row_seed
 
 
 def test_rows_of_given_prompts_end_with_the_last_one(target: Target) -> None:
@@ -16,6 +22,15 @@ def test_rows_of_given_prompts_end_with_the_last_one(target: Target) -> None:
     assert [row.answer_temperature for row in first] == [0.0, 0.0, 0.7, 1.0]
     assert plan.prompt_ends >= {plan.template.turn[0], *target.eos_ids}
     assert plan.capacity == len(plan.template.prefix) + 3 + len(plan.template.turn) + 24
+
+
+def test_a_text_begins_with_its_token_or_one_that_ends_a_text() -> None:
+    def told(bos: int | None, ends: tuple[int, ...]) -> Any:
+        return SimpleNamespace(spec="m", tokenizer=SimpleNamespace(bos_token_id=bos), eos_ids=ends)
+
+    assert first_token(told(1, (2,))) == 1 and first_token(told(None, (2, 5))) == 2
+    with pytest.raises(UserError, match="target 'm': its files name no token"):
+        first_token(told(None, ()))
 
 
 def test_seeds_differ_by_row_and_part_and_fit_every_server() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from align.common.errors import UserError
 from align.target.inspection.anatomy import UNLIMITED, context_limit, decoder, eos_ids, examine
 from align.target.interface import install
 from tests.target_models import tiny_model
@@ -44,11 +46,18 @@ def test_a_choice_of_keys_within_the_context_is_refused() -> None:
 def test_context_and_ends() -> None:
     assert context_limit(SimpleNamespace(n_positions=7)) == 7
     assert context_limit(SimpleNamespace(max_position_embeddings=None)) == UNLIMITED
-    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[5, 2]))
-    assert eos_ids(model, SimpleNamespace(eos_token_id=9)) == (2, 5, 9)
-    text = SimpleNamespace(eos_token_id=4)
-    bare = SimpleNamespace(
-        generation_config=SimpleNamespace(), config=SimpleNamespace(get_text_config=lambda decoder: text)
-    )
-    assert eos_ids(bare, SimpleNamespace(eos_token_id=None)) == (4,)
+    text = SimpleNamespace(eos_token_id=4, vocab_size=9)
+
+    def ends(of_generation: Any, of_tokenizer: Any = None) -> tuple[int, ...]:
+        generation = SimpleNamespace(eos_token_id=of_generation)
+        config = SimpleNamespace(get_text_config=lambda decoder: text)
+        model = SimpleNamespace(generation_config=generation, config=config)
+        return eos_ids(model, SimpleNamespace(eos_token_id=of_tokenizer))
+
+    assert ends([5, 2], 7) == (2, 5) and ends(5, 7) == (5,)
+    assert ends(None) == (4,) and ends([], 7) == (4, 7)  # `generate` would never end
+    assert ends([*range(3, 1_000_000)]) == (3, 4, 5, 6, 7, 8) and ends(9) == ()
+    for wrong in ("5", -1, 2.0, True, [5, None], [[5]]):
+        with pytest.raises(UserError, match="generation_config.json: eos_token_id: .* is no token's id"):
+            ends(wrong)
     assert torch.is_grad_enabled()
