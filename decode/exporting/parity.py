@@ -53,6 +53,8 @@ def exported(
     Raises:
         UserError: a kind of drafter, or a drafter, that a format can't hold; folders of something else.
     """
+    for out in folders.values():
+        check_free(out)
     if role == "autoregressive":
         return [causal.export(drafter, target, name, out) for name, out in folders.items()]
     if role == "diffusion":
@@ -69,10 +71,9 @@ def exported(
     rounded = _round(network, getattr(torch, dtype))
     if vocabulary is None and target.endswith(".gguf"):
         vocabulary = Path(target)
-    for name, out in folders.items():  # before anything is written
+    for name in folders:  # before anything is written
         FORMATS[name].check(vocabulary)
         FORMATS[name].make(network)
-        check_free(out)
     source = model_folder(drafter, "drafter", ["config.json", "README.md"])
     verdicts = list[Verdict]()
     for name, out in folders.items():

@@ -131,9 +131,9 @@ def torn(expected: dict[str, Any], found: dict[str, Any]) -> str:
     for name, value in found.items():
         if str(value).startswith("can't be read") or value == "a shard without its seal":
             return f"{name}: {value}"
-        if name in expected and re.search(r"/(shard|step)-\d+\.", name):
-            if said := difference(expected[name], value, name):
-                return said
+        once = name in expected and re.search(r"/(shard|step)-\d+\.", name)
+        if once and (said := difference(expected[name], value, name)):
+            return said
     return ""
 
 
