@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from align.common.claims import scratch
 from align.common.errors import UserError, in_one_line
+from align.common.files import check_ordinary
 from align.common.hub import model_folder
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import load_drafter
@@ -112,8 +113,11 @@ def _round(network: BlockDrafter, dtype: torch.dtype) -> bool:
 
 def _dtype_of(folder: Path) -> torch.dtype:
     """Of an export's weights. Raises UserError where they can't be read."""
-    with in_one_line(f"{folder}: can't be read"), safe_open(folder / "model.safetensors", "pt") as file:
-        return next(t.dtype for name in file.keys() if (t := file.get_tensor(name)).is_floating_point())  # noqa: SIM118
+    path = folder / "model.safetensors"
+    with in_one_line(f"{folder}: can't be read"):
+        check_ordinary(path)
+        with safe_open(path, "pt") as file:
+            return next(t.dtype for name in file.keys() if (t := file.get_tensor(name)).is_floating_point())  # noqa: SIM118
 
 
 def in_process(
