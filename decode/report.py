@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from align.common.claims import check_folder
 from align.common.errors import cli
 from align.common.terminal import PlainConsole
 from align.common.text import say
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--markdown", action="store_true", help="print the table for a README, nothing else")
     options = parser.parse_args(arguments)
+    check_folder(options.folder, "DIR")
     summary, _ = make_report(options.folder)
     if options.markdown:
         say(markdown(summary))

@@ -84,6 +84,22 @@ class Claim:
         self.release()
 
 
+def check_folder(folder: Path, key: str) -> None:
+    """Whether the folder can be written, or made; it is not made yet. `key`: the option or key that named it.
+
+    Raises:
+        UserError: it can't.
+    """
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(None, f"{there} is not a folder")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(None, f"no permission in {there}")
+    except OSError as error:
+        raise UserError(f"{key}={folder}: can't be written ({error.strerror or error})") from None
+
+
 @contextmanager
 def scratch(kind: str, parent: Path | None = None) -> Iterator[Path]:
     """A folder for temporary files whose name begins with `kind`, in `parent` or where the system has such; removed at the end, and so

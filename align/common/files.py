@@ -123,14 +123,28 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def load_safetensors(path: Path) -> dict[str, Any]:
+    """A safetensors file's tensors, memory-mapped.
+
+    Raises:
+        OSError: it can't be read, or is a pipe or a device. SafetensorError: it is none.
+    """
+    from safetensors.torch import load_file
+
+    check_ordinary(path)
+    return load_file(path)
+
+
 def load_tensors(path: Path, allowed: Sequence[Any] = (), **options: Any) -> Any:
     """`torch.load` that builds tensors, plain containers and objects of the `allowed` classes, and runs nothing else.
 
     Raises:
         ForeignObject: the file names another class or function.
+        OSError: it can't be read, or is a pipe or a device.
     """
     import torch
 
+    check_ordinary(path)
     try:
         with torch.serialization.safe_globals(list(allowed)):
             return torch.load(path, weights_only=True, **options)

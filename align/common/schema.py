@@ -141,6 +141,8 @@ def type_name(kind: Any) -> str:
     if origin is Literal:
         return "|".join(arguments)
     if origin is list:
+        if arguments[0] is Any:
+            return "a list"
         return f"a list of {type_name(arguments[0]).removeprefix('a ').removeprefix('an ')}s".replace(
             "texts", "text"
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from align.common.claims import check_folder
 from align.common.commands import command
 from align.common.errors import UserError
 from align.common.hub import is_hub_id, local_path, nearby
@@ -23,7 +24,7 @@ def check_training(recipe: Recipe) -> None:
     """Raises UserError for what `align.train` will lack."""
     check_name(recipe.target.name)
     _check_init(recipe)
-    _check_folder(Path(recipe.output), "output")
+    check_folder(Path(recipe.output), "output")
     check_record(recipe)
     if accelerator(recipe) == "cpu":
         most = 4 * (os.cpu_count() or 1)
@@ -39,7 +40,7 @@ def check_writing(recipe: Recipe) -> None:
     """Raises UserError for what `align.synthesize` will lack."""
     check_name(recipe.target.name)
     _check_init(recipe)
-    _check_folder(recipe.data_folder, "data.path" if recipe.data.path else "output")
+    check_folder(recipe.data_folder, "data.path" if recipe.data.path else "output")
     if recipe.data.server is not None:
         return
     if recipe.target.device.startswith("cuda") and not gpu_count():
@@ -91,11 +92,10 @@ def _check_init(recipe: Recipe) -> None:
 def _check_data(recipe: Recipe) -> None:
     """Missing data are written when training starts, unless `data.write` forbids it."""
     folder = recipe.data_folder
-    if recipe.data.write == "missing":
-        check_writing(recipe)
-    if (folder / "manifest.json").exists():
+    if (folder / "manifest.json").exists():  # whether they are all there is known when the target is
         return
     if recipe.data.write == "missing":
+        check_writing(recipe)
         _check_empty(folder)
         return
     words = [f"recipe={recipe.name}", f"output={recipe.output}", f"target.name={recipe.target.name}"]
@@ -122,18 +122,6 @@ def _check_empty(folder: Path) -> None:
 
 def check_file(path: Path, key: str) -> None:
     """Raises UserError where the file can't be written. It is not made yet."""
-    _check_folder(path.parent, f"{key}={path}: folder")
+    check_folder(path.parent, f"{key}={path}: folder")
     if path.is_dir():
         raise UserError(f"{key}={path}: is a folder, not a file")
-
-
-def _check_folder(folder: Path, key: str) -> None:
-    """Whether the folder can be written, or made; it is not made yet."""
-    try:
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if not there.is_dir():
-            raise NotADirectoryError(None, f"{there} is not a folder")
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise PermissionError(None, f"no permission in {there}")
-    except OSError as error:
-        raise UserError(f"{key}={folder}: can't be written ({error.strerror or error})") from None

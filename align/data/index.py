@@ -21,7 +21,7 @@ from torch import Tensor
 
 from align.common.commands import command
 from align.common.errors import UserError
-from align.common.files import write_atomically
+from align.common.files import check_ordinary, write_atomically
 from align.data.shards import Index, Samples, ShardSamples, read_manifest, read_shard, sha256_of, shard_path
 
 OPEN = 8192
@@ -98,6 +98,7 @@ class ShardFolder(Sequence[Samples]):
     def _read(self) -> tuple[Index, Tensor] | None:
         """The index on disk and the states (S, 2) of its shards, the first ones of the folder."""
         try:
+            check_ordinary(self.folder / "index.safetensors")
             with safe_open(str(self.folder / "index.safetensors"), "pt") as file:
                 about = file.metadata() or {}
                 found = {name: file.get_tensor(name).clone() for name in (*_FIELDS, "states")}

@@ -16,12 +16,12 @@ from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from align.common.commands import command
 from align.common.errors import UserError
-from align.common.files import sha256_file, write_atomically, write_text
+from align.common.files import load_safetensors, sha256_file, write_atomically, write_text
 from align.common.schema import convert, read_json
 
 
@@ -240,7 +240,7 @@ def read_shard(
     try:
         if not checked and sha256 is not None and path.exists() and sha256_file(path) != sha256:
             raise ValueError("it has changed since it was written")
-        tensors = load_file(str(path))  # memory-mapped
+        tensors = load_safetensors(path)  # memory-mapped
         found = Samples(
             tensors["tokens"],
             tensors["offsets"].long(),

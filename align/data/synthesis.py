@@ -21,6 +21,7 @@ from align.data.index import ShardFolder
 from align.data.prompts import read_prompts
 from align.target.model import Target
 from align.writing.in_process import InProcess
+from align.writing.journal import forget_until
 from align.writing.progress import WritingProgress
 from align.writing.rows import Plan, Progress, Source, Template, Told, chat_template, unheard
 
@@ -131,6 +132,7 @@ class Synthesis:
             _ = self.batches.source  # it has to be there before anything is written
             data.write_manifest(folder, self.manifest)  # the settings of the first answers that are kept
         _mend(folder, self.manifest, self.batches, quiet)
+        forget_until(folder, self.manifest["shards"] - 1)  # killed between a shard and this
 
     def _source(self, target: Told, plan: Plan) -> Source:
         if self.recipe.data.server is None:

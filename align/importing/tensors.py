@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from align.common.errors import UserError
+from align.common.files import load_safetensors
 from align.common.schema import read_object
 from align.target.model import Target
 
@@ -42,7 +42,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:
-            tensors |= load_file(str(path / file))
+            tensors |= load_safetensors(path / file)
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path}/{file}: not readable ({error})") from None
     return tensors

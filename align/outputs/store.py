@@ -94,7 +94,7 @@ class OutputStore:
         try:
             record = convert(read_json(seal), Seal, "", str(seal))
             keys = [(str(digest), float(temperature)) for digest, temperature in record["rows"]]
-        except (UserError, ValueError, TypeError):
+        except (UserError, ValueError, TypeError, OverflowError):
             return self._remove(shard, "has a seal that can't be read")
         if not shard.exists() or shard.stat().st_size != record["bytes"]:
             return self._remove(shard, "is missing or torn")

@@ -15,6 +15,7 @@ import numpy as np
 
 from align.common.batch import PackedRow
 from align.common.claims import scratch
+from align.common.errors import UserError
 from align.config.hardware import target_device
 from align.config.recipe import Recipe
 from align.data.stream import Stream
@@ -24,9 +25,11 @@ from align.planning.compute import Seconds, rows_trained
 from align.planning.text import TextSize
 from align.target.loading import load_target
 from align.target.model import Target
+from align.training.base_module import NonFiniteLoss
 from align.training.build import KINDS, draft_vocab
 from align.training.callbacks import StepTimes
 from align.training.datamodule import RowsModule
+from align.training.parallel.watch import Interrupted
 from align.training.run import fit
 
 ROWS = 16
@@ -61,7 +64,7 @@ def pilot(recipe: Recipe, text: TextSize) -> Pilot:
     """Write and train a little of a recipe.
 
     Raises:
-        UserError: what the run itself would end with.
+        UserError: what the run itself would end with. KeyboardInterrupt: a signal.
     """
     found = Pilot()
     with scratch("specalign-plan-") as place:
@@ -175,7 +178,12 @@ def _train(own: Recipe, target: Target, found: Pilot) -> None:
         own, _Again(stream, new * t.batch_size), supply.validation, drafter.config.block_size, supply.exact
     )
     module, times = kind.module(drafter, own), StepTimes()
-    fit(own, module, rows, None, quiet=True, on_the_way=times)
+    try:
+        fit(own, module, rows, None, quiet=True, on_the_way=times)
+    except Interrupted:
+        raise KeyboardInterrupt from None
+    except NonFiniteLoss as error:
+        raise UserError(f"in a trial of a few steps {str(error).partition(';')[0]}") from None
     found.preparing = times.started - start
     fresh = [s for s, count in times.steps if count]
     known = [s for s, count in times.steps if not count]

@@ -91,14 +91,19 @@ class Journal:
         """A batch is a shard: what was kept of it, and of those before it, goes."""
         for number in [n for n in self._files if n <= batch]:
             self._files.pop(number).close()
-        for path in self.folder.glob(".answers-*.jsonl"):
-            match = _NAME.fullmatch(path.name)
-            if match and int(match[1]) <= batch:
-                path.unlink(missing_ok=True)
+        forget_until(self.folder, batch)
 
     def close(self) -> None:
         while self._files:
             self._files.popitem()[1].close()
+
+
+def forget_until(folder: Path, batch: int) -> None:
+    """Remove what was kept of a batch that is a shard, and of those before it."""
+    for path in folder.glob(".answers-*.jsonl"):
+        match = _NAME.fullmatch(path.name)
+        if match and int(match[1]) <= batch:
+            path.unlink(missing_ok=True)
 
 
 _FIELDS = {"row": int, "tokens": list, "answer_start": int, "broken": str}

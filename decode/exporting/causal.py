@@ -9,7 +9,7 @@ from align.common.checksums import check_checksums
 from align.common.errors import UserError
 from align.common.hub import model_folder
 from align.importing.layouts import RECORD
-from decode.exporting.folder import card, check_free, write_folder
+from decode.exporting.folder import card, write_folder
 from decode.exporting.verdict import Verdict
 
 _SKIPPED = ("README.md", RECORD, "checksums.json")
@@ -26,7 +26,6 @@ def export(drafter: str, target: str, format_name: str, out: Path) -> Verdict:
         raise UserError(
             f"--format {format_name}: holds block drafters, this one is an ordinary language model; use --format draft_model"
         )
-    check_free(out)
     source = model_folder(drafter, "drafter", ["config.json"])
     check_checksums(source)
     files = [p for p in sorted(source.iterdir()) if p.is_file() and p.name not in _SKIPPED]

@@ -6,10 +6,10 @@ import inspect
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from align.common.errors import UserError, in_one_line
+from align.common.files import load_safetensors
 from align.common.schema import read_config
 from align.common.text import plural
 from align.models.block import BlockDrafter
@@ -60,7 +60,7 @@ class DropIn(Format):
     def compare(self, drafter: BlockDrafter, verdict: Verdict, model: Any, texts: Decoded) -> None:
         """Settings and tensors, outputs, and drafts accepted in each call. Writes into the verdict."""
         with in_one_line(f"{verdict.folder}: transformers can't run it"):
-            held = load_file(verdict.folder / "model.safetensors")
+            held = load_safetensors(verdict.folder / "model.safetensors")
             found = rest(self.make(drafter), read_config(verdict.folder), held, READER)
             verdict.add(READER, found.same, found.line)
             both = [

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from align.common.claims import Claim, remove_dead
+from align.common.claims import Claim, check_folder, remove_dead
 from align.common.errors import UserError
 from align.common.files import to_disk
 from align.common.hub import card_value
@@ -36,12 +36,13 @@ class Exported:
 
 
 def check_free(out: Path) -> None:
-    """Raises UserError where something else than an export, and nothing but it, stands in the folder's place."""
+    """Raises UserError where something else than an export, and nothing but it, stands in the folder's place, or none can be put there."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UserError(f"--out={out}: is no folder")
     here = out.resolve()
     if here == Path.cwd() or here in Path.cwd().parents:
         raise UserError(f"--out={out}: holds the folder that you are in; name another one")
+    check_folder(here.parent, f"--out={out}: folder")
     if not out.is_dir():
         return
     record = read_object(out / RECORD) if (out / RECORD).is_file() else {}

@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from align.common.claims import scratch
 from align.common.errors import UserError, in_one_line
+from align.common.files import check_ordinary
 from align.common.hub import model_folder
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import load_drafter
@@ -53,6 +54,8 @@ def exported(
     Raises:
         UserError: a kind of drafter, or a drafter, that a format can't hold; folders of something else.
     """
+    for out in folders.values():
+        check_free(out)
     if role == "autoregressive":
         return [causal.export(drafter, target, name, out) for name, out in folders.items()]
     if role == "diffusion":
@@ -69,10 +72,9 @@ def exported(
     rounded = _round(network, getattr(torch, dtype))
     if vocabulary is None and target.endswith(".gguf"):
         vocabulary = Path(target)
-    for name, out in folders.items():  # before anything is written
+    for name in folders:  # before anything is written
         FORMATS[name].check(vocabulary)
         FORMATS[name].make(network)
-        check_free(out)
     source = model_folder(drafter, "drafter", ["config.json", "README.md"])
     verdicts = list[Verdict]()
     for name, out in folders.items():
@@ -111,8 +113,11 @@ def _round(network: BlockDrafter, dtype: torch.dtype) -> bool:
 
 def _dtype_of(folder: Path) -> torch.dtype:
     """Of an export's weights. Raises UserError where they can't be read."""
-    with in_one_line(f"{folder}: can't be read"), safe_open(folder / "model.safetensors", "pt") as file:
-        return next(t.dtype for name in file.keys() if (t := file.get_tensor(name)).is_floating_point())  # noqa: SIM118
+    path = folder / "model.safetensors"
+    with in_one_line(f"{folder}: can't be read"):
+        check_ordinary(path)
+        with safe_open(path, "pt") as file:
+            return next(t.dtype for name in file.keys() if (t := file.get_tensor(name)).is_floating_point())  # noqa: SIM118
 
 
 def in_process(

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from align.common.errors import UserError
+from align.common.files import load_safetensors
 from align.common.schema import read_config
 
 RUNGS = (
@@ -75,7 +75,7 @@ class Reader(ABC):
 
     def stored(self) -> dict[str, Tensor]:
         """All tensors of the files, as they are stored."""
-        return load_file(self.folder / "model.safetensors")
+        return load_safetensors(self.folder / "model.safetensors")
 
     @abstractmethod
     def _trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]: ...
@@ -119,7 +119,9 @@ class FilesReader(Reader):
     def __init__(self, folder: Path, model: Any) -> None:
         super().__init__(folder, model)
         try:
-            self.tensors = {k: t.to(model.device) for k, t in load_file(folder / "model.safetensors").items()}
+            self.tensors = {
+                k: t.to(model.device) for k, t in load_safetensors(folder / "model.safetensors").items()
+            }
         except (SafetensorError, OSError) as error:
             raise UserError(f"{folder}/model.safetensors: not readable ({error})") from None
         self.tensors = {k: t.float() if t.is_floating_point() else t for k, t in self.tensors.items()}

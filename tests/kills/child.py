@@ -179,8 +179,9 @@ def _forked(command: Any, **options: Any) -> Any:
     try:
         return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it may have ended meanwhile
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         raise
 
 

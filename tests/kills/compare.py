@@ -8,6 +8,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,11 @@ def _table(path: Path) -> Any:
         ]
 
 
+def _database(path: Path) -> Any:
+    with closing(sqlite3.connect(path)) as database:  # an open one keeps its disk from being unmounted
+        return list(database.iterdump())
+
+
 def _card(path: Path) -> str:
     return re.sub(r"[\d.]+ minutes", "minutes", path.read_text())
 
@@ -108,7 +114,7 @@ _READERS: dict[str, Callable[[Path], Any]] = {
     "records.jsonl": lambda path: [timeless(json.loads(line)) for line in path.read_text().splitlines()],
     "metrics.csv": _table,
     "README.md": _card,
-    ".sqlite": lambda path: list(sqlite3.connect(path).iterdump()),
+    ".sqlite": _database,
     # without the times at which its shards were written
     "index.safetensors": lambda path: timeless({k: v for k, v in load_file(path).items() if k != "states"}),
     **{f"step-{i}.json": _seal for i in range(10)},
@@ -118,6 +124,17 @@ _READERS: dict[str, Callable[[Path], Any]] = {
     "report.png": lambda path: "a picture",
     ".json": _json,
 }  # fmt: skip
+
+
+def torn(expected: dict[str, Any], found: dict[str, Any]) -> str:
+    """What a stopped command has left that is no whole file, or a shard or checkpoint other than the undisturbed run's; or nothing."""
+    for name, value in found.items():
+        if str(value).startswith("can't be read") or value == "a shard without its seal":
+            return f"{name}: {value}"
+        once = name in expected and re.search(r"/(shard|step)-\d+\.", name)
+        if once and (said := difference(expected[name], value, name)):
+            return said
+    return ""
 
 
 def difference(expected: Any, found: Any, where: str = "") -> str:

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.common.files import ForeignObject, load_tensors
+from align.common.files import ForeignObject, load_safetensors, load_tensors
 from align.common.hub import local_path, model_folder
 from align.common.schema import read_config
 from align.common.strict_yaml import parse_yaml
@@ -44,7 +43,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """What a file of weights holds; no code that comes with it runs. Raises UserError where it can't be read."""
     try:
         if path.suffix == ".safetensors":
-            return dict(load_file(str(path)))
+            return load_safetensors(path)
         content = load_tensors(path, map_location="cpu", mmap=zipfile.is_zipfile(path))
     except ForeignObject as error:
         raise UserError(

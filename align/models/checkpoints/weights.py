@@ -10,11 +10,11 @@ from typing import TypedDict
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.common.files import load_tensors, write_atomically, write_json
+from align.common.files import load_safetensors, load_tensors, write_atomically, write_json
 from align.common.schema import convert, read_json
 
 SAFE = "model.safetensors"
@@ -42,7 +42,7 @@ def weight_files(folder: Path) -> list[Path]:
 def read_weights(file: Path) -> dict[str, Tensor]:
     try:
         if file.suffix == ".safetensors":
-            tensors = load_file(str(file))
+            tensors = load_safetensors(file)
         else:
             tensors = load_tensors(file, map_location="cpu")
     except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from align.common.errors import UserError
-from align.common.files import expanded, sha256_file, write_atomically
+from align.common.files import expanded, load_safetensors, load_tensors, sha256_file, write_atomically
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
@@ -26,12 +28,14 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_what_has_no_end_has_no_hash(tmp_path: Path) -> None:
+@pytest.mark.parametrize("read", [sha256_file, load_safetensors, load_tensors])
+def test_what_has_no_end_is_not_read(tmp_path: Path, read: Callable[[Path], Any]) -> None:
+    """A pipe would be waited for."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "device").symlink_to("/dev/zero")
     for name in ("pipe", "device"):
         with pytest.raises(OSError, match="is no ordinary file"):
-            sha256_file(tmp_path / name)
+            read(tmp_path / name)
 
 
 def test_a_name_that_is_not_utf_8_is_refused() -> None:

@@ -47,6 +47,8 @@ def test_values_become_their_types() -> None:
         ({"name": "a", "rates": {"x": 10**400}}, Outer, "must be a number below 1e308"),
         ({}, Loose, "f: needed is missing"),
         ([], Loose, "must be a mapping"),
+        ([1], list[list[Any]], "=1 must be a list"),
+        (1, list[list[Any]], "=1 must be a list of lists"),
         ("c", Literal["ab", "b"], "is unknown (one of: ab, b)"),
     ],
 )

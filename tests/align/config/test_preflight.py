@@ -104,6 +104,17 @@ def test_what_a_start_lacks_is_said_before_the_target_writes(tmp_path: Path) -> 
     assert not (tmp_path / "data").exists()
 
 
+def test_finished_data_need_not_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others' texts on a shared disk, for example."""
+    recipe = load_recipe(["recipe=debug_block", f"output={tmp_path / 'o'}", f"data.path={tmp_path / 'd'}"])
+    (tmp_path / "d").mkdir()
+    monkeypatch.setattr("align.common.claims.os.access", lambda path, mode: path != tmp_path / "d")
+    with pytest.raises(UserError, match="data.path=.*can't be written"):
+        check_training(recipe)
+    (tmp_path / "d/manifest.json").touch()
+    check_training(recipe)
+
+
 def test_data_are_not_begun_beside_other_things(tmp_path: Path) -> None:
     """A wrong data.path, of a drafter for example, is no place to write to."""
     recipe = load_recipe(["recipe=debug_block", f"output={tmp_path / 'o'}", f"data.path={tmp_path / 'd'}"])

@@ -58,7 +58,7 @@ def test_a_second_opening_reads_no_shard_and_a_grown_folder_its_new_ones(
     assert told(tmp_path) == [*ONE, ([70000], 1, 0.5)] and read == [0, 1]
 
 
-@pytest.mark.parametrize("damage", ["torn", "other", "flipped", "read-only"])
+@pytest.mark.parametrize("damage", ["torn", "other", "flipped", "read-only", "a pipe"])
 def test_an_index_that_is_damaged_or_anothers_is_built_again(tmp_path: Path, damage: str) -> None:
     written(tmp_path, FIRST)
     told(tmp_path)
@@ -68,6 +68,9 @@ def test_an_index_that_is_damaged_or_anothers_is_built_again(tmp_path: Path, dam
         path.write_bytes(raw[:-3])
     elif damage == "flipped":
         path.write_bytes(raw[:-20] + bytes([raw[-20] ^ 1]) + raw[-19:])
+    elif damage == "a pipe":
+        path.unlink()
+        os.mkfifo(path)
     elif damage == "read-only":
         path.unlink()
         path.mkdir()  # nothing can be written in its place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,14 @@ def test_what_does_not_fit_is_refused_by_its_name(
     with pytest.raises(UserError, match=says) as refused:
         load_drafter(folder, target)
     assert "\n" not in str(refused.value)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path, target: Target) -> None:
+    folder = write(tmp_path / "theirs", dflash_config(target), backbone(target))
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(UserError, match="model.safetensors: not readable .*is no ordinary file"):
+        load_drafter(folder, target)
 
 
 def test_vocabularies_come_out_ascending(target: Target) -> None:

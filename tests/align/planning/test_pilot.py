@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.planning.pilot import Pilot, batch_seconds, pilot, piloted_seconds, step_seconds
 from align.planning.text import TextSize, text_size
+from align.training.base_module import NonFiniteLoss
+from align.training.parallel.watch import Interrupted
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,32 @@ def test_data_that_are_there_are_read(debug_data: Path, tmp_path: Path) -> None:
     assert found.text is None and found.fresh > 0
     assert piloted_seconds(recipe, text_size(recipe), found, 1.0).writing == 0
     assert {p.name: p.read_bytes() for p in debug_data.iterdir() if p.name in before} == before
+
+
+@pytest.mark.parametrize(
+    ("raised", "becomes"),
+    [
+        (Interrupted("stopped by a signal after step 1; a checkpoint is saved"), KeyboardInterrupt),
+        (NonFiniteLoss("the loss at step 1 is not finite; its batch is in a folder"), UserError),
+    ],
+)
+def test_a_trial_that_stops_ends_as_a_command_does(
+    raised: Exception,
+    becomes: type[BaseException],
+    debug_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not as training does: nothing is left of it to go on with."""
+
+    def stops(*args: object, **options: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("align.planning.pilot.fit", stops)
+    recipe = load_recipe(["recipe=debug_block", f"output={tmp_path}", f"data.path={debug_data}"])
+    with pytest.raises(becomes) as found:
+        pilot(recipe, text_size(recipe))
+    assert "its batch" not in str(found.value) and "checkpoint" not in str(found.value)
 
 
 def test_a_batch_is_the_sum_of_its_steps() -> None:

@@ -156,6 +156,11 @@ def test_a_killed_run_asks_for_no_finished_row_again(tmp_path: Path, target: Tar
         assert len(server.asked) <= alone + greetings + 3 * 4 * 2  # and at most what was in flight
     assert texts(tmp_path / "killed") == texts(tmp_path / "whole")
     assert data.read_manifest(tmp_path / "killed") == data.read_manifest(tmp_path / "whole")
+    last = data.read_manifest(tmp_path / "killed")["shards"] - 1
+    left = tmp_path / "killed" / f".answers-{last:05d}.jsonl"
+    left.touch()  # killed when the last shard was in the manifest
+    synthesize(recipe_of(server.url), target, tmp_path / "killed", quiet=True)
+    assert not left.exists()
 
 
 @pytest.mark.parametrize(("ids", "strict"), [(False, False), (True, True)])

@@ -65,6 +65,15 @@ def test_nothing_is_written_where_one_format_refuses(tmp_path: Path, drafter: st
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("role", ["block", "autoregressive"])
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_opened(
+    tmp_path: Path, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("align.common.claims.os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(UserError, match="--out=.*out/dflash: .*can't be written"):
+        exported("nowhere", role, "nowhere", {"dflash": tmp_path / "out/dflash"})
+
+
 @pytest.mark.parametrize(
     ("role", "name", "says"),
     [
