@@ -227,17 +227,17 @@ def test_lightning_with_its_config_inside(tmp_path: Path) -> None:
     assert load_published(tmp_path / "last.ckpt").prediction == "log_score"
 
 
-def test_a_hub_id_is_fetched_at_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_hub(tmp_path, MDLM, state(network(time_input="zero"), "backbone."))
     asked: list[Any] = []
 
-    def model_folder(name: str, what: str, files: list[str], revision: str | None) -> Path:
-        asked.append((name, what, revision))
+    def model_folder(name: str, what: str, files: list[str]) -> Path:
+        asked.append((name, what))
         return folder
 
     monkeypatch.setattr(published_files, "model_folder", model_folder)
-    assert load_published("kuleshov-group/mdlm-owt", "abc").family == "mdlm"
-    assert asked == [("kuleshov-group/mdlm-owt", "checkpoint", "abc")]
+    assert load_published("kuleshov-group/mdlm-owt").family == "mdlm"
+    assert asked == [("kuleshov-group/mdlm-owt", "checkpoint")]
     monkeypatch.undo()
     refuses(str(tmp_path / "nowhere"), "no such folder, and no hub id")
 

@@ -23,11 +23,11 @@ def test_a_run_a_folder_and_a_file_are_told_apart(tmp_path: Path) -> None:
         path.touch()
     (folder / "config.json").write_text("{}")
     run_files = run / "checkpoints/last.ckpt", run / ".hydra/config.yaml"
-    assert find(run, None) == find(run_files[0], None) == run_files
-    assert find(folder, None) == (folder / "model.safetensors", folder / "config.json")
+    assert find(run) == find(run_files[0]) == run_files
+    assert find(folder) == (folder / "model.safetensors", folder / "config.json")
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"no weights, neither model\.safetensors nor"):
-        find(folder, None)
+        find(folder)
 
 
 def test_sections_of_a_training_checkpoint(tmp_path: Path) -> None:
