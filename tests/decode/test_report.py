@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.builders import fill_report as fill
+from tests.measurements import fill_report as fill
 
 ROOT = Path(__file__).parents[3]
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from align.common.errors import UserError
 from align.models.checkpoints.masked_lm import load_masked_lm, save_masked_lm
-from tests.builders import CONFIGS, DIFFUGPT, LLADA, small_masked_lm
-from tests.builders import partly_masked as tokens
+from tests.masked_lms import CONFIGS, DIFFUGPT, LLADA, small_masked_lm
+from tests.masked_lms import partly_masked as tokens
 
 QWEN_LAYER = (
     "input_layernorm.weight", "mlp.down_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight",
