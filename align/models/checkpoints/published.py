@@ -56,7 +56,7 @@ class Loaded:
 
     @property
     def prediction(self) -> str:
-        """`log_score`: use `network.log_score`; `logits`: a softmax over the tokens without the mask."""
+        """`log_score`: SEDD's, where `scale_by_sigma` without the part that σ gives; `logits`: a softmax over the tokens without the mask."""
         return "log_score" if self.family == "sedd" or self.network.config.scale_by_sigma else "logits"
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -146,22 +145,6 @@ def test_sigma_must_be_there_and_fit() -> None:
     for bad in (torch.zeros(5), torch.zeros(2, 1), torch.tensor(0.5)):
         with pytest.raises(ValueError, match=r"sigma has shape .*, not \(2,\) or \(2, 5\)"):
             net(tokens(2, 5), bad)
-
-
-def test_log_score_of_sedd() -> None:
-    net = network(scale_by_sigma=True)
-    f_BLV = torch.randn(2, 4, 11, generator=torch.Generator().manual_seed(3))
-    rows = tokens(2, 4)
-    for sigma in (torch.tensor([1e-4, 90.0]), torch.tensor([[0.1, 0.2, 0.3, 0.4], [1.0, 2.0, 3.0, 4.0]])):
-        score = net.log_score(f_BLV, rows, sigma)
-        for b in range(2):
-            for t in range(4):
-                s = float(sigma[b] if sigma.dim() == 1 else sigma[b, t])
-                expected = f_BLV[b, t].double() - math.log(math.expm1(s)) - math.log(10)
-                expected[rows[b, t]] = 0.0
-                torch.testing.assert_close(score[b, t].double(), expected, atol=1e-5, rtol=1e-5)
-    plain = network().log_score(f_BLV, rows, torch.tensor([0.3, 0.4]))
-    assert torch.equal(plain, f_BLV.scatter(-1, rows[..., None], 0.0))
 
 
 def test_every_parameter_learns() -> None:
