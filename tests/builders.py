@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from align.common.batch import Anchors, Batch
-from align.common.terminal import PlainConsole
 from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
 from align.data import shards as data
@@ -23,22 +22,18 @@ from align.makers.causal import make_causal
 from align.makers.standalone import make_standalone
 from align.models.block import BlockDrafter
 from align.models.causal import CausalDrafter
-from align.models.checkpoints.masked_model import from_config
 from align.models.ddit import DDiT
 from align.models.ddit_layers import DDiTConfig
-from align.models.masked_lm import MaskedLM
 from align.models.standalone import DiffusionDrafter
 from align.models.target_features import target_features
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.base_module import DrafterModule
 from align.training.run import train
-from decode import eval
 from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveSession
 from decode.drafters.diffusion import DiffusionProposer
 from decode.engine.decoder import Decoder
 from decode.engine.engine import Engine
-from decode.reporting.records import Divergence, Record, Run, append, write_run
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
 
@@ -55,7 +50,6 @@ SWITCHES = (
 """A chat template that reads `enable_thinking` and `tools`."""
 DRAFT_IDS = torch.cat((torch.arange(2, 3), torch.arange(10, 250, 2)))
 ANCHORS = Anchors(torch.tensor([[3, 5, 11], [1, 9, 16]]), torch.ones(2, 3, 3, dtype=torch.bool))
-NO_TOKENS = torch.empty(1, 0, dtype=torch.int64)
 DIFFUSION_KINDS = {
     "ddit": {"kind": "ddit", "hidden_size": 32, "layers": 2, "heads": 2, "cond_dim": 16},
     "ddit, full": {
@@ -167,44 +161,6 @@ def ddit(seed: int = 0, **changes: Any) -> DDiT:
 
 def random_tokens(*shape: int, seed: int = 1, vocab: int = 11) -> Tensor:
     return torch.randint(0, vocab, shape, generator=torch.Generator().manual_seed(seed))
-
-
-QWEN = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "vocab_size": 40, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
-    "tie_word_embeddings": False, "use_sliding_window": False, "rope_scaling": None, "initializer_range": 0.2,
-}  # fmt: skip
-
-
-DREAM = {
-    **QWEN,
-    "model_type": "Dream",
-    "architectures": ["DreamModel"],
-    "mask_token_id": 36,
-    "use_mrope": False,
-}
-
-
-def partly_masked(rows: int = 2, length: int = 9, seed: int = 0) -> Tensor:
-    drawn = torch.randint(1, 36, (rows, length), generator=torch.Generator().manual_seed(seed))
-    drawn[:, 4:7] = 36
-    return drawn
-
-
-def masked_block_logits(network: MaskedLM, prefix: Tensor, block: Tensor, parts: list[int]) -> Tensor:
-    """The block's logits through the cache, the prefix taken in by parts, each with a draft that is thrown away."""
-    cache, before = network.new_cache(prefix.shape[1] + block.shape[1] + 3), None
-    for part in prefix.split(parts, dim=1):
-        _, before = network.denoise(part, torch.full((1, 2), 5), cache, before)
-    assert cache.length == prefix.shape[1]
-    alone = network.denoise(NO_TOKENS, block, cache, before)[0]
-    cache.length -= parts[-1]
-    if network.family.shift:
-        _, before = network.denoise(prefix[:, : -parts[-1]], NO_TOKENS, again := network.new_cache(12))
-        assert again.length == cache.length
-    together = network.denoise(prefix[:, -parts[-1] :], block, cache, before)[0]
-    torch.testing.assert_close(alone, together, atol=2e-5, rtol=1e-4)
-    return alone
 
 
 BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
@@ -351,44 +307,6 @@ def manifest(**more: Any) -> dict[str, Any]:
     return {"shards": 1, **written, **more}
 
 
-def record(
-    method: str = "plain",
-    prompt: str = "a",
-    seconds: float = 1.0,
-    committed: int = 10,
-    calls: int = 10,
-    accepted: Sequence[int] = (),
-    drafted: Sequence[int] = (),
-    **more: Any,
-) -> Record:
-    fields: dict[str, Any] = {
-        "suite": "s", "prompt": prompt, "method": method, "repeat": 0, "category": "", "prompt_tokens": 5,
-        "new_tokens": committed + 1, "committed": committed, "seconds": seconds, "prefill_seconds": 0.5,
-        "tokens_per_s": committed / seconds, "calls": calls, "accepted": list(accepted),
-        "drafted": list(drafted), "tau": committed / calls if calls else None, "finish": "length",
-        "tokens": list(range(committed + 1)),
-    }  # fmt: skip
-    return Record(**{**fields, **more})
-
-
-QUIET = [
-    "--target",
-    "debug",
-    "--device",
-    "cpu",
-    "--dtype",
-    "float32",
-    "--no-hf-check",
-    "--max-new-tokens",
-    "12",
-]
-
-
-def run_eval(*arguments: Any) -> tuple[dict[str, Any], Path]:
-    config = eval.read_config([*QUIET, *map(str, arguments)])
-    return eval.evaluate(config, PlainConsole(quiet=True), "command")
-
-
 def tree_prefixes(tokens: tuple[int, ...], parents: tuple[int, ...]) -> list[tuple[int, ...]]:
     """What stands after the root and after each node."""
     found: list[tuple[int, ...]] = [()]
@@ -416,89 +334,6 @@ def train_debug_block(output: Path, debug_data: Path, *words: str) -> DrafterMod
     return train(
         load_recipe(["recipe=debug_block", f"output={output}", f"data.path={debug_data}", *words]), quiet=True
     )
-
-
-def fill_report(
-    folder: Path, gain: float = 2.0, temperature: float = 0.0, change: Divergence | None = None
-) -> Path:
-    folder.mkdir(exist_ok=True)
-    settings = {
-        "target": "t/<model>", "methods": ["plain", "lookup", "drafter"], "temperature": temperature,
-        "max_new_tokens": 20, "dtype": "float32", "seed": 0, "repeats": 1, "warmup": 1, "threads": 2,
-        "target_hash": "ab", "drafter_hash": "cd",
-    }  # fmt: skip
-    sources = [
-        {
-            "name": "s",
-            "title": "Suite S",
-            "group": "chat",
-            "prompts": 6,
-            "source": "the package s==1 (6 of 9)",
-        }
-    ]
-    write_run(folder, Run(settings, sources, machine={"cores": 2}, versions={"torch": "2"}))
-    rows: list[Record] = []
-    for i in range(6):
-        same = None if temperature else True
-        slow = 1.0 + 0.1 * i
-        rows.append(record("plain", f"p{i}", slow, 20, 20, [0] * 20, [0] * 20, identical=same, load=0.2))
-        rows.append(
-            record(
-                "lookup",
-                f"p{i}",
-                slow * (1 + (-0.1) ** (i % 2)),
-                20,
-                18,
-                [1, 1, *[0] * 16],
-                [1] * 18,
-                identical=same,
-            )
-        )
-        mine = record("drafter", f"p{i}", slow / gain, 20, 10, [1] * 10, [3] * 10, identical=same)
-        if change is not None and i == 0:
-            mine.identical, mine.divergence = False, change
-        rows.append(mine)
-    append(folder, rows)
-    return folder
-
-
-LLADA = {
-    "model_type": "llada", "architectures": ["LLaDAModelLM"], "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2,
-    "mlp_hidden_size": 48, "embedding_size": 40, "vocab_size": 40, "max_sequence_length": 64, "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0, "weight_tying": False, "mask_token_id": 36, "activation_type": "silu", "block_type": "llama",
-    "layer_norm_type": "rms", "rope": True, "alibi": False, "include_bias": False, "include_qkv_bias": False,
-    "auto_map": {"AutoModel": "modeling_llada.LLaDAModelLM"}, "init_std": 0.2, "precision": "amp_bf16",
-}  # fmt: skip
-
-
-SDAR = {
-    **QWEN, "model_type": "sdar", "architectures": ["SDARForCausalLM"], "mask_token_id": 36, "block_size": 3, "head_dim": 16,
-}  # fmt: skip
-
-
-DIFFULLAMA = {**QWEN, "model_type": "llama", "architectures": ["DiscreteDiffusionModel"], "mask_token_id": 36}
-
-
-DIFFUGPT = {
-    "model_type": "gpt2", "architectures": ["DiscreteDiffusionModel"], "n_embd": 32, "n_layer": 2, "n_head": 4,
-    "n_positions": 64, "vocab_size": 40, "mask_token_id": 36, "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
-
-
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llada": LLADA, "dream": DREAM, "sdar": SDAR, "diffullama": DIFFULLAMA, "diffugpt": DIFFUGPT,
-}  # fmt: skip
-
-
-def small_masked_lm(name: str, **changes: Any) -> MaskedLM:
-    """A family's network with random weights, norms and biases too, so that a slip can't hide."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        network = from_config({**CONFIGS[name], **changes})
-        with torch.no_grad():
-            for parameter in network.parameters():
-                parameter.add_(torch.randn(parameter.shape) * 0.05)
-    return network
 
 
 def shallow_target(layers: int) -> Target:

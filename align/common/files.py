@@ -75,9 +75,9 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
-def write_json(path: Path, values: Any) -> None:
-    """Write JSON for people to read too, as `write_atomically` does."""
-    write_text(path, json.dumps(values, indent=2) + "\n")
+def write_json(path: Path, values: Any, **options: Any) -> None:
+    """Write JSON for people to read too, as `write_atomically` does; `options` are those of `json.dumps`."""
+    write_text(path, json.dumps(values, indent=2, **options) + "\n")
 
 
 def to_disk(path: Path) -> None:

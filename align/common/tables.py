@@ -39,8 +39,13 @@ def read_rows(path: Path) -> list[Any]:
 
 def kind_of(path: Path) -> str | None:
     """The key of `READERS` for this file name, or None."""
-    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    return suffix.lower() if suffix.lower() in READERS else None
+    suffix = suffix_of(path)
+    return suffix if suffix in READERS else None
+
+
+def suffix_of(path: Path) -> str:
+    """How the name ends, in small letters, without `.gz`."""
+    return (Path(path.stem).suffix if path.suffix == ".gz" else path.suffix).lower()
 
 
 def data_files(folder: Path, words: Sequence[str | None]) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id, nearby
-from align.common.tables import kind_of, read_rows, read_text
+from align.common.tables import kind_of, read_rows, read_text, suffix_of
 from align.common.text import short
 
 TABLES = (".jsonl", ".json", ".csv", ".parquet")
@@ -70,10 +70,6 @@ def _parts(text: str) -> Iterator[str]:
     yield text
 
 
-def _suffix(path: Path) -> str:
-    return (Path(path.stem).suffix if path.suffix == ".gz" else path.suffix).lower()
-
-
 def _of_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:
     """Files in the order of their names, hidden ones and those of unknown kinds left out."""
     found = False
@@ -81,10 +77,10 @@ def _of_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Ite
         inside = path.relative_to(folder)
         if not path.is_file() or any(part.startswith(".") for part in inside.parts):
             continue
-        if _suffix(path) in (".jsonl", ".parquet"):
+        if suffix_of(path) in (".jsonl", ".parquet"):
             found = True
             yield from _of_file(path, options)
-        elif _suffix(path) in PROSE + CODE:
+        elif suffix_of(path) in PROSE + CODE:
             try:
                 text = read_text(path)
             except UserError:
@@ -104,13 +100,9 @@ def _of_file(path: Path, options: HubOptions) -> Iterator[str]:
     if kind not in TABLES:
         yield read_text(path)
         return
-    rows = {".jsonl": _jsonl, ".parquet": _parquet}.get(kind, _whole)(path)
-    for number, row in enumerate(rows, 1):
+    read: Callable[[Path], Iterable[Any]] = {".jsonl": _jsonl, ".parquet": _parquet}.get(kind, read_rows)
+    for number, row in enumerate(read(path), 1):
         yield _text(row, options.column, f"{path}, row {number}")
-
-
-def _whole(path: Path) -> Iterator[Any]:
-    yield from read_rows(path)
 
 
 def _jsonl(path: Path) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Parameterisations of a diffusion network's output: a masked predictor (SUBS) and SEDD's log-score, each from the other.
+"""What the losses of a masked predictor (SUBS, MDLM) and of SEDD's log-score share.
 
 V counts the mask, as SEDD's vocabulary does. Everything is elementwise over the leading dimensions: rows (R, V) with
 tokens and σ of shape (R,) serve as well as (B, L, V) with (B, L), and σ may be (B, 1). Computed in fp32 (fp64 stays).
@@ -6,7 +6,6 @@ tokens and σ of shape (R,) serve as well as (B, L, V) with (B, L), and σ may b
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -50,39 +49,6 @@ class _LogSumExpAndLabel(torch.autograd.Function):
         slope_V = (x_V - log_sum[..., None]).exp_().mul_(of_log_sum[..., None])
         slope_V[..., ctx.column] = 0.0
         return slope_V.scatter_add_(-1, label[..., None], of_label[..., None]), None, None
-
-
-def subs_log_probs(logits_V: Tensor, tokens_t: Tensor, mask_id: int) -> Tensor:
-    """log p(x_0 | x_t), (…, V): the mask never predicted, a token that is not masked certain of itself.
-
-    MDLM's SUBS (arXiv 2406.07524). SEDD's raw output f can be read so too: the softmax of f without the mask.
-    """
-    clean = tokens_t != mask_id
-    column = torch.tensor([mask_id], device=logits_V.device)
-    log_p = full_precision(logits_V).index_fill(-1, column, -math.inf).log_softmax(-1)
-    own = torch.zeros_like(log_p[..., 0]).masked_fill(~clean, -math.inf)
-    return log_p.masked_fill(clean[..., None], -math.inf).scatter(-1, tokens_t[..., None], own[..., None])
-
-
-def sedd_log_score(f_V: Tensor, tokens_t: Tensor, sigma: Tensor) -> Tensor:
-    """SEDD's log-score "scaled by σ" (absorbing), (…, V): f − log(e^σ−1) − log(V−1), 0 at the input token."""
-    shift = log_expm1(sigma) + math.log(f_V.shape[-1] - 1)
-    return _pinned(full_precision(f_V) - shift[..., None], tokens_t)
-
-
-def predictor_log_score(logits_V: Tensor, tokens_t: Tensor, sigma: Tensor, mask_id: int) -> Tensor:
-    """A masked predictor as log-score, (…, V): log p_y − log(e^σ−1), p the softmax without the mask; 0 at the input.
-
-    The ratio p_t(y)/p_t(x) of the absorbing graph is conditional probability over e^σ−1: RADD (arXiv 2406.03736, theorem 1).
-    """
-    logits_V = full_precision(logits_V)
-    shift = logsumexp_without(logits_V, mask_id) + log_expm1(sigma)
-    return _pinned(logits_V - shift[..., None], tokens_t)
-
-
-def _pinned(log_score_V: Tensor, tokens_t: Tensor) -> Tensor:
-    """Set the log-score of x_t itself to 0, in place: its ratio to itself is 1."""
-    return log_score_V.scatter_(-1, tokens_t[..., None], 0.0)
 
 
 LOG_ZERO = -1e4

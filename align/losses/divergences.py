@@ -7,6 +7,7 @@ text, R = B·A·K drafted rows, D width, r rank of the bias, Vd draft vocabulary
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,11 @@ class RowStatistics:
     total_variation: Tensor | None = None
     confidence: Tensor | None = None
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> RowStatistics:
+        """All of them that are there, changed alike."""
+        held = {name: None if value is None else change(value) for name, value in vars(self).items()}
+        return RowStatistics(**held)  # type: ignore[arg-type]
+
 
 @dataclass
 class DraftRows:
@@ -91,13 +97,11 @@ def row_statistics(
         UserError: an unknown divergence.
         ValueError: temperatures of p that differ, or a draft vocabulary out of order.
     """
-    for name in wanted - set(DIVERGENCES):
-        raise UserError(f"objective: unknown divergence {name!r}{nearest(name, DIVERGENCES)}")
+    names = _known(wanted)
     if temperature != places.temperature:
         raise ValueError(f"places were made at temperature {places.temperature}, not {temperature}")
     if draft_vocab is not None and not bool((draft_vocab[1:] > draft_vocab[:-1]).all()):
         raise ValueError("draft_vocab must be ascending")
-    names = tuple(n for n in DIVERGENCES if n in wanted)
     count, step = rows.hidden_RD.shape[0], chunk_rows
     if rows.hidden_RD.device.type == "cpu":
         step = min(step, max(_BLOCK_ROWS, _BLOCK_BYTES // (4 * head_VdD.shape[0])))
@@ -127,9 +131,14 @@ def logit_statistics(
     Raises:
         UserError: an unknown divergence.
     """
-    for name in wanted - set(DIVERGENCES):
-        raise UserError(f"objective: unknown divergence {name!r}{nearest(name, DIVERGENCES)}")
-    names = tuple(n for n in DIVERGENCES if n in wanted)
+    names = _known(wanted)
     head_VD = head_VD.detach().to(factor_dtype(places.hidden_PD, head_VD)).contiguous()
     values = Logits.apply(logits_RV, place_R, Work(places, head_VD, None, names, 1.0, True))
     return RowStatistics(**dict(zip(ALWAYS + names, values, strict=True)))
+
+
+def _known(wanted: frozenset[str]) -> tuple[str, ...]:
+    """These divergences in their order. Raises UserError for one that there is not."""
+    for name in wanted - set(DIVERGENCES):
+        raise UserError(f"objective: unknown divergence {name!r}{nearest(name, DIVERGENCES)}")
+    return tuple(name for name in DIVERGENCES if name in wanted)

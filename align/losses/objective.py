@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -79,9 +78,7 @@ def after_prefix(statistics: RowStatistics, valid: Tensor, clean: Tensor) -> tup
     position 1 of every weight and product is the first masked one; the end is not valid."""
     steps = torch.arange(valid.shape[-1], device=valid.device) + clean[..., None]
     inside, steps = steps < valid.shape[-1], steps.clamp_max(valid.shape[-1] - 1)
-    moved = {f.name: getattr(statistics, f.name) for f in fields(RowStatistics)}
-    moved = {name: value if value is None else value.gather(-1, steps) for name, value in moved.items()}
-    return RowStatistics(**moved), valid.gather(-1, steps) & inside
+    return statistics.each(lambda value: value.gather(-1, steps)), valid.gather(-1, steps) & inside
 
 
 # ---- terms, (…, K), zero where not valid ----

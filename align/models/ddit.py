@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from align.common.errors import UserError, nearest
-from align.diffusion.parameterization import sedd_log_score
 from align.kernels.linear import speed_up_linears
 from align.models.ddit_layers import DDiTBlock, DDiTConfig, DDiTHead, Rotary, SigmaMap, VocabEmbedding
 from align.target.attention import BACKENDS, block_mask, clean_then_noisy
@@ -22,7 +21,8 @@ from align.target.cache import KVCache, LayerShape
 
 
 class DDiT(nn.Module):
-    """The network f: logits of a masked predictor as they are, SEDD's log-score after `log_score`.
+    """The network f: logits of a masked predictor, or SEDD's log-score (arXiv 2310.16834), which lacks the part that σ gives where
+    `scale_by_sigma`.
 
     Args:
         config: the architecture.
@@ -95,13 +95,6 @@ class DDiT(nn.Module):
     def head(self, hidden: Tensor, sigma: Tensor | None = None) -> Tensor:
         """f of any rows, (…, D) → (…, V); `sigma` of shape (…), or that without its last dimension."""
         return self.output_layer(hidden, self._condition(sigma, hidden.shape[:-1], hidden.device))
-
-    def log_score(self, f_BLV: Tensor, tokens_BL: Tensor, sigma: Tensor) -> Tensor:
-        """SEDD's log-score ℓ in fp32 (arXiv 2310.16834): f, less log(e^σ−1)+log(V−1) where `scale_by_sigma`, and 0 at
-        the input token. `sigma` (B,) or (B, L), positive."""
-        if not self.config.scale_by_sigma:
-            return f_BLV.float().scatter(-1, tokens_BL[..., None], 0.0)
-        return sedd_log_score(f_BLV, tokens_BL, sigma if sigma.dim() == tokens_BL.dim() else sigma[:, None])
 
     def prepare_for_drafting(self) -> None:
         """As `MaskedLM.prepare_for_drafting`."""

@@ -228,20 +228,13 @@ class MaskedLM(nn.Module):
         return logits, raw_1SD[:, kept - 1] if kept else before_1D
 
 
-def annealed_see(
-    length: int, progress: float, generator: torch.Generator, document_BL: Tensor | None = None
-) -> Tensor:
-    """Attention mask annealing (DiffuLLaMA, arXiv 2410.17891): bool (1 or B, 1, L, L), True = attend.
+def annealed_see(length: int, progress: float, generator: torch.Generator) -> Tensor:
+    """Attention mask annealing (DiffuLLaMA, arXiv 2410.17891): bool (1, 1, L, L), True = attend.
 
     Causal at `progress` 0, full at 1; between, each later position is seen with that probability, drawn for every pair.
-    `document_BL`: packed documents, none of which sees another.
     """
-    rows = 1 if document_BL is None else document_BL.shape[0]
-    drawn = torch.rand(rows, 1, length, length, generator=generator, device=generator.device) < progress
-    see = drawn | torch.ones(length, length, dtype=torch.bool, device=drawn.device).tril()
-    return (
-        see if document_BL is None else see & (document_BL[:, None, :, None] == document_BL[:, None, None, :])
-    )
+    drawn = torch.rand(1, 1, length, length, generator=generator, device=generator.device) < progress
+    return drawn | torch.ones(length, length, dtype=torch.bool, device=drawn.device).tril()
 
 
 # ---- making ----

@@ -17,8 +17,10 @@ from torch import Tensor
 if TYPE_CHECKING:
     from align.target.cache import KVCache
 
-Run = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
-"""Tokens (B, L), their positions (1 or B, L), which of them each one sees (L, L) → hidden states and taps, through the cache."""
+States = tuple[Tensor, Tensor | None]
+"""Normalised last hidden states (B, L, D) and tapped layer outputs (B, L, F, D), None = without taps."""
+Run = Callable[[Tensor, Tensor, Tensor | None], States]
+"""Tokens (B, L), their positions (1 or B, L), which of them each one sees (L, L) → their states, through the cache."""
 
 
 def switch_length(config: Any, limit: int) -> int | None:
@@ -45,14 +47,14 @@ def steady(switch: int | None, caches: Sequence[KVCache], widths: Sequence[int])
 
 def across(
     run: Run, switch: int, cache: KVCache, tokens_BL: Tensor, positions_BL: Tensor, see_LL: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+) -> States:
     """Hidden states and taps of new tokens, each under the table of its own length.
 
     Where some lie beyond the length and others do not, the call runs under both tables; the text runs once more with each
     change. So a request pays for its text once, and again for drafts about the length that are rejected.
     """
     past, beyond_BL = cache.length, positions_BL >= switch
-    found: dict[bool, tuple[Tensor, Tensor | None]] = {}
+    found: dict[bool, States] = {}
     for long in (False, True):
         if bool((beyond_BL == long).any()):
             cache.length = past
@@ -74,7 +76,7 @@ def _under(
     tokens_BL: Tensor,
     positions_BL: Tensor,
     see_LL: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
+) -> States:
     """Those of the new tokens that belong to this table, right; the others only keep their places."""
     past, length = cache.length, tokens_BL.shape[1]
     # nothing on this side sees what lies beyond, so that its position there may be any

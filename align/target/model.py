@@ -24,7 +24,7 @@ from align.target.fused import FusedLayers, fused
 from align.target.inspection.anatomy import Anatomy, context_limit, decoder, eos_ids, examine
 from align.target.interface import install
 from align.target.logits import PLAIN, LogitForm
-from align.target.long_tables import across, steady, switch_length
+from align.target.long_tables import States, across, steady, switch_length
 from align.target.masks import Layout, Together, laid
 from align.target.recurrent import MOST_REPLAYED
 
@@ -175,32 +175,19 @@ class Target:
             UserError: branches, of a target with recurrent states.
         """
         if cache is not None and cache.recurrence is not None:
-            return self._replaying(tokens_BL, cache, positions_BL, mask, see_LL, taps, logits)
-        if self.switch is not None and cache is not None and mask is None:
-            return self._across(self.switch, tokens_BL, cache, positions_BL, see_LL, taps, logits)
-        return self._forward(tokens_BL, cache, positions_BL, mask, see_LL, taps, logits)
+            states = self._replaying(tokens_BL, cache, positions_BL, mask, see_LL, taps)
+        elif self.switch is not None and cache is not None and mask is None:
+            cache.check_room(tokens_BL.shape[1])
+            if positions_BL is None:
+                positions_BL = self._counted(cache.length, tokens_BL.shape[1], see_LL)
 
-    def _across(
-        self,
-        switch: int,
-        tokens_BL: Tensor,
-        cache: KVCache,
-        positions_BL: Tensor | None,
-        see_LL: Tensor | None,
-        taps: Sequence[int],
-        logits: bool,
-    ) -> TargetOutput:
-        """`forward` where the rotary table changes with the length: each token under that of the text that ends with it."""
-        cache.check_room(tokens_BL.shape[1])
-        if positions_BL is None:
-            positions_BL = self._counted(cache.length, tokens_BL.shape[1], see_LL)
+            def run(tokens: Tensor, positions: Tensor, see: Tensor | None) -> States:
+                return self._states(tokens, cache, positions, None, see, taps)
 
-        def run(tokens: Tensor, positions: Tensor, see: Tensor | None) -> tuple[Tensor, Tensor | None]:
-            output = self._forward(tokens, cache, positions, None, see, taps, False)
-            return output.hidden_BLD, output.taps_BLFD
-
-        hidden_BLD, taps_BLFD = across(run, switch, cache, tokens_BL, positions_BL, see_LL)
-        return TargetOutput(self.head(hidden_BLD) if logits else None, hidden_BLD, taps_BLFD)
+            states = across(run, self.switch, cache, tokens_BL, positions_BL, see_LL)
+        else:
+            states = self._states(tokens_BL, cache, positions_BL, mask, see_LL, taps)
+        return TargetOutput(self.head(states[0]) if logits else None, *states)
 
     def _counted(self, past: int, length: int, see_LL: Tensor | None) -> Tensor:
         """Positions (1, L) counted on from the cache's length; in a tree by depth."""
@@ -215,8 +202,7 @@ class Target:
         mask: Tensor | None,
         see_LL: Tensor | None,
         taps: Sequence[int],
-        logits: bool,
-    ) -> TargetOutput:
+    ) -> States:
         """`forward` for recurrent states: the tokens that they lost in a rollback run once more, in front."""
         assert cache.recurrence is not None
         if see_LL is not None and not torch.equal(see_LL, torch.ones_like(see_LL).tril()):
@@ -224,7 +210,7 @@ class Target:
                 f"target {self.spec!r} has recurrent states: drafts may not branch (tree_nodes=0)"
             )
         if cache.slots_B is not None:
-            return self._forward(tokens_BL, cache, positions_BL, mask, None, taps, logits)
+            return self._states(tokens_BL, cache, positions_BL, mask, None, taps)
         cache.check_room(tokens_BL.shape[1])
         lost_BR = cache.rewind()
         if lost_BR is not None and lost_BR.shape[1] > MOST_REPLAYED:
@@ -235,14 +221,13 @@ class Target:
         cache.recurrence.before(tokens_BL.shape[1])
         one_by_one = self.stepwise and cache.length > 0
         parts = tokens_BL.split(1, dim=1) if one_by_one else [tokens_BL]
-        outputs = [self._forward(part, cache, None, mask, None, taps, False) for part in parts]
+        found = [self._states(part, cache, None, mask, None, taps) for part in parts]
         cache.recurrence.after(tokens_BL)
-        hidden = torch.cat([output.hidden_BLD for output in outputs], dim=1)[:, again:]
-        tapped = [output.taps_BLFD for output in outputs if output.taps_BLFD is not None]
-        taps_BLFD = torch.cat(tapped, dim=1)[:, again:] if tapped else None
-        return TargetOutput(self.head(hidden) if logits else None, hidden, taps_BLFD)
+        hidden_BLD = torch.cat([hidden for hidden, _ in found], dim=1)[:, again:]
+        tapped = [taps_BLFD for _, taps_BLFD in found if taps_BLFD is not None]
+        return hidden_BLD, torch.cat(tapped, dim=1)[:, again:] if tapped else None
 
-    def _forward(
+    def _states(
         self,
         tokens_BL: Tensor,
         cache: KVCache | None,
@@ -250,8 +235,8 @@ class Target:
         mask: Tensor | None,
         see_LL: Tensor | None,
         taps: Sequence[int],
-        logits: bool,
-    ) -> TargetOutput:
+    ) -> States:
+        """The states of the new tokens; writes their keys and values, advances the cache's length."""
         length = tokens_BL.shape[1]
         past = cache.length if cache is not None else 0
         slots = cache is not None and cache.slots_B is not None
@@ -260,12 +245,12 @@ class Target:
         if positions_BL is None:
             positions_BL = self._counted(past, length, see_LL)
         layout = Layout(positions_BL, past, self.groups, self.dtype, see_LL, mask, slots)
-        hidden_BLD, taps_BLFD = self._run(tokens_BL, layout, positions_BL, cache, taps)
+        states = self._run(tokens_BL, layout, positions_BL, cache, taps)
         if cache is not None and not slots:
             if self.switch is not None:
                 cache.note(tokens_BL)
             cache.advance(length)
-        return TargetOutput(self.head(hidden_BLD) if logits else None, hidden_BLD, taps_BLFD)
+        return states
 
     def _run(
         self,
@@ -274,7 +259,7 @@ class Target:
         positions_BL: Tensor,
         cache: Any,
         taps: Sequence[int],
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> States:
         """Normalised last hidden state and tapped layer outputs."""
         for token, other in self.stand_ins.items():
             tokens_BL = tokens_BL.where(tokens_BL != token, other)

@@ -7,8 +7,6 @@ wherever the drafts before were accepted: expected τ is the unbiased one (align
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import torch
 
 from align.common.batch import Step
@@ -44,5 +42,4 @@ class CausalDrafterModule(DrafterModule):
             head_VD = drafter.target.head_weight_VD
             found = logit_statistics(drafter.logits(hidden_PD), place_P, outputs.places, head_VD, wanted)
         at_BAK = self.used_rows(step, outputs)
-        pairs = {f.name: getattr(found, f.name) for f in fields(RowStatistics)}
-        return RowStatistics(**{name: None if v is None else v[at_BAK] for name, v in pairs.items()})  # type: ignore[arg-type]
+        return found.each(lambda value_P: value_P[at_BAK])

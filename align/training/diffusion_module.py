@@ -129,8 +129,7 @@ class DiffusionDrafterModule(DrafterModule):
         def spread(values_R: Tensor) -> Tensor:
             return torch.zeros(at.shape, device=at.device).masked_scatter(at, values_R)
 
-        pairs = {f.name: getattr(found, f.name) for f in fields(RowStatistics)}
-        return RowStatistics(**{name: None if v is None else spread(v) for name, v in pairs.items()})  # type: ignore[arg-type]
+        return found.each(spread)
 
     def strength(self) -> float:
         """λ at this step."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 
 from align.common.errors import UserError
-from align.common.files import sha256_file
+from align.common.files import sha256_file, write_json
 from align.common.schema import read_object
 from align.common.strict_yaml import parse_yaml
 from align.common.terminal import PlainConsole
@@ -26,7 +26,7 @@ from decode.benchmark import runner
 from decode.benchmark.progress import TaskProgress
 from decode.method_names import PLAIN
 from decode.reporting.learning import Milestone
-from decode.reporting.records import Record, append, read_records, write_json, write_records
+from decode.reporting.records import AS_JSON, Record, add, read_records, write_records
 from decode.suites.sources import Loaded
 from decode.suites.tokenized import tokenize_prompts
 
@@ -182,13 +182,7 @@ def measure(
     with TaskProgress(console, len(tasks), list(decoders), 0) as progress:
         for task in tasks:
             new = runner.run_task(decoders, task, settings, partial(progress.step, task.prompt.id))
-            keys = {record.key for record in new}
-            others = [record for record in records if record.key not in keys]
-            if len(others) == len(records):
-                append(folder, new)
-            else:  # of an earlier run, with fewer milestones
-                write_records(folder, [*others, *new])
-            records = others + new
+            records = add(folder, records, new)
             progress.done(new)
     return records
 
@@ -222,5 +216,5 @@ def _kept(folder: Path, places: dict[str, Path], settings: dict[str, Any]) -> li
         records = [r for r in there if r.method in same or r.method == PLAIN]
         if len(records) < len(there):
             write_records(folder, records)
-    write_json(path, {**settings, "drafters": hashes})
+    write_json(path, {**settings, "drafters": hashes}, **AS_JSON)
     return records

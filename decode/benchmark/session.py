@@ -20,7 +20,7 @@ from decode.benchmark.folder import folder_name, open_folder, settings_of
 from decode.benchmark.plan import Plan
 from decode.benchmark.progress import TaskProgress
 from decode.method_names import PLAIN
-from decode.reporting.records import Record, Run, append, write_records, write_run
+from decode.reporting.records import Record, Run, add, write_run
 from decode.reporting.render import make_report
 from decode.reporting.summary import plural
 from decode.suites.sources import Loaded
@@ -68,13 +68,7 @@ class Measurement:
     def run_task(self, task: runner.Task, ended: Any = lambda method: None) -> list[Record]:
         """Run one task and write its records; those that a kill or a full disk left of it before are replaced."""
         records = runner.run_task(self.decoders, task, self.settings, ended)
-        keys = {record.key for record in records}
-        others = [record for record in self.records if record.key not in keys]
-        if len(others) == len(self.records):
-            append(self.folder, records)
-        else:
-            write_records(self.folder, [*others, *records])
-        self.records = others + records
+        self.records = add(self.folder, self.records, records)
         return records
 
     def _warm_up(self, task: runner.Task) -> None:

@@ -17,7 +17,7 @@ from align.common.errors import UserError
 from align.target.model import Target, TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal
-from decode.speculation.sampling import Sampling, best, couple, draw, probs
+from decode.speculation.sampling import Sampling
 from decode.speculation.tree import ancestors, chain
 
 DRAFT_TOKENS = 4
@@ -122,8 +122,7 @@ class AutoregressiveSession(DraftSession):
 
     def __init__(self, drafter: AutoregressiveDrafter, request: Request) -> None:
         self.request, self.model = request, drafter.model
-        # under `gumbel` drafts use the target's noise and have no q
-        self.law: Law = drafter.law(request.sampling) if request.noise is None else "point"
+        self.law: Law = request.law(drafter)
         self.context = CausalContext(drafter.model, request.cache.capacity)
 
     def propose(self, k: int) -> Proposal | None:
@@ -137,21 +136,11 @@ class AutoregressiveSession(DraftSession):
         rows: list[Tensor] = []
         for i in range(k):
             logits_1V = self.context.read(fresh).to(device)
-            tokens_K[i], q = self._choose(logits_1V, tokens_K[:i])
+            before = request.history.rows(tokens_K[:i], chain(i)).rows(slice(i, i + 1))
+            tokens_K[i : i + 1], q = request.choose(self.law, logits_1V, before, [i])
             rows += [] if q is None else [q]
             fresh = [int(tokens_K[i])]
         return Proposal(tokens_K, self.law, DraftProbs(torch.cat(rows)) if rows else None)
-
-    def _choose(self, logits_1V: Tensor, drafts_K: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The token after the given drafts, and the q (1, V) it was drawn from (None: it was chosen)."""
-        request, at = self.request, len(drafts_K)
-        before = request.history.rows(drafts_K, chain(at)).rows(slice(at, at + 1))
-        if request.noise is None and self.law == "point":
-            return best(logits_1V, request.sampling, before, overwrite=True)[0], None
-        q_1V = probs(logits_1V, request.sampling, before, overwrite=True)
-        if request.noise is not None:
-            return couple(q_1V, request.noise, [len(request.tokens) + at])[0], None
-        return draw(q_1V, request.generator)[0], q_1V
 
 
 class AutoregressiveWriter:

@@ -4,7 +4,7 @@ request."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from align.target.cache import KVCache
 from align.target.model import Target, TargetOutput
 from decode.speculation.processors import History
 from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import Sampling
+from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, probs
 from decode.speculation.tree import MOST_NODES
 
 
@@ -53,6 +53,33 @@ class Request:
     generator: torch.Generator
     history: History
     noise: Callable[[int], Tensor] | None = None
+
+    def law(self, drafter: Drafter) -> Law:
+        """How this drafter draws here: with `noise` its drafts have no q."""
+        return drafter.law(self.sampling) if self.noise is None else "point"
+
+    def choose(
+        self,
+        law: Law,
+        logits_RV: Tensor,
+        before: ProcessorState,
+        ahead: Iterable[int],
+        ids_V: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """A column for each row of logits, which are overwritten, and the q that it was drawn from (None: it was chosen).
+
+        Args:
+            ahead: of each row, how many drafts lie between the text and it. ids_V: the tokens of the columns; None = all.
+        """
+        noise = self.noise
+        if noise is None and law == "point":
+            return best(logits_RV, self.sampling, before, overwrite=True), None
+        q_RV = probs(logits_RV, self.sampling, before, overwrite=True)
+        if noise is None:
+            return draw(q_RV, self.generator), q_RV
+        columns = slice(None) if ids_V is None else ids_V
+        places = [len(self.tokens) + i for i in ahead]
+        return couple(q_RV, lambda place: noise(place)[columns], places), None
 
 
 class DraftSession(ABC):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from align.target.model import TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range
 from decode.drafters.controllers import TreeSize
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
-from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, penalised, probs
+from decode.speculation.sampling import ProcessorState, Sampling, penalised, probs
 from decode.speculation.tree_drafts import as_tree, draw_tree, drawn_tree_parents, ranked
 
 TREE_NODES = 5
@@ -129,8 +129,7 @@ class BlockDrafts(DraftSession):
 
     def __init__(self, proposer: BlockProposer, request: Request) -> None:
         self.proposer, self.network, self.request = proposer, proposer.network, request
-        # under `gumbel` drafts use the target's noise and have no q
-        self.law: Law = proposer.law(request.sampling) if request.noise is None else "point"
+        self.law: Law = request.law(proposer)
         self.session = BlockSession(self.network, request.cache, request.cache.capacity)
         self.taps = self.session.taps
         self.trained_passes = self.session.passes
@@ -176,17 +175,8 @@ class BlockDrafts(DraftSession):
     def _choose(self, logits: Tensor, first: int = 0) -> tuple[Tensor, Tensor | None]:
         """Columns of the draft vocabulary for the positions from `first` on, (K, Vd) → (K,), and the probabilities that
         they were drawn from."""
-        sampling, before = self.request.sampling, self._before(first, len(logits))
-        noise = self.request.noise
-        if noise is not None:
-            start = len(self.request.tokens) + first
-            q = probs(logits, sampling, before, overwrite=True)
-            columns: Any = slice(None) if self._ids is None else self._ids
-            return couple(q, lambda position: noise(position)[columns], range(start, start + len(q))), None
-        if self.law == "point":
-            return best(logits, sampling, before, overwrite=True), None
-        q = probs(logits, sampling, before, overwrite=True)
-        return draw(q, self.request.generator), q
+        before, ahead = self._before(first, len(logits)), range(first, first + len(logits))
+        return self.request.choose(self.law, logits, before, ahead, self._ids)
 
     def _choose_in_turn(self, hidden_KD: Tensor, logits_KV: Tensor) -> tuple[Tensor, Tensor | None]:
         """As `_choose`, one position after the other: with the Markov bias of the token before, while the confidence suffices."""

@@ -14,7 +14,7 @@ that the tree's shape does not depend on its tokens.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from align.models.block_session import BlockSession
 from align.target.model import TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range
 from decode.speculation.proposal import DraftProbs, Law, Proposal
-from decode.speculation.sampling import Sampling, best, couple, draw, penalised, probs
+from decode.speculation.sampling import NOTHING, Sampling, draw, penalised, probs
 from decode.speculation.tree import MOST_NODES, chain
 from decode.speculation.tree_drafts import concatenate_q, prefix_tree
 
@@ -90,8 +90,7 @@ class D2SDSession(DraftSession):
 
     def __init__(self, proposer: D2SDDrafter, request: Request) -> None:
         self.proposer, self.request = proposer, request
-        # under `gumbel` drafts use the target's noise and have no q
-        self.law: Law = proposer.law(request.sampling) if request.noise is None else "point"
+        self.law: Law = request.law(proposer)
         self.first = BlockSession(proposer.first, request.cache, request.cache.capacity)
         self.second = self.first
         if proposer.second is not proposer.first:
@@ -159,7 +158,7 @@ class D2SDSession(DraftSession):
             after = logits if line is None else logits + session.bias(line, blocks_NJ[own, k])
             if self.law == "point":
                 said.append(penalised(after, sampling, seen))
-                columns = self._choose(said[-1], k, ids)
+                columns, _ = self.request.choose("point", said[-1].clone(), NOTHING, [k] * len(own), ids)
             else:
                 said.append(penalised(logits, sampling, seen))
                 drawn_from.append(probs(after, sampling, seen))
@@ -167,16 +166,6 @@ class D2SDSession(DraftSession):
             blocks_NJ[own, k + 1] = columns if ids is None else ids[columns]
         q = DraftProbs(torch.cat(drawn_from), ids) if drawn_from else None
         return Written(torch.cat(said), q, [(n, k) for k, own in open_.items() for n in own])
-
-    def _choose(self, logits_RV: Tensor, k: int, ids: Tensor | None) -> Tensor:
-        """Columns of the draft vocabulary for position k of some blocks: the most probable ones, or, under `gumbel`, the argmax
-        with the noise that the target will add there."""
-        noise = self.request.noise
-        if noise is None:
-            return best(logits_RV, self.request.sampling)
-        columns: Any = slice(None) if ids is None else ids
-        q_RV, position = probs(logits_RV, self.request.sampling), len(self.request.tokens) + k
-        return couple(q_RV, lambda at: noise(at)[columns], [position] * len(q_RV))
 
 
 class Written(NamedTuple):

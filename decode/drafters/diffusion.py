@@ -24,7 +24,7 @@ from align.models.diffusion_context import DiffusionContext
 from align.models.standalone import DiffusionDrafter
 from decode.drafters.base import DraftSession, Request, check_range, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
-from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, penalised, probs
+from decode.speculation.sampling import ProcessorState, Sampling, penalised, probs
 from decode.speculation.tree_drafts import draw_tree, drawn_tree_parents, tree_from_marginals
 
 ORDERS = ("left_to_right", "blockwise", "random", "confidence")
@@ -125,7 +125,7 @@ class DiffusionDrafts(DiffusionSession):
     def __init__(self, proposer: DiffusionProposer, request: Request) -> None:
         super().__init__(proposer.drafter, request, proposer.draft_tokens)
         self.proposer = proposer
-        self.law: Law = proposer.law(request.sampling) if request.noise is None else "point"
+        self.law: Law = request.law(proposer)
         self.known_RV: Tensor | None = None  # logits of the last draft, and the length of the text then
         self.known_at = 0
 
@@ -144,7 +144,7 @@ class DiffusionDrafts(DiffusionSession):
             places, left = at.tolist(), left - len(at)
             if self.proposer.hot_start:
                 logits |= zip(places, logits_RV[at], strict=True)
-            tokens, q_RV = self._choose(logits_RV[at], at)
+            tokens, q_RV = self.request.choose(self.law, logits_RV[at], self.before(at), places)
             block_K[at], steps_K[at] = tokens, step
             q |= zip(places, q_RV, strict=True) if q_RV is not None else ()
         if self.proposer.hot_start:
@@ -190,16 +190,6 @@ class DiffusionDrafts(DiffusionSession):
             rank_R = -logits_RV.log_softmax(-1).amax(-1)
         first = rank_R.masked_fill(~masked_R, torch.inf).argsort()
         return first[:count].sort().values  # no more than are masked: a hot start's rows all are
-
-    def _choose(self, logits_RV: Tensor, at: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Tokens for the positions `at` ahead, and the q they were drawn from (None: they were chosen)."""
-        request, sampling, before = self.request, self.request.sampling, self.before(at)
-        if request.noise is None and self.law == "point":
-            return best(logits_RV, sampling, before, overwrite=True), None
-        q_RV = probs(logits_RV, sampling, before, overwrite=True)
-        if request.noise is not None:
-            return couple(q_RV, request.noise, [len(request.tokens) + i for i in at.tolist()]), None
-        return draw(q_RV, request.generator), q_RV
 
     def _tree(self, logits_KV: Tensor) -> Proposal:
         sampling, nodes = self.request.sampling, self.proposer.tree_nodes

@@ -14,7 +14,6 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from align.common.errors import UserError
 from align.models.standalone import DiffusionDrafter
 from align.target.model import TargetOutput
 from decode.drafters.base import Request, check_range
@@ -34,19 +33,22 @@ class DiffuSpecDrafter:
             limited to it.
         path_search: CPS; without it each position's most probable token.
         adaptive_length: ADL; without it always `longest`.
-        mass, candidates: a position's candidates are the most probable tokens with so much of q, at most so many.
-        beam: paths kept at each position.
-        weight: λ, of ln q against the n-gram model's ln p.
         corpus: texts that the n-gram model has read before any request, as the target's tokens
             (`decode.drafters.corpus.read_corpus`).
-        shortest, longest, growth, smoothing: of `AdaptiveLength`; by default 20 to 30 by 10 as published, in the same proportions
-            for networks of shorter blocks.
 
     Raises:
         UserError: a number out of its range.
     """
 
     name = "diffuspec"
+    mass, candidates = 0.8, 15
+    """A position's candidates are the most probable tokens with so much of q, at most so many."""
+    beam = 3
+    """Paths kept at each position."""
+    weight = 0.5
+    """λ, of ln q against the n-gram model's ln p."""
+    smoothing = 0.5
+    """Of `AdaptiveLength`; 20 to 30 tokens by 10 as published, in the same proportions for networks of shorter blocks."""
 
     def __init__(
         self,
@@ -55,42 +57,13 @@ class DiffuSpecDrafter:
         *,
         path_search: bool = True,
         adaptive_length: bool = True,
-        mass: float = 0.8,
-        candidates: int = 15,
-        beam: int = 3,
-        weight: float = 0.5,
         corpus: Iterable[Sequence[int]] = (),
-        shortest: int | None = None,
-        longest: int | None = None,
-        growth: float | None = None,
-        smoothing: float = 0.5,
     ) -> None:
         most = drafter.config.block_size if draft_tokens is None else draft_tokens
         check_range("draft_tokens", most, 1, None)
-        low, high, step = adaptive_range(min(most, 30))
-        longest = high if longest is None else longest
-        shortest = min(low, longest) if shortest is None else shortest
-        growth = step if growth is None else growth
-        for name, value in (
-            ("candidates", candidates),
-            ("beam", beam),
-            ("shortest", shortest),
-        ):
-            check_range(name, value, 1, None)
-        for name, share in (("mass", mass), ("smoothing", smoothing)):
-            if not 0 < share <= 1:
-                raise UserError(f"{name}={share!r}: must be above 0 and at most 1")
-        if not 0 <= weight <= 1:
-            raise UserError(f"weight={weight!r}: must be from 0 (n-grams alone) to 1 (q alone)")
-        if not growth >= 0:
-            raise UserError(f"growth={growth!r}: must be 0 or more")
-        if longest < shortest:
-            raise UserError(f"longest={longest!r}: must be at least shortest={shortest!r}")
+        self.shortest, self.longest, self.growth = adaptive_range(min(most, 30))
         self.drafter = drafter.eval()
         self.path_search, self.adaptive_length = path_search, adaptive_length
-        self.mass, self.candidates, self.beam, self.weight = mass, candidates, beam, weight
-        self.shortest, self.longest = min(shortest, most), min(longest, most)
-        self.growth, self.smoothing = growth, smoothing
         self.draft_tokens = self.draft_nodes = self.longest
         self.ngrams = NgramModel(drafter.config.vocab_size)
         self.ngrams.read(corpus)

@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from torch import Tensor
 
-from align.common.errors import UserError
-
 Column = list[tuple[int, float]]
 """A position's candidates: token and ln q, the most probable first."""
 Reader = Callable[[tuple[int, ...], Sequence[int]], Sequence[float]]
@@ -79,18 +77,11 @@ class NgramModel:
         order: n, the tokens of the longest n-gram.
         strength: s, how many observations the shorter context's distribution is worth.
         base: a model of the same vocabulary and order whose counts are added to this one's; it is not changed.
-
-    Raises:
-        UserError: a number out of its range.
     """
 
     def __init__(
         self, vocab_size: int, order: int = 3, strength: float = 1.0, base: NgramModel | None = None
     ) -> None:
-        if order < 1:
-            raise UserError(f"order={order!r}: must be at least 1")
-        if not 0 < strength < math.inf:
-            raise UserError(f"strength={strength!r}: must be above 0")
         self.vocab_size, self.order, self.strength, self.base = vocab_size, order, strength, base
         self.counts: dict[tuple[int, ...], int] = defaultdict(int)
         """Count of each n-gram."""

@@ -77,8 +77,7 @@ class HierarchicalSession(DraftSession):
 
     def __init__(self, drafter: HierarchicalDrafter, request: Request) -> None:
         self.drafter, self.request = drafter, request
-        # under `gumbel` drafts use the target's noise and have no q
-        self.law: Law = drafter.law(request.sampling) if request.noise is None else "point"
+        self.law: Law = request.law(drafter)
         self.context = CausalContext(drafter.model, request.cache.capacity + drafter.inner.draft_nodes)
         self.middle = Request(
             drafter.model,

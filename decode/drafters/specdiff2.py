@@ -72,7 +72,7 @@ class SpecDiff2Session(DiffusionSession):
     def __init__(self, proposer: SpecDiff2Drafter, request: Request) -> None:
         super().__init__(proposer.drafter, request, proposer.draft_tokens)
         self.proposer = proposer
-        self.law: Law = proposer.law(request.sampling) if request.noise is None else "point"
+        self.law: Law = request.law(proposer)
 
     def propose(self, k: int) -> Proposal:
         sampling, generator = self.request.sampling, self.request.generator

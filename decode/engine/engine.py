@@ -24,7 +24,8 @@ from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
 from decode.speculation.sampling import Sampling, penalised, position_noise
 from decode.speculation.tree import MOST_NODES, ancestors
-from decode.speculation.verification import Outcome, Round, verify_rounds
+from decode.speculation.verification import Outcome, Round
+from decode.speculation.verification import verify_rounds as verify_rounds
 
 PREFILL_CHUNK = 2048
 
@@ -246,7 +247,7 @@ def _run_to_the_end(engines: Sequence[Engine], most: int) -> None:
             continue
         outputs = _forward_together(running, [engine.begin_round() for engine in running])
         rounds = [engine.to_verify(output) for engine, output in zip(running, outputs, strict=True)]
-        outcomes = _verify(rounds)
+        outcomes = verify_rounds(rounds)
         for engine, output, outcome in zip(running, outputs, outcomes, strict=True):
             engine.finish_round(output, outcome)
             if engine.out.finish and most > 1:  # free the memory of its cache for the next requests
@@ -259,13 +260,8 @@ def _run_to_the_end(engines: Sequence[Engine], most: int) -> None:
 def _begin(engines: Sequence[Engine]) -> None:
     """Prefill each request's prompt and choose its first token."""
     rounds = [engine.prefill() for engine in engines]
-    for engine, outcome in zip(engines, _verify(rounds), strict=True):
+    for engine, outcome in zip(engines, verify_rounds(rounds), strict=True):
         engine.commit_first(outcome)
-
-
-@torch.no_grad()
-def _verify(rounds: Sequence[Round]) -> list[Outcome]:
-    return verify_rounds(rounds)
 
 
 def _forward_together(running: Sequence[Engine], calls: Sequence[Call]) -> list[TargetOutput]:

@@ -97,6 +97,10 @@ class PackageReader(EngineReader):
     def installed(cls) -> bool:
         return importlib.util.find_spec("dflash") is not None
 
+    @classmethod
+    def check_installed(cls) -> None:
+        package()
+
     def __init__(self, folder: Path, model: Any) -> None:
         super().__init__(folder, model)
         self.network = package().DFlashDraftModel.from_pretrained(folder, dtype=torch.float32).eval()

@@ -22,7 +22,6 @@ from decode.drafters.block import BlockProposer
 from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
 from decode.exporting import causal
-from decode.exporting.engine_reader import package
 from decode.exporting.folder import check_free, read_record
 from decode.exporting.registry import FORMATS
 from decode.exporting.server import Server
@@ -139,8 +138,8 @@ def in_process(
     Raises:
         UserError: a package that is not installed, an export in another format, a drafter that the format can't hold.
     """
-    if engine == "dflash":
-        package()
+    for reader in FORMATS[engine].readers:
+        reader.check_installed()
     network = _opened(drafter, target, device, trust_remote_code)
     with scratch("specalign-parity-") as made:
         folder = export or made / engine

@@ -53,6 +53,10 @@ class Reader(ABC):
         """Whether the package that it needs is here."""
         return True
 
+    @classmethod  # noqa: B027
+    def check_installed(cls) -> None:
+        """Raises UserError, with what to type, where the package that it needs can't be used."""
+
     def generate(self, prompt: list[int], count: int) -> list[int]:
         """The engine's own greedy output, `count` tokens."""
         raise NotImplementedError

@@ -159,7 +159,7 @@ class _World:
         for start in range(0, count, TOGETHER):
             size = min(TOGETHER, count - start)
             rounds = [self.round(verifier, (seed + start + i) * 7919 + 1) for i in range(size)]
-            for outcome in engine._verify(rounds):
+            for outcome in engine.verify_rounds(rounds):
                 text = [*outcome.accepted, outcome.following]
                 whole.append(len(text) > LEVELS)
                 while len(text) <= LEVELS:

@@ -30,7 +30,7 @@ from decode.engine.decoder import Decoder
 from decode.engine.engine import run_together
 from decode.engine.processed import ProcessedEngine
 from decode.methods.load import load
-from decode.portable.generate import of_row
+from decode.portable.generate import of_row, output_of
 from decode.speculation.sampling import Sampling
 
 _KEPT = "_specalign"
@@ -148,7 +148,11 @@ def custom_generate(
             run_together([engine])
         if streamer is not None:
             streamer.end()
-    return _output(config, input_ids, engines)
+    rows = [
+        ([raw for raw, _ in kept], [processed for _, processed in kept])
+        for kept in (e.kept or () for e in engines)
+    ]
+    return output_of(config, input_ids, [engine.out.tokens for engine in engines], rows)
 
 
 def _streamer_of(frame: FrameType | None) -> Any:
@@ -242,37 +246,3 @@ def _ours(model: Any) -> Iterator[_Opened]:
         model.train(training)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(grads[name])
-
-
-def _output(config: Any, input_ids: Tensor, engines: list[ProcessedEngine]) -> Any:
-    longest = max(len(engine.out.tokens) for engine in engines)
-    prepared = getattr(config, "_pad_token_tensor", None)  # the end of text where there is none
-    pad = 0 if prepared is None else int(prepared)
-    new = [engine.out.tokens + [int(pad)] * (longest - len(engine.out.tokens)) for engine in engines]
-    sequences = torch.cat(
-        (input_ids, torch.tensor(new, dtype=input_ids.dtype, device=input_ids.device)), dim=1
-    )
-    if not config.return_dict_in_generate:
-        return sequences
-    from transformers.generation.utils import GenerateDecoderOnlyOutput
-
-    raw, processed = (_steps(engines, longest, which) for which in (0, 1))
-    made: Any = GenerateDecoderOnlyOutput  # its fields are said to be narrower than they are
-    return made(
-        sequences=sequences,
-        scores=processed if config.output_scores else None,
-        logits=raw if config.output_logits else None,
-    )
-
-
-def _steps(engines: list[ProcessedEngine], longest: int, which: int) -> tuple[Tensor, ...] | None:
-    """Kept logits by step, (B, V) each; behind a text's end zeros."""
-    if engines[0].kept is None:
-        return None
-    nothing = torch.zeros_like(engines[0].kept[0][which])
-    return tuple(
-        torch.stack(
-            [e.kept[i][which] if e.kept is not None and i < len(e.kept) else nothing for e in engines]
-        )
-        for i in range(longest)
-    )

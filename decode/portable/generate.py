@@ -32,6 +32,9 @@ _PREPARED = {
 }
 """What `generate` makes by itself for a text of tokens."""
 
+Rows = tuple[list[Tensor], list[Tensor]]
+"""The logits of each token of a text, raw and processed."""
+
 
 def generate(
     model: Any,
@@ -100,18 +103,27 @@ def decode(
         text.write(of_row(logits_processor, i, len(texts)), of_row(stopping_criteria, i, len(texts)))
     if streamer is not None:
         streamer.end()
-    longest = max(len(text.new) for text in texts)
-    pad = getattr(generation_config, "_pad_token_tensor", None)
-    padded = [text.new + [0 if pad is None else int(pad)] * (longest - len(text.new)) for text in texts]
-    sequences = torch.cat((input_ids, torch.tensor(padded, device=input_ids.device)), dim=1)
-    if not generation_config.return_dict_in_generate:
+    return output_of(
+        generation_config, input_ids, [text.new for text in texts], [text.rows for text in texts]
+    )
+
+
+def output_of(config: Any, input_ids: Tensor, new: list[list[int]], rows: list[Rows]) -> Any:
+    """What `generate` returns for these new tokens of each text, and the logits of each of them where they were kept."""
+    longest = max(map(len, new))
+    prepared = getattr(config, "_pad_token_tensor", None)  # the end of text where there is none
+    pad = 0 if prepared is None else int(prepared)
+    padded = [tokens + [pad] * (longest - len(tokens)) for tokens in new]
+    written = torch.tensor(padded, dtype=input_ids.dtype, device=input_ids.device)
+    sequences = torch.cat((input_ids, written), dim=1)
+    if not config.return_dict_in_generate:
         return sequences
-    logits, scores = (_steps([text.rows[which] for text in texts], longest) for which in (0, 1))
+    logits, scores = (_steps([of_text[which] for of_text in rows], longest) for which in (0, 1))
     made: Any = GenerateDecoderOnlyOutput  # its fields are said to be narrower than they are
     return made(
         sequences=sequences,
-        logits=logits if generation_config.output_logits else None,
-        scores=scores if generation_config.output_scores else None,
+        logits=logits if config.output_logits else None,
+        scores=scores if config.output_scores else None,
     )
 
 
@@ -136,7 +148,8 @@ class _Text:
             streamer,
         )
         self.shown, self.prompt = shown_1L, shown_1L[:, mask_L]
-        self.new, self.rows = list[int](), ([], [])  # type: tuple[list[int], tuple[list[Tensor], list[Tensor]]]
+        self.new: list[int] = []
+        self.rows: Rows = ([], [])
         self.kept = bool(config.return_dict_in_generate and (config.output_scores or config.output_logits))
         self.cache, self.context = DynamicCache(), list[tuple[Tensor, Tensor]]()
         self.takes = frozenset(inspect.signature(model.forward).parameters)

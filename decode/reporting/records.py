@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from align.common.errors import UserError
-from align.common.files import write_text
+from align.common.files import write_json, write_text
 from align.common.schema import convert, parse_json, read_json
 from align.common.text import short
 from decode.method_names import LOSSY
@@ -158,14 +158,12 @@ class Run:
     started: str = ""
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write the file atomically."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_text(path, text)
+AS_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
+"""How the files of a measurement are written."""
 
 
 def write_run(folder: Path, run: Run) -> None:
-    write_json(folder / RUN, asdict(run))
+    write_json(folder / RUN, asdict(run), **AS_JSON)
 
 
 def read_run(folder: Path) -> Run:
@@ -185,15 +183,29 @@ def append(folder: Path, records: Iterable[Record]) -> None:
     """Append one JSON line per record; they are on the disk when this returns."""
     with open(folder / RECORDS, "a", encoding="utf-8") as file:
         for record in records:
-            file.write(json.dumps(asdict(record), ensure_ascii=False, allow_nan=False) + "\n")
+            file.write(_line(record))
         file.flush()
         os.fsync(file.fileno())
 
 
 def write_records(folder: Path, records: Iterable[Record]) -> None:
     """These and no others, atomically."""
-    lines = [json.dumps(asdict(record), ensure_ascii=False, allow_nan=False) + "\n" for record in records]
-    write_text(folder / RECORDS, "".join(lines))
+    write_text(folder / RECORDS, "".join(map(_line, records)))
+
+
+def _line(record: Record) -> str:
+    return json.dumps(asdict(record), **AS_JSON) + "\n"
+
+
+def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
+    """Write new records beside the folder's earlier ones; those of the same generations are replaced. Returns all."""
+    keys = {record.key for record in new}
+    others = [record for record in earlier if record.key not in keys]
+    if len(others) == len(earlier):
+        append(folder, new)
+    else:
+        write_records(folder, [*others, *new])
+    return others + new
 
 
 def read_records(folder: Path, mend: bool = False) -> list[Record]:

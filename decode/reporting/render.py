@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError
-from align.common.files import write_atomically, write_text
+from align.common.files import write_atomically, write_json, write_text
 from align.common.terminal import PlainConsole
 from decode.reporting import figures
 from decode.reporting.page import page
-from decode.reporting.records import SUMMARY, Record, read_records, read_run, write_json
+from decode.reporting.records import AS_JSON, SUMMARY, Record, read_records, read_run
 from decode.reporting.summary import summarise, verdict
 from decode.reporting.sweeps import against_first, best
 from decode.reporting.tables import against_tables, baseline_line, headline, source_lines, table
@@ -34,7 +34,7 @@ def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
         text = page(summary, records, png)
     except KeyError as error:
         raise UserError(f"{folder}: run.json lacks the setting {error}") from None
-    write_json(folder / SUMMARY, summary)
+    write_json(folder / SUMMARY, summary, **AS_JSON)
     write_atomically(folder / "report.png", lambda part: part.write_bytes(png))
     write_text(folder / "report.html", text)
     return summary, records

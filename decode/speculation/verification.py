@@ -74,6 +74,7 @@ Fetched = tuple[Tensor, Callable[[list[int]], Outcome]]
 """What a round needs on the host, int64, one-dimensional; and the function from that to its outcome."""
 
 
+@torch.no_grad()
 def verify_rounds(rounds: Sequence[Round]) -> list[Outcome]:
     """Accept a path of each proposal and choose the token after it.
 

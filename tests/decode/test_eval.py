@@ -21,8 +21,8 @@ from decode.engine.output import Tree
 from decode.reporting.records import Divergence, read_records
 from decode.suites import registry as chosen
 from decode.suites.prompt import Prompt, Suite
-from tests.builders import QUIET
-from tests.builders import run_eval as run
+from tests.measurements import QUIET
+from tests.measurements import run_eval as run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 

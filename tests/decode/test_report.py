@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from decode.report import main
-from tests.builders import fill_report as fill
+from tests.measurements import fill_report as fill
 
 ROOT = Path(__file__).parents[3]
 

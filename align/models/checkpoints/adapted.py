@@ -37,8 +37,8 @@ ATTENTIONS = ("full", "prefix_causal")
 """What an adapted drafter may see by default."""
 
 
-def own_layers(target: Target, layers: Sequence[int], dtype: torch.dtype = torch.float32) -> TextModel:
-    """Config and weights, copied, of a causal language model that has these layers of the target's alone, in this order, and all
+def own_layers(target: Target, layers: Sequence[int]) -> TextModel:
+    """Config and weights, copied in fp32, of a causal language model that has these layers of the target's alone, in this order, and all
     else of it but towers for images and sound.
 
     Raises:
@@ -62,9 +62,9 @@ def own_layers(target: Target, layers: Sequence[int], dtype: torch.dtype = torch
             for new, old in enumerate(layers):
                 if old == int(layer[1]):
                     mine = f"{name[: layer.start(1)]}{new}{name[layer.end(1) :]}"
-                    tensors[mine] = tensor.detach().to(dtype, copy=True)
+                    tensors[mine] = tensor.detach().to(torch.float32, copy=True)
         else:
-            tensors[name] = tensor.detach().to(dtype, copy=True)
+            tensors[name] = tensor.detach().to(torch.float32, copy=True)
     return replace(whole, config=config, tensors=tensors)
 
 
@@ -75,7 +75,6 @@ def adapt(
     *,
     attention: str = "prefix_causal",
     share_embedding: bool = True,
-    dtype: torch.dtype = torch.float32,
 ) -> MaskedLM:
     """A diffusion drafter that starts from these layers of an autoregressive target, in this order, and from its norm.
 
@@ -88,7 +87,7 @@ def adapt(
     """
     where = f"target {target.spec!r}"
     with refusing(where, "masked_lm", NotImplementedError):
-        own = own_layers(target, layers, dtype)
+        own = own_layers(target, layers)
     source = {
         "architectures": list(ADAPTED.architectures),
         "model_type": ADAPTED.model_type,
@@ -105,11 +104,11 @@ def adapt(
     if share_embedding:
         for name in (own.embedding, own.head):
             own.tensors.pop(name, None)
-    return adapted_from(source, where, own.tensors, target, dtype).to(target.device)
+    return adapted_from(source, where, own.tensors, target).to(target.device)
 
 
 def adapted_from(
-    source: dict[str, Any], where: str, tensors: dict[str, Tensor], target: Target | None, dtype: torch.dtype
+    source: dict[str, Any], where: str, tensors: dict[str, Tensor], target: Target | None
 ) -> MaskedLM:
     """The network of an adapted drafter's config.json and tensors."""
     lacking = [
@@ -144,7 +143,7 @@ def adapted_from(
         names = embedding_names(skeleton(base, config, where))
         tensors |= dict(zip(names, (target.embedding_VD, target.head_weight_VD), strict=True))
     with nullcontext() if base in BASES else refusing(where, "masked_lm"):
-        model = filled(family, config, tensors, where, dtype)
+        model = filled(family, config, tensors, where)
     network = MaskedLM(model, with_ids(family, source, None, config.vocab_size, where), source, shared)
     if base not in BASES:
         check_opened(network, where)

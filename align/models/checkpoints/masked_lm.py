@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import torch
-
 from align.common.errors import UserError
 from align.common.files import write_json
 from align.common.hub import model_folder
@@ -26,32 +24,22 @@ from align.target.names import check_sizes
 _BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")  # once stored, now computed
 
 
-def load_masked_lm(
-    spec: str | Path,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    target: Target | None = None,
-) -> MaskedLM:
-    """A published masked-diffusion language model, or an adapted drafter, from a folder or hub id; in evaluation mode.
+def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
+    """A published masked-diffusion language model, or an adapted drafter, from a folder or hub id, in fp32; in evaluation mode.
 
     Args:
         target: for an adapted drafter that shares its target's embedding and head.
-        trust_remote_code: must be False: the families are mapped onto transformers' own classes.
 
     Raises:
         UserError: no known family; missing, unknown, torn or misshapen tensors, or values that are no numbers.
     """
-    if trust_remote_code:
-        raise UserError("trust_remote_code=True: remote code is never run, the known families do without it")
-    folder = model_folder(str(spec), "drafter", ["*.json", "*.safetensors"], revision)
+    folder = model_folder(str(spec), "drafter", ["*.json", "*.safetensors"])
     values = read_config(folder)
     adapted = values.get("architectures") == list(ADAPTED.architectures)
     family = ADAPTED if adapted else family_of(values, str(spec))
     files = weight_files(folder)
     if not files:
-        folder = model_folder(str(spec), "drafter", ["*.json", "pytorch_model*.bin"], revision)
+        folder = model_folder(str(spec), "drafter", ["*.json", "pytorch_model*.bin"])
         files = weight_files(folder)
     if not files:
         raise UserError(f"drafter {str(spec)!r}: {folder} has neither {SAFE} nor pytorch_model.bin")
@@ -63,15 +51,13 @@ def load_masked_lm(
         if not _BUFFER.search(name)
     }
     if adapted:
-        return adapted_from(values, str(folder), tensors, target, dtype).to(device)
+        return adapted_from(values, str(folder), tensors, target)
     config = config_of(family.base, renamed(family, values), str(folder))
     if family.resized:
         embedding, _ = embedding_names(skeleton(family.base, config, str(folder)))
         config.vocab_size = len(tensors.get(embedding, range(config.vocab_size)))
-    model = filled(family, config, tensors, str(folder), dtype)
-    return MaskedLM(model, with_ids(family, values, folder, config.vocab_size, str(folder)), values).to(
-        device
-    )
+    model = filled(family, config, tensors, str(folder))
+    return MaskedLM(model, with_ids(family, values, folder, config.vocab_size, str(folder)), values)
 
 
 def save_masked_lm(network: MaskedLM, folder: Path, max_shard_size: str = "5GB") -> None:

@@ -103,8 +103,8 @@ def _tokenizer_mask(folder: Path) -> int | None:
     return None
 
 
-def filled(family: Family, config: Any, tensors: dict[str, Tensor], where: str, dtype: torch.dtype) -> Any:
-    """The transformers model that holds these tensors, named as transformers names them, and no other."""
+def filled(family: Family, config: Any, tensors: dict[str, Tensor], where: str) -> Any:
+    """The transformers model, in fp32, that holds these tensors, named as transformers names them, and no other."""
     empty = skeleton(family.base, config, where)
     expected = {name: tensor.shape for name, tensor in empty.state_dict().items()}
     embedding, head = embedding_names(empty)
@@ -125,5 +125,5 @@ def filled(family: Family, config: Any, tensors: dict[str, Tensor], where: str, 
     quiet_loading()
     with in_one_line(where):
         return getattr(transformers, family.base).from_pretrained(
-            None, config=config, state_dict=tensors, dtype=dtype, attn_implementation=register()
+            None, config=config, state_dict=tensors, dtype=torch.float32, attn_implementation=register()
         )

@@ -56,7 +56,7 @@ class Loaded:
 
     @property
     def prediction(self) -> str:
-        """`log_score`: use `network.log_score`; `logits`: a softmax over the tokens without the mask."""
+        """`log_score`: SEDD's, where `scale_by_sigma` without the part that σ gives; `logits`: a softmax over the tokens without the mask."""
         return "log_score" if self.family == "sedd" or self.network.config.scale_by_sigma else "logits"
 
     @property
@@ -65,9 +65,7 @@ class Loaded:
         return self.network.config.time_input
 
 
-def load_published(
-    source: str | Path, revision: str | None = None, attention_backend: str = "sdpa"
-) -> Loaded:
+def load_published(source: str | Path, attention_backend: str = "sdpa") -> Loaded:
     """Load a hub id, a folder in hub layout, a training run's folder, or one checkpoint file with its config beside it.
 
     `attention_backend` as `DDiT` takes it.
@@ -76,7 +74,7 @@ def load_published(
         UserError: what can't be found or read, a file that holds more than tensors, a missing, unknown or misshapen tensor,
             averaged weights that do not fit, a config that does not describe one of the four families.
     """
-    path, config_file = find(source, revision)
+    path, config_file = find(source)
     content = read_checkpoint(path)
     tensors, averaged = unpack(content, path)
     values = config_values(content, config_file, path)

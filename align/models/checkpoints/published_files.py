@@ -20,7 +20,7 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _RUN_WEIGHTS = ("checkpoints-meta/checkpoint.pth", "checkpoints/last.ckpt")
 
 
-def find(source: str | Path, revision: str | None) -> tuple[Path, Path | None]:
+def find(source: str | Path) -> tuple[Path, Path | None]:
     """The file of weights and that of the config, if there is one."""
     path = local_path(source)
     if path.is_file():
@@ -30,7 +30,7 @@ def find(source: str | Path, revision: str | None) -> tuple[Path, Path | None]:
             for name in ("config.json", ".hydra/config.yaml")
         ]
         return path, next((p for p in beside if p.is_file()), None)
-    folder = model_folder(str(source), "checkpoint", ["config.json", *_WEIGHTS], revision)
+    folder = model_folder(str(source), "checkpoint", ["config.json", *_WEIGHTS])
     run = folder / ".hydra" / "config.yaml"
     config, names = (run, _RUN_WEIGHTS) if run.is_file() else (folder / "config.json", _WEIGHTS)
     weights = next((folder / name for name in names if (folder / name).is_file()), None)

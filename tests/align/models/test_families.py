@@ -6,7 +6,7 @@ import pytest
 
 from align.common.errors import UserError
 from align.models.families import FAMILIES, family_of
-from tests.builders import DREAM
+from tests.masked_lms import DREAM
 
 
 def test_the_hub_id_chooses_among_families_that_share_an_architecture() -> None:

@@ -18,10 +18,10 @@ from align.models.checkpoints.masked_lm import load_masked_lm, save_masked_lm
 from align.models.families import FAMILIES
 from align.models.masked_lm import annealed_see, merge_lora, with_lora
 from align.target.model import Target
-from tests.builders import CONFIGS, small_masked_lm
-from tests.builders import NO_TOKENS as NONE
-from tests.builders import masked_block_logits as block_session
-from tests.builders import partly_masked as tokens
+from tests.masked_lms import CONFIGS, small_masked_lm
+from tests.masked_lms import NO_TOKENS as NONE
+from tests.masked_lms import masked_block_logits as block_session
+from tests.masked_lms import partly_masked as tokens
 
 
 def llada_reference(w: dict[str, Tensor], tokens_BL: Tensor) -> Tensor:
@@ -153,9 +153,6 @@ def test_annealing_goes_from_causal_to_full() -> None:
         assert bool(see[causal].all())
         share = float(see[~causal].float().mean())
         assert abs(share - progress) < 4 * (progress * (1 - progress) / 780) ** 0.5
-    document = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
-    see = annealed_see(4, 1.0, generator, document)
-    assert torch.equal(see[:, 0], document[:, :, None] == document[:, None, :])
 
 
 def test_lora_starts_at_zero_and_merges_to_what_it_computed(target: Target, tmp_path: Path) -> None:

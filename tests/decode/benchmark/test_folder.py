@@ -9,7 +9,7 @@ import torch
 
 from align.common.errors import UserError
 from decode.reporting.records import read_run
-from tests.builders import run_eval as run
+from tests.measurements import run_eval as run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 

@@ -9,7 +9,7 @@ import pytest
 from align.common.terminal import PlainConsole
 from decode.benchmark import progress
 from decode.reporting.records import Record
-from tests.builders import record
+from tests.measurements import record
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from decode.benchmark import runner as measure
 from decode.reporting.records import read_records
 from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
-from tests.builders import run_eval as run
+from tests.measurements import run_eval as run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 

@@ -8,7 +8,7 @@ import pytest
 
 from align.common.terminal import PlainConsole
 from decode import eval
-from tests.builders import QUIET
+from tests.measurements import QUIET
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 

@@ -22,8 +22,8 @@ from decode.reporting.records import Divergence, Record, read_records, read_run
 from decode.suites.prompt import Prompt
 from decode.wrappers.adaptive import SwitchingDrafter
 from tests.builders import diffusion_drafter as standalone
-from tests.builders import record
-from tests.builders import run_eval as measured
+from tests.measurements import record
+from tests.measurements import run_eval as measured
 
 GROUPS = {"a": ["a1", "a2", "a3"], "b": ["b1", "b2"]}
 SECONDS = {"plain": 9.0, "a1": 1.0, "a2": 1.02, "a3": 2.0, "b1": 8.0, "b2": 5.0}

@@ -30,7 +30,13 @@ ABLATION = [(False, False), (True, False), (False, True), (True, True)]
 
 
 def made(target: Target, kind: str = "ddit", draft_tokens: int = 6, **options: Any) -> DiffuSpecDrafter:
-    return DiffuSpecDrafter(drafter(target, kind), draft_tokens, **{"shortest": 2, "longest": 6, **options})
+    """`options`: arguments, and attributes that have other values than the published ones."""
+    given = ("path_search", "adaptive_length", "corpus")
+    asked = {key: options.pop(key) for key in given if key in options}
+    proposer = DiffuSpecDrafter(drafter(target, kind), draft_tokens, **asked)
+    for key, value in {"shortest": 2, "longest": min(draft_tokens, 6), **options}.items():
+        setattr(proposer, key, value)
+    return proposer
 
 
 def informed(target: Target, prompt: list[int], length: int, **options: Any) -> DiffuSpecDrafter:
@@ -256,17 +262,5 @@ def test_the_length_follows_what_was_drafted_and_accepted(
 
 
 def test_wrong_numbers(target: Target) -> None:
-    network = drafter(target, "ddit")
-    for options, says in (
-        ({"draft_tokens": 0}, "draft_tokens=0"),
-        ({"beam": 0}, "beam=0"),
-        ({"candidates": 0}, "candidates=0"),
-        ({"shortest": 0}, "shortest=0"),
-        ({"shortest": 9, "longest": 8}, "longest=8: must be at least shortest=9"),
-        ({"mass": 0.0}, "mass=0.0"),
-        ({"smoothing": 1.5}, "smoothing=1.5"),
-        ({"weight": -0.1}, "weight=-0.1"),
-        ({"growth": -1}, "growth=-1"),
-    ):
-        with pytest.raises(UserError, match=says):
-            DiffuSpecDrafter(network, **options)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="draft_tokens=0"):
+        DiffuSpecDrafter(drafter(target, "ddit"), 0)

@@ -9,7 +9,6 @@ from itertools import product
 import pytest
 import torch
 
-from align.common.errors import UserError
 from decode.drafters.diffuspec_search import Column, NgramModel, best_path, columns
 
 END = 0
@@ -159,10 +158,3 @@ def test_texts_are_apart_and_a_base_stays_as_it_is() -> None:
     both.read([[0, 1], [2, 3], [0, 1, 2]])
     for context in ([], [0], [1], [0, 1]):
         assert model.log_probs(context, range(V)) == pytest.approx(both.log_probs(context, range(V)))
-
-
-def test_wrong_numbers() -> None:
-    with pytest.raises(UserError, match="order=0"):
-        NgramModel(V, 0)
-    with pytest.raises(UserError, match="strength=0"):
-        NgramModel(V, 3, 0)

@@ -1,6 +1,8 @@
-"""Many requests at once: every output is the one alone."""
+"""Many requests at once: every output is the one alone. Prompts and options, well- and malformed."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from decode.engine.decoder import Decoder
 from decode.speculation.sampling import Sampling
 from decode.speculation.tree import ancestors
 from decode.wrappers.copying import CopyingDrafter
+from tests.builders import PROMPT
 from tests.builders import block_network as network
 from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget
 
@@ -102,3 +105,97 @@ def test_bad_batches_are_refused(target: Target) -> None:
     with pytest.raises(UserError, match="the prompt must be text"):
         decoder.generate_batch([[1], []])
     assert decoder.generate_batch([]) == []
+
+
+# ---- one request: pairs, prompts, options ----
+
+
+@pytest.fixture
+def endless(target: Target, monkeypatch: pytest.MonkeyPatch) -> Target:
+    """No end of sequence, and a long context."""
+    monkeypatch.setattr(target, "eos_ids", ())
+    monkeypatch.setattr(target, "context_limit", 400)
+    return target
+
+
+def test_a_pair_that_would_change_the_output_is_refused(endless: Target) -> None:
+    with pytest.raises(UserError, match="these fit: point_mass"):
+        Decoder(endless, LookupDrafter(), "token").generate(PROMPT, sampling=Sampling(1.0))
+    with pytest.raises(UserError, match="these fit: point_mass, self_selection, token"):
+        decoder = Decoder(endless, ScriptedDrafter(*DRAFTERS["independent"]), "greedy")
+        decoder.generate(PROMPT, sampling=Sampling(1.0))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_without_a_drafter_any_verifier_will_do(endless: Target, temperature: float) -> None:
+    sampling = Sampling(temperature)
+    plain = Decoder(endless).generate(PROMPT, max_new_tokens=4, sampling=sampling).tokens
+    for verifier in ("token", "recursive", "point_mass"):
+        out = Decoder(endless, None, verifier).generate(PROMPT, max_new_tokens=4, sampling=sampling)
+        assert out.tokens == plain
+
+
+def test_prompts_of_every_kind(endless: Target) -> None:
+    decoder = Decoder(endless)
+    text = decoder.generate("hello", max_new_tokens=5)
+    messages = decoder.generate([{"role": "user", "content": "hello"}], max_new_tokens=5)
+    tokens = decoder.generate(endless.chat_tokens("hello"), max_new_tokens=5)
+    raw = decoder.generate("hello", max_new_tokens=5, raw=True)
+    assert text.tokens == messages.tokens == tokens.tokens
+    assert decoder.generate_batch(["hello"], max_new_tokens=5)[0].tokens == text.tokens
+    assert raw.prompt_tokens == len(endless.text_tokens("hello")) < text.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "line"),
+    [
+        ("", "the prompt is empty"),
+        (" \n", "the prompt is empty"),
+        ([], "must be text, messages or tokens"),
+        (["one", "two"], "generate takes one, generate_batch several"),
+        (None, "must be text, messages or tokens"),
+        (7, "must be text, messages or tokens"),
+        ([1, -1], "token -1 is not a whole number within 0..259"),
+        ([1, 260], "token 260 is not"),
+        ([1, 1.5], "token 1.5 is not"),
+        ([1, "b"], "token 'b' is not"),
+        ([{"role": "user"}], "a message needs the strings 'role' and 'content'"),
+        ([{"role": "user", "content": 3}], "a message needs"),
+        ("a\ud800b", "not valid Unicode at character 1"),
+        ([5] * 400, "400 tokens: the target's context of 400 leaves no room"),
+        ("x" * 1000, "leaves no room"),
+    ],
+)
+def test_malformed_prompts(endless: Target, prompt: Any, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        Decoder(endless).generate(prompt)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"max_new_tokens": -3}, "max_new_tokens=-3"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens=2.5"),
+        ({"stop": ""}, "non-empty strings"),
+        ({"stop": ["a", ""]}, "non-empty strings"),
+        ({"stop": [3]}, "non-empty strings"),
+        ({"temprature": 0.7}, "unknown option 'temprature' .did you mean 'temperature'"),
+        ({"max_tokens": 7}, "unknown option 'max_tokens' .did you mean 'max_new_tokens'"),
+        ({"temperature": -1}, "temperature=-1"),
+        ({"temperature": 1, "sampling": Sampling()}, "sampling and temperature are two places"),
+    ],
+)
+def test_malformed_options(endless: Target, options: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        Decoder(endless).generate(PROMPT, **options)
+
+
+def test_sampling_by_its_fields(endless: Target) -> None:
+    decoder, expected = Decoder(endless), Sampling(1.0, seed=4)
+    named = decoder.generate(PROMPT, max_new_tokens=8, temperature=1.0, seed=4)
+    assert named.tokens == decoder.generate(PROMPT, max_new_tokens=8, sampling=expected).tokens
+    batch = decoder.generate_batch([PROMPT, PROMPT], max_new_tokens=8, temperature=1.0, seed=4)
+    assert batch[0].tokens == named.tokens != batch[1].tokens  # which has seed 5
+    with pytest.raises(UserError, match="sampling for each prompt and seed for all"):
+        decoder.generate_batch([PROMPT], sampling=[Sampling()], seed=4)

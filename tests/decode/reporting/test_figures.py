@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from decode.reporting.figures import by_suite, ranked
 from decode.reporting.records import append, read_records, read_run, write_run
 from decode.reporting.render import make_report
-from tests.builders import fill_report as fill
+from tests.measurements import fill_report as fill
 
 
 @pytest.mark.slow

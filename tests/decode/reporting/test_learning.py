@@ -7,7 +7,7 @@ import pytest
 from decode.reporting.learning import Milestone, curves, points, table
 from decode.reporting.records import Record
 from decode.reporting.statistics import accepted_ratio, counts
-from tests.builders import record
+from tests.measurements import record
 
 MILESTONES = [Milestone(recipe, tokens) for recipe in ("ours", "dflash") for tokens in (100, 2000)]
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from decode.reporting.render import make_report
-from tests.builders import fill_report as fill
+from tests.measurements import fill_report as fill
 
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:

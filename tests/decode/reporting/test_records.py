@@ -10,8 +10,8 @@ import pytest
 
 from align.common.errors import UserError
 from decode.reporting.records import append, read_records
-from tests.builders import fill_report as fill
-from tests.builders import record
+from tests.measurements import fill_report as fill
+from tests.measurements import record
 
 
 def test_later_records_of_the_same_generation_count(tmp_path: Path) -> None:

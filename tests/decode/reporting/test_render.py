@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from decode.reporting.render import make_report
-from tests.builders import fill_report as fill
+from tests.measurements import fill_report as fill
 
 
 def test_remaking_changes_nothing(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from decode.reporting.statistics import (
     times,
     whole_time,
 )
-from tests.builders import record
+from tests.measurements import record
 
 
 def micro_and_macro(rows: list[Record], method: str = "plain") -> tuple[float | None, float | None]:

@@ -14,8 +14,8 @@ from decode.reporting import tables
 from decode.reporting.records import Divergence, append, read_records, read_run, write_run
 from decode.reporting.render import make_report, print_report
 from decode.reporting.summary import summarise, verdict
-from tests.builders import fill_report as fill
-from tests.builders import record
+from tests.measurements import fill_report as fill
+from tests.measurements import record
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from decode.reporting.sweeps import Grid, against_first, best, grids, heat
-from tests.builders import record
+from tests.measurements import record
 
 
 def summary(sweep: list[str], speeds: dict[str, float | None]) -> dict[str, Any]:

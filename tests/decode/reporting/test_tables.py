@@ -13,7 +13,7 @@ from align.common.terminal import PlainConsole
 from decode.reporting import tables
 from decode.reporting.records import Record, append, read_records, read_run, write_run
 from decode.reporting.render import make_report, print_report
-from tests.builders import fill_report as fill
+from tests.measurements import fill_report as fill
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 

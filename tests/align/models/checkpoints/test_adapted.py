@@ -19,9 +19,9 @@ from align.models.checkpoints.masked_lm import load_masked_lm, save_masked_lm
 from align.models.masked_lm import annealed_see
 from align.target.interface import register
 from align.target.model import Target
-from tests.builders import QWEN
-from tests.builders import masked_block_logits as block_session
-from tests.builders import partly_masked as tokens
+from tests.masked_lms import QWEN
+from tests.masked_lms import masked_block_logits as block_session
+from tests.masked_lms import partly_masked as tokens
 
 
 def other_target(kind: str, target: Target) -> Target:

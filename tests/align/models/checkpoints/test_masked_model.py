@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from align.models.checkpoints.masked_model import from_config
-from tests.builders import DIFFUGPT, DIFFULLAMA, DREAM, LLADA, SDAR
+from tests.masked_lms import DIFFUGPT, DIFFULLAMA, DREAM, LLADA, SDAR
 
 LLADA_8B = {
     **LLADA, "d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "mlp_hidden_size": 12288,

@@ -9,105 +9,29 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.models.checkpoints import published, published_files
+from align.models.checkpoints import published
 from align.models.checkpoints.published import load_published, save_published
 from align.models.checkpoints.published_config import ScheduleSpec, read_plan
 from align.models.ddit import DDiT
-from align.models.ddit_layers import DDiTConfig
-
-SIZES: dict[str, Any] = {"hidden_size": 16, "cond_dim": 6, "n_blocks": 2, "n_heads": 2, "dropout": 0.1}
-SEDD: dict[str, Any] = {
-    "ngpus": 8,
-    "tokens": 10,
-    "graph": {"type": "absorb", "file": "data"},
-    "noise": {"type": "loglinear", "sigma_min": 1e-4, "sigma_max": 20},
-    "model": {"name": "small", "type": "ddit", "length": 32, "scale_by_sigma": True, **SIZES},
-}
-FLAT: dict[str, Any] = {**{k: v for k, v in SIZES.items() if k != "hidden_size"}, "hidden_dim": 16}
-MDLM: dict[str, Any] = {"model_type": "mdlm", "vocab_size": 11, "time_conditioning": False, **FLAT}
-BD3LM: dict[str, Any] = {**MDLM, "model_type": "bd3lm", "block_size": 4, "cross_attn": True, "var_min": True}
-RADD: dict[str, Any] = {
-    "tokens": 10,
-    "noise": {"type": "loglinear", "sigma_min": 1e-4, "sigma_max": 20},
-    "model": {"type": "ddit_wot", "use_checkpoint": False, "dtype": "float16", **SIZES},
-}
-MDLM_RUN: dict[str, Any] = {  # .hydra/config.yaml of the original code
-    "backbone": "dit",
-    "parameterization": "subs",
-    "time_conditioning": False,
-    "T": 0,
-    "data": {"train": "openwebtext", "tokenizer_name_or_path": "gpt2"},
-    "noise": {"type": "loglinear", "sigma_min": 1e-4, "sigma_max": 20},
-    "model": {"length": 32, "scale_by_sigma": True, "tie_word_embeddings": False, **SIZES},
-}
-BD3LM_RUN: dict[str, Any] = {
-    **{k: v for k, v in MDLM_RUN.items() if k not in ("parameterization", "time_conditioning", "backbone")},
-    "block_size": 4,
-    "algo": {"name": "bd3lm", "parameterization": "subs", "time_conditioning": False, "cross_attn": True},
-}
-
-
-def network(seed: int = 0, **changes: Any) -> DDiT:
-    generator = torch.Generator().manual_seed(seed)
-    net = DDiT(DDiTConfig(**{"vocab_size": 11, **SIZES, **changes}))
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return net.eval()
-
-
-def state(net: DDiT, prefix: str = "") -> dict[str, Tensor]:
-    return {prefix + name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
-
-
-def write_hub(
-    folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], pickled: bool = False
-) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    if pickled:
-        torch.save(tensors, folder / "pytorch_model.bin")
-    else:
-        save_file(tensors, str(folder / "model.safetensors"))
-    return folder
-
-
-def write_run(folder: Path, config: dict[str, Any], name: str, content: dict[str, Any]) -> Path:
-    """A training run's folder as hydra leaves it."""
-    for part in (".hydra", Path(name).parent):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    (folder / ".hydra" / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
-    torch.save(content, folder / name)
-    return folder
-
-
-def averaged(net: DDiT) -> dict[str, Any]:
-    return {
-        "decay": 0.9999,
-        "num_updates": 7,
-        "shadow_params": [p.detach().clone() for p in net.parameters()],
-    }
-
-
-def assert_same(net: DDiT, expected: DDiT) -> None:
-    mine, theirs = net.state_dict(), expected.state_dict()
-    assert mine.keys() == theirs.keys()
-    for name, tensor in mine.items():
-        assert torch.equal(tensor, theirs[name]), name
-    assert net.config == expected.config
-    assert not net.training
-
-
-def refuses(source: Path | str, says: str) -> str:
-    with pytest.raises(UserError, match=says) as caught:
-        load_published(source)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
+from tests.published_ddits import (
+    BD3LM,
+    BD3LM_RUN,
+    MDLM,
+    MDLM_RUN,
+    RADD,
+    SEDD,
+    assert_same,
+    averaged,
+    network,
+    refuses,
+    state,
+    write_hub,
+    write_run,
+)
 
 # ---- what loads ----
 
@@ -227,21 +151,6 @@ def test_lightning_with_its_config_inside(tmp_path: Path) -> None:
     assert load_published(tmp_path / "last.ckpt").prediction == "log_score"
 
 
-def test_a_hub_id_is_fetched_at_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_hub(tmp_path, MDLM, state(network(time_input="zero"), "backbone."))
-    asked: list[Any] = []
-
-    def model_folder(name: str, what: str, files: list[str], revision: str | None) -> Path:
-        asked.append((name, what, revision))
-        return folder
-
-    monkeypatch.setattr(published_files, "model_folder", model_folder)
-    assert load_published("kuleshov-group/mdlm-owt", "abc").family == "mdlm"
-    assert asked == [("kuleshov-group/mdlm-owt", "checkpoint", "abc")]
-    monkeypatch.undo()
-    refuses(str(tmp_path / "nowhere"), "no such folder, and no hub id")
-
-
 def test_half_precision_files_become_fp32(tmp_path: Path) -> None:
     net = network(scale_by_sigma=True)
     halves = {name: tensor.to(torch.bfloat16) for name, tensor in state(net).items()}
@@ -266,38 +175,6 @@ def test_averaged_weights_with_buffers_counted_are_refused(tmp_path: Path) -> No
     refuses(run, r"shadow_params\[5\] has shape \(48, 16\), expected \(16,\) of blocks.0.norm1.weight")
     run = write_run(tmp_path, SEDD, name, {"model": state(net), "ema": {"shadow_params": None}})
     refuses(run, "shadow_params must be a list of tensors")
-
-
-class Foreign:
-    """Stands for omegaconf's objects in Lightning's hyperparameters."""
-
-
-def test_foreign_objects_are_not_unpickled(tmp_path: Path) -> None:
-    net = network(time_input="zero")
-    content = {"state_dict": state(net, "backbone."), "hyper_parameters": {"config": Foreign()}}
-    run = write_run(tmp_path, MDLM_RUN, "checkpoints/last.ckpt", content)
-    says = refuses(run, r"holds \S*test_published.Foreign objects, not tensors alone, and is not unpickled")
-    command = says.split('python -c "')[1].split('"')[0]
-    exec(command, {})  # the line it gives is one that works
-    assert_same(load_published(run / "checkpoints" / "last.weights.pt").network, net)
-
-
-def test_torn_files_say_so(tmp_path: Path) -> None:
-    net = network(scale_by_sigma=True)
-    folder = write_hub(tmp_path, SEDD, state(net))
-    weights = folder / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[: len(whole) // 2])
-    refuses(folder, "model.safetensors: not readable")
-    weights.unlink()
-    refuses(folder, "no weights, neither model.safetensors nor pytorch_model.bin")
-    for content in (b"", b"hello", whole[:99]):
-        (folder / "pytorch_model.bin").write_bytes(content)
-        refuses(folder, "pytorch_model.bin: not readable")
-    torch.save([torch.zeros(1)], folder / "pytorch_model.bin")
-    refuses(folder, "holds a list, not named tensors")
-    torch.save({"a": 1}, folder / "pytorch_model.bin")
-    refuses(folder, "'a' is a int, not a tensor")
 
 
 def _put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], Any]:
@@ -333,61 +210,6 @@ def test_tensors_that_do_not_fit(
     tensors = state(network(scale_by_sigma=True))
     change(tensors)
     refuses(write_hub(tmp_path, SEDD, tensors), says)
-
-
-def without(config: dict[str, Any], key: str) -> dict[str, Any]:
-    """A copy that lacks the dotted key."""
-    head, _, rest = key.partition(".")
-    kept = {k: v for k, v in config.items() if k != head or rest}
-    return {**kept, head: without(config[head], rest)} if rest else kept
-
-
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        (without(SEDD, "tokens"), "config.json: missing key 'tokens'"),
-        (without(SEDD, "graph.type"), "config.json: missing key 'graph.type'"),
-        (without(SEDD, "model.n_blocks"), "missing key 'model.n_blocks'"),
-        (without(SEDD, "model.scale_by_sigma"), "missing key 'model.scale_by_sigma'"),
-        ({**SEDD, "tokens": "many"}, "tokens must be a whole number, not 'many'"),
-        ({**SEDD, "graph": {"type": "absorbing"}}, "graph.type='absorbing' is unknown.*'absorb'"),
-        ({**SEDD, "noise": {"type": "cosines"}}, "noise.type='cosines' is unknown.*'cosine'"),
-        (
-            {**SEDD, "noise": {"type": "geometric", "sigma_min": 2, "sigma_max": 1}},
-            "noise.sigma_min=2 and sigma_max=1 must be numbers",
-        ),
-        ({**SEDD, "model": {**SEDD["model"], "n_heads": 3}}, "config.json: ddit config: hidden_size=16 must"),
-        (
-            {**SEDD, "model": {**SEDD["model"], "n_heads": 4}},
-            r"rotary_emb.inv_freq has shape \(4,\), expected \(2,\)",
-        ),
-        ({**SEDD, "attention": "causal"}, "attention='causal' is unknown"),
-        ({**SEDD, "mask_token_id": 11}, r"mask_token_id=11 is not an id within 0\.\.10"),
-        (without(MDLM, "time_conditioning"), "missing key 'time_conditioning'"),
-        (without(MDLM, "vocab_size"), "missing key 'vocab_size'"),
-        ({**MDLM, "time_conditioning": 0}, "time_conditioning must be true or false, not 0"),
-        ({**MDLM, "parameterization": "d3pm"}, "parameterization='d3pm' is unknown"),
-        (without(BD3LM, "block_size"), "missing key 'block_size'"),
-        ({**BD3LM, "causal": True}, "an autoregressive model"),
-        (
-            {**MDLM_RUN, "data": {"tokenizer_name_or_path": "bert-base-uncased"}},
-            "tokenizer 'bert-base-uncased' may have a mask token of its own",
-        ),
-    ],
-)
-def test_configs_that_do_not_fit(tmp_path: Path, config: dict[str, Any], says: str) -> None:
-    prefix = "" if "tokens" in config or "graph" in config else "backbone."
-    net = network(scale_by_sigma=True)
-    refuses(write_hub(tmp_path, config, state(net, prefix)), says)
-
-
-def test_a_config_that_is_no_text(tmp_path: Path) -> None:
-    folder = write_hub(tmp_path, MDLM_RUN, {})
-    (folder / ".hydra").mkdir(exist_ok=True)
-    (folder / ".hydra/config.yaml").write_bytes(b"\xff\xfe: 1")
-    (folder / "checkpoints").mkdir(exist_ok=True)
-    torch.save({"state_dict": {}}, folder / "checkpoints/last.ckpt")
-    refuses(folder, "is not UTF-8 text")
 
 
 # ---- what is saved ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,16 @@ import torch
 from align.common.errors import UserError
 from align.models.checkpoints.published_config import OWN, ScheduleSpec, hub_config, read_plan
 from tests.builders import ddit_config
+from tests.published_ddits import (
+    BD3LM,
+    MDLM,
+    MDLM_RUN,
+    SEDD,
+    network,
+    refuses,
+    state,
+    write_hub,
+)
 
 NOTHING = torch.empty(11, 1)
 
@@ -48,3 +59,49 @@ def test_what_a_config_can_not_say(changes: dict[str, Any], says: str) -> None:
     good = hub_config(ddit_config(scale_by_sigma=True), "sedd", "absorbing", ScheduleSpec(), 10)
     with pytest.raises(UserError, match=says):
         read_plan({**good, **changes}, "sedd", "mine", NOTHING)
+
+
+def without(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """A copy that lacks the dotted key."""
+    head, _, rest = key.partition(".")
+    kept = {k: v for k, v in config.items() if k != head or rest}
+    return {**kept, head: without(config[head], rest)} if rest else kept
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (without(SEDD, "tokens"), "config.json: missing key 'tokens'"),
+        (without(SEDD, "graph.type"), "config.json: missing key 'graph.type'"),
+        (without(SEDD, "model.n_blocks"), "missing key 'model.n_blocks'"),
+        (without(SEDD, "model.scale_by_sigma"), "missing key 'model.scale_by_sigma'"),
+        ({**SEDD, "tokens": "many"}, "tokens must be a whole number, not 'many'"),
+        ({**SEDD, "graph": {"type": "absorbing"}}, "graph.type='absorbing' is unknown.*'absorb'"),
+        ({**SEDD, "noise": {"type": "cosines"}}, "noise.type='cosines' is unknown.*'cosine'"),
+        (
+            {**SEDD, "noise": {"type": "geometric", "sigma_min": 2, "sigma_max": 1}},
+            "noise.sigma_min=2 and sigma_max=1 must be numbers",
+        ),
+        ({**SEDD, "model": {**SEDD["model"], "n_heads": 3}}, "config.json: ddit config: hidden_size=16 must"),
+        (
+            {**SEDD, "model": {**SEDD["model"], "n_heads": 4}},
+            r"rotary_emb.inv_freq has shape \(4,\), expected \(2,\)",
+        ),
+        ({**SEDD, "attention": "causal"}, "attention='causal' is unknown"),
+        ({**SEDD, "mask_token_id": 11}, r"mask_token_id=11 is not an id within 0\.\.10"),
+        (without(MDLM, "time_conditioning"), "missing key 'time_conditioning'"),
+        (without(MDLM, "vocab_size"), "missing key 'vocab_size'"),
+        ({**MDLM, "time_conditioning": 0}, "time_conditioning must be true or false, not 0"),
+        ({**MDLM, "parameterization": "d3pm"}, "parameterization='d3pm' is unknown"),
+        (without(BD3LM, "block_size"), "missing key 'block_size'"),
+        ({**BD3LM, "causal": True}, "an autoregressive model"),
+        (
+            {**MDLM_RUN, "data": {"tokenizer_name_or_path": "bert-base-uncased"}},
+            "tokenizer 'bert-base-uncased' may have a mask token of its own",
+        ),
+    ],
+)
+def test_configs_that_do_not_fit(tmp_path: Path, config: dict[str, Any], says: str) -> None:
+    prefix = "" if "tokens" in config or "graph" in config else "backbone."
+    net = network(scale_by_sigma=True)
+    refuses(write_hub(tmp_path, config, state(net, prefix)), says)

@@ -1,0 +1,93 @@
+"""Measurements that several test files look at: records made by hand, a folder of them, small runs of `decode.eval`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from align.common.terminal import PlainConsole
+from decode import eval
+from decode.reporting.records import Divergence, Record, Run, append, write_run
+
+
+def record(
+    method: str = "plain",
+    prompt: str = "a",
+    seconds: float = 1.0,
+    committed: int = 10,
+    calls: int = 10,
+    accepted: Sequence[int] = (),
+    drafted: Sequence[int] = (),
+    **more: Any,
+) -> Record:
+    fields: dict[str, Any] = {
+        "suite": "s", "prompt": prompt, "method": method, "repeat": 0, "category": "", "prompt_tokens": 5,
+        "new_tokens": committed + 1, "committed": committed, "seconds": seconds, "prefill_seconds": 0.5,
+        "tokens_per_s": committed / seconds, "calls": calls, "accepted": list(accepted),
+        "drafted": list(drafted), "tau": committed / calls if calls else None, "finish": "length",
+        "tokens": list(range(committed + 1)),
+    }  # fmt: skip
+    return Record(**{**fields, **more})
+
+
+QUIET = [
+    "--target",
+    "debug",
+    "--device",
+    "cpu",
+    "--dtype",
+    "float32",
+    "--no-hf-check",
+    "--max-new-tokens",
+    "12",
+]
+
+
+def run_eval(*arguments: Any) -> tuple[dict[str, Any], Path]:
+    config = eval.read_config([*QUIET, *map(str, arguments)])
+    return eval.evaluate(config, PlainConsole(quiet=True), "command")
+
+
+def fill_report(
+    folder: Path, gain: float = 2.0, temperature: float = 0.0, change: Divergence | None = None
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    settings = {
+        "target": "t/<model>", "methods": ["plain", "lookup", "drafter"], "temperature": temperature,
+        "max_new_tokens": 20, "dtype": "float32", "seed": 0, "repeats": 1, "warmup": 1, "threads": 2,
+        "target_hash": "ab", "drafter_hash": "cd",
+    }  # fmt: skip
+    sources = [
+        {
+            "name": "s",
+            "title": "Suite S",
+            "group": "chat",
+            "prompts": 6,
+            "source": "the package s==1 (6 of 9)",
+        }
+    ]
+    write_run(folder, Run(settings, sources, machine={"cores": 2}, versions={"torch": "2"}))
+    rows: list[Record] = []
+    for i in range(6):
+        same = None if temperature else True
+        slow = 1.0 + 0.1 * i
+        rows.append(record("plain", f"p{i}", slow, 20, 20, [0] * 20, [0] * 20, identical=same, load=0.2))
+        rows.append(
+            record(
+                "lookup",
+                f"p{i}",
+                slow * (1 + (-0.1) ** (i % 2)),
+                20,
+                18,
+                [1, 1, *[0] * 16],
+                [1] * 18,
+                identical=same,
+            )
+        )
+        mine = record("drafter", f"p{i}", slow / gain, 20, 10, [1] * 10, [3] * 10, identical=same)
+        if change is not None and i == 0:
+            mine.identical, mine.divergence = False, change
+        rows.append(mine)
+    append(folder, rows)
+    return folder
