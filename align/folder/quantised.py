@@ -77,9 +77,10 @@ def quantisation(config: Mapping[str, Any]) -> str | None:
 def _said(config: Mapping[str, Any]) -> tuple[str, Any]:
     """The key that says how the weights are quantised, and its value; nothing where there is none."""
     for values in (config, config.get("text_config")):
-        for key in (_KEY, _OLD_KEY) if isinstance(values, Mapping) else ():
-            if found := values.get(key):
-                return key, found
+        if isinstance(values, Mapping):
+            for key in (_KEY, _OLD_KEY):
+                if found := values.get(key):
+                    return key, found
     return _KEY, None
 
 
