@@ -52,7 +52,7 @@ def own_output(model: Any, tokenizer: Any) -> Own:
     hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     cache = DynamicCache(config=config)
     try:
-        logits = []
+        logits: list[Tensor] = []
         recurrent = any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers)
         rest = tokens_1L[:, CUT:]
         for part in (tokens_1L[:, :CUT], *(rest.split(1, dim=1) if recurrent else [rest])):
