@@ -50,7 +50,8 @@ METHODS = {
     "vptq": Method("VPTQ", ("vptq",), "vptq", gpu=True),
 }  # fmt: skip
 """By `quant_method`, what `transformers.quantizers` asks for where it opens such a checkpoint."""
-_KEY = "quantization_config"
+_KEY, _OLD_KEY = "quantization_config", "compression_config"
+"""The older one is what the first checkpoints of compressed-tensors have."""
 
 
 def quantisation(config: Mapping[str, Any]) -> str | None:
@@ -59,18 +60,28 @@ def quantisation(config: Mapping[str, Any]) -> str | None:
     Raises:
         UserError: the key holds no such thing.
     """
+    key, found = _said(config)
+    if not found:
+        return None
+    if not isinstance(found, Mapping):
+        raise UserError(f"config.json: {key}={short(found)} must be an object")
+    if key == _OLD_KEY:
+        return "compressed-tensors"
+    if found.get("load_in_4bit") or found.get("load_in_8bit"):
+        return "bitsandbytes"
+    if not isinstance(name := found.get("quant_method"), str):
+        raise UserError(f"config.json: {key}.quant_method={short(name)} must be text")
+    return name
+
+
+def _said(config: Mapping[str, Any]) -> tuple[str, Any]:
+    """The key that says how the weights are quantised, and its value; nothing where there is none."""
     for values in (config, config.get("text_config")):
-        found = values.get(_KEY) if isinstance(values, Mapping) else None
-        if not found:
-            continue
-        if not isinstance(found, Mapping):
-            raise UserError(f"config.json: {_KEY}={short(found)} must be an object")
-        if found.get("load_in_4bit") or found.get("load_in_8bit"):
-            return "bitsandbytes"
-        if not isinstance(name := found.get("quant_method"), str):
-            raise UserError(f"config.json: {_KEY}.quant_method={short(name)} must be text")
-        return name
-    return None
+        if isinstance(values, Mapping):
+            for key in (_KEY, _OLD_KEY):
+                if found := values.get(key):
+                    return key, found
+    return _KEY, None
 
 
 def check_quantised(config: Mapping[str, Any], what: str, device: str | None = None) -> None:
@@ -92,12 +103,15 @@ def check_quantised(config: Mapping[str, Any], what: str, device: str | None = N
             f"{what}: its weights are quantised by {short(name)} (config.json: quant_method), which is unknown{nearest(name, METHODS)}"
         )
     method = METHODS[name]
-    said = f"{what}: its weights are quantised by {method.title} (config.json: quant_method={name})"
+    key = f"quant_method={name}" if _said(config)[0] == _KEY else _OLD_KEY
+    said = f"{what}: its weights are quantised by {method.title} (config.json: {key})"
     lacking = [module for module in method.modules if not _is_there(module)]
     if lacking:
         packages = f"the package{'s' * (len(lacking) > 1)} {' and '.join(lacking)}"
         on_gpu = " (it runs on a GPU alone)" if method.gpu else ""
         raise UserError(f"{said}, which needs {packages}: pip install {method.install}{on_gpu}")
+    if key == _OLD_KEY:
+        raise UserError(f"{said}, a key that transformers does not read: rename it to {_KEY}")
     if method.gpu and device not in (None, "cuda", "xpu"):
         raise UserError(f"{said}, which runs on a GPU alone, and the device is {device}")
 

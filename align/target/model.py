@@ -268,15 +268,13 @@ class Target:
         hooks = [self.layers[i].register_forward_hook(self._tap(i)) for i in taps]
         try:
             with laid(layout):
-                hidden_BLD = self.body(
-                    **self.anatomy.arguments(tokens_BL, positions_BL, cache)
-                ).last_hidden_state
+                output = self.body(**self.anatomy.arguments(tokens_BL, positions_BL, cache))
         finally:
             for hook in hooks:
                 hook.remove()
-        taps_BLFD = torch.stack([self._taps[i] for i in taps], dim=2) if taps else None
+        taps_BLFD = torch.stack([self._taps[i] for i in taps], dim=2).to(self.dtype) if taps else None
         self._taps.clear()
-        return hidden_BLD, taps_BLFD
+        return output.last_hidden_state.to(self.dtype), taps_BLFD  # Mamba's residuals are fp32 in any type
 
     @torch.no_grad()
     def forward_together(

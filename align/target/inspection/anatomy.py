@@ -82,7 +82,8 @@ def examine(model: Any, body: Any) -> Anatomy:
     """Run one token through the decoder.
 
     Raises:
-        NotImplementedError: a layer keeps what can be neither shortened nor copied, or attends by what else is in the call.
+        NotImplementedError: a layer keeps what can be neither shortened nor copied, or attends by what else is in the call; or no
+            layer keeps anything.
     """
     config = model.config.get_text_config(decoder=True)
     _check_selection(config)
@@ -104,6 +105,8 @@ def examine(model: Any, body: Any) -> Anatomy:
         body(**bare.arguments(token, token, cache))
     shapes = [_shape(layer) for layer in cache.layers]
     states = [isinstance(layer, LinearAttentionLayer) for layer in cache.layers]
+    if not any(states) and all(shape is None for shape in shapes):
+        raise NotImplementedError("it keeps nothing in a cache")
     return replace(
         bare,
         shapes=shapes,

@@ -73,6 +73,24 @@ def test_where_it_stands() -> None:
     assert quantisation({"quantization_config": {"load_in_4bit": True}}) == "bitsandbytes"
 
 
+def test_the_older_key_of_compressed_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers passes it over, and would take integers for weights."""
+    old: dict[str, Any] = {"compression_config": {"format": "int-quantized", "config_groups": {}}}
+    said = r"^t: its weights are quantised by compressed-tensors .config.json: compression_config., "
+    for values in (old, {"text_config": old}):
+        assert quantisation(values) == "compressed-tensors"
+        for there, more in (
+            (None, "which needs .*: pip install compressed-tensors$"),
+            ("x", "a key .*: rename it to quantization_config$"),
+        ):
+            monkeypatch.setattr(quantised, "find_spec", lambda module, there=there: there)
+            with pytest.raises(UserError, match=said + more):
+                check_quantised(values, "t")
+    with pytest.raises(UserError, match="compression_config='x' must be an object"):
+        quantisation({"compression_config": "x"})
+    assert quantisation(config("awq") | old) == "awq"
+
+
 def test_a_folder_is_refused_by_name_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is what commands check before torch is imported."""
     monkeypatch.setattr(quantised, "find_spec", lambda module: None)

@@ -32,6 +32,29 @@ def test_what_follows_the_head_is_part_of_p(kind: str, scale: float, cap: float 
     assert without is torch.allclose(target.head(own.head_input_LD), own.logits_LV, atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("recurrent_gemma", "a rejected draft changes .*: it keeps a state outside"), ("openai-gpt", "it keeps nothing in a cache")],
+)  # fmt: skip
+def test_a_state_that_no_cache_holds_is_refused_however_coarsely_it_rounds(
+    kind: str, says: str, dtype: torch.dtype
+) -> None:
+    """In 16 bits their differences from the model's own pass for rounding: 0.16 and 0.14 standard deviations."""
+    model = tiny_model(kind, 260).to(dtype)
+    with pytest.raises(UserError, match=f"architecture '{kind}' can't be run exactly: {says}"):
+        proven(model, debug_model("Llama")[1], "mine")
+
+
+def test_positions_are_given_as_generate_gives_them_and_residuals_may_be_wider() -> None:
+    """Without positions Bamba's own forward begins each call at 0; Mamba's residuals are fp32 in any type."""
+    assert tiny_target("bamba").chains_only
+    target = proven(tiny_model("mamba", 260).to(torch.bfloat16), debug_model("Llama")[1], "mine")
+    output = target.forward(torch.arange(4, 9)[None], taps=(1,))
+    assert output.taps_BLFD is not None
+    assert (output.hidden_BLD.dtype, output.taps_BLFD.dtype) == (torch.bfloat16, torch.bfloat16)
+
+
 def test_a_model_that_scales_by_a_key_of_its_own_is_refused() -> None:
     target, model = tiny_target("granite"), tiny_model("granite", 260)
     plain = model.forward
