@@ -66,7 +66,7 @@ class DiffusionConfig:
         for name, known in (("graph", GRAPHS), ("prediction", PREDICTIONS)):
             if (value := getattr(self, name)) not in known:
                 raise UserError(f"{name}={value!r:.40} is unknown{nearest(str(value), known)}")
-        if not isinstance(self.schedule, dict) or "name" not in self.schedule:
+        if not isinstance(self.schedule, dict) or not isinstance(self.schedule.get("name"), str):
             raise UserError(f"schedule={self.schedule!r:.40} must be an object with a name")
         if (rates := self.mask_rates) is not None:
             if (

@@ -131,6 +131,7 @@ def test_the_attention_that_was_asked_for_is_kept_with_a_start(target: Target, t
         ({"window": "a"}, "window='a' must be"),
         ({"schedule": {}}, "schedule={} must be an object with a name"),
         ({"schedule": None}, "schedule=None must be"),
+        ({"schedule": {"name": {}}}, "must be an object with a name"),
         ({"schedule": {"name": "linear"}}, "schedule 'linear' is unknown"),
         ({"mask_id": 9999}, "mask_id=9999 is not within"),
         ({"colour": 1}, "colour"),
