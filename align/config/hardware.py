@@ -73,6 +73,13 @@ def _need(package: str, asked_by: str) -> None:
         raise UserError(f"{asked_by}: the package {package} is not installed here (pip install {package})")
 
 
+def check_processes(recipe: Recipe) -> None:
+    """Raises UserError for more processes on a CPU than it could ever run."""
+    most, count = 4 * (os.cpu_count() or 1), recipe.launch.devices
+    if accelerator(recipe) == "cpu" and count > most:
+        raise UserError(f"launch.devices={count}: at most {most} processes on this machine's CPU")
+
+
 def devices(recipe: Recipe) -> int | list[int]:
     """How many devices this machine is to use, or the one GPU that the recipe names."""
     kind, _, number = recipe.target.device.partition(":")

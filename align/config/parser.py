@@ -20,9 +20,6 @@ from align.common.text import cut, say, short
 from align.config.hardware import gpu_count
 from align.config.recipe import GROUPS, Recipe, keys, resolve
 from align.config.rules import check
-from align.config.run_record import save_run_record
-
-__all__ = ["find", "help_text", "load_recipe", "parse_command", "resolve", "save_run_record", "shipped"]
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 _COMMAND = "command line"

@@ -12,7 +12,7 @@ from align.common.errors import UserError
 from align.common.hub import is_hub_id, local_path, nearby
 from align.common.provenance import memory_bytes
 from align.common.schema import read_object
-from align.config.hardware import accelerator, gpu_count
+from align.config.hardware import check_processes, gpu_count
 from align.config.parser import shipped
 from align.config.recipe import Recipe
 from align.config.run_record import check_record
@@ -26,12 +26,7 @@ def check_training(recipe: Recipe) -> None:
     _check_init(recipe)
     check_folder(Path(recipe.output), "output")
     check_record(recipe)
-    if accelerator(recipe) == "cpu":
-        most = 4 * (os.cpu_count() or 1)
-        if recipe.launch.devices > most:
-            raise UserError(
-                f"launch.devices={recipe.launch.devices}: at most {most} processes on this machine's CPU"
-            )
+    check_processes(recipe)
     check_memory(recipe)
     _check_data(recipe)
 

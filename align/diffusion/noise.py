@@ -17,10 +17,7 @@ from align.common.batch import Anchors, Batch, Corrupted
 from align.common.errors import UserError
 from align.diffusion.graphs import Absorbing, Graph
 from align.diffusion.parameterization import time_weight
-from align.diffusion.schedules import TIMES as _TIMES
 from align.diffusion.schedules import Schedule, draw_times, from_least
-
-TIMES = (*_TIMES, "count")
 
 
 def sample_anchors(

@@ -8,7 +8,6 @@ absorbing graph) are left out before anything of size V is computed. In fp32 wha
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,13 +18,6 @@ from align.diffusion.parameterization import (
     logsumexp_and_label,
     time_weight,
 )
-
-
-class Bound(NamedTuple):
-    """Nats of each sequence, (…,), and nats per token over all sequences, a scalar."""
-
-    sequence: Tensor
-    token: Tensor
 
 
 def score_entropy(
@@ -78,12 +70,3 @@ def masked_nll(
     cross_entropy = masked_cross_entropy(logits_V, tokens_t, tokens_0, mask_id, valid)
     masked = valid & (tokens_t == mask_id)
     return torch.where(masked, time_weight(sigma, rate), 0.0) * cross_entropy  # σ may be 0 elsewhere
-
-
-def bound(loss_L: Tensor, valid_L: Tensor) -> Bound:
-    """Sum weighted losses to an upper bound of −log p(x_0), summed over the last dimension.
-
-    Per token means per `valid` one, masked or not: dividing by the masked ones alone would not be a likelihood.
-    """
-    sequence = torch.where(valid_L, loss_L, 0.0).sum(-1)
-    return Bound(sequence, sequence.sum() / valid_L.sum().clamp_min(1))

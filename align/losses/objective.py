@@ -15,32 +15,7 @@ from torch.nn import functional as F
 
 from align.common.errors import UserError, nearest
 from align.diffusion.parameterization import LOG_ZERO
-from align.losses.divergences import DIVERGENCES, DraftRows, RowStatistics, row_statistics
-from align.losses.target_places import TargetPlaces, target_places
-
-__all__ = [
-    "DIVERGENCES",
-    "LOG_ZERO",
-    "LOSSES",
-    "WEIGHTINGS",
-    "DraftRows",
-    "Objective",
-    "RowStatistics",
-    "TargetPlaces",
-    "after_prefix",
-    "confidence",
-    "cross_entropy",
-    "d_pace_weights",
-    "exponential_weights",
-    "first_error",
-    "likelihood_of_acceptance",
-    "normalised_weights",
-    "row_statistics",
-    "streak",
-    "target_places",
-    "uniform_weights",
-]
-
+from align.losses.divergences import DIVERGENCES, RowStatistics
 
 # ---- weights over the K positions of a block: constants, no gradient ----
 

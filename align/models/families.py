@@ -39,8 +39,6 @@ class Family:
     shift: Literal[0, 1] = 0
     attention: Literal["full", "block_causal", "prefix_causal"] = "full"
     block_size: int = 0  # block_causal, where config.json has no block_size
-    time: Literal["none", "sigma"] = "none"
-    prediction: Literal["logits", "log_score"] = "logits"
     cache: Literal["none", "exact", "approximate"] = "none"
     keys: tuple[tuple[str, str], ...] = ()
     config: Mapping[str, str] = field(default_factory=dict)

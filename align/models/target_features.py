@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,13 @@ class TargetFeatures:
     keys: list[Tensor]
     values: list[Tensor]
     taps_BLFD: Tensor | None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> TargetFeatures:
+        """All of them, changed alike."""
+        keys, values = ([change(t) for t in part] for part in (self.keys, self.values))
+        return TargetFeatures(
+            change(self.hidden_BLD), keys, values, None if self.taps_BLFD is None else change(self.taps_BLFD)
+        )
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from align.common.batch import Batch, Step
 from align.config.recipe import TrainerConfig
-from align.losses.objective import TargetPlaces, target_places
+from align.losses.target_places import TargetPlaces, target_places
 from align.models.block_config import BlockConfig
 from align.models.target_features import TargetFeatures, target_features
 from align.outputs.row import DTYPES, RowKey, RowOutputs, compute_row, row_key

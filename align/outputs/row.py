@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from align.common.batch import Batch
-from align.losses.objective import target_places
+from align.losses.target_places import target_places
 from align.models.block_config import BlockConfig
 from align.models.target_features import TargetFeatures, target_features
 from align.target.model import Target
@@ -76,13 +76,7 @@ def compute_row(
     run: Callable[[Target, Batch, BlockConfig | None], TargetFeatures] = target_features,
 ) -> RowOutputs:
     """The target over one row, rounded to `dtype`."""
-    features = run(target, alone, config)
-    shown = TargetFeatures(
-        rounded(features.hidden_BLD, dtype),
-        [rounded(k, dtype) for k in features.keys],
-        [rounded(v, dtype) for v in features.values],
-        None if features.taps_BLFD is None else rounded(features.taps_BLFD, dtype),
-    )
+    shown = run(target, alone, config).each(lambda t: rounded(t, dtype))
     following = alone.tokens_BL.roll(-1, dims=1).flatten()
     # p of the rounded state, the one that its logits will be computed from
     hidden = shown.hidden_BLD[0].to(target.dtype)

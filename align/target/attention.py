@@ -32,12 +32,16 @@ def block_mask(
     """
     if length == 1:
         return None
-    see = torch.ones(length, past + length, dtype=torch.bool, device=device)
+    return laid_out(seen(see_LL, length, past, device), groups, dtype)
+
+
+def seen(see_LL: Tensor | None, length: int, past: int, device: torch.device) -> Tensor:
+    """What each of `length` tokens attends to, bool (L, past + L): all of the past, and each other as `see_LL` says (None: causal)."""
+    see_LS = torch.ones(length, past + length, dtype=torch.bool, device=device)
     if see_LL is None:
-        see = see.tril_(past)
-    else:
-        see[:, past:] = see_LL
-    return laid_out(see, groups, dtype)
+        return see_LS.tril_(past)
+    see_LS[:, past:] = see_LL
+    return see_LS
 
 
 def laid_out(see_LS: Tensor, groups: int, dtype: torch.dtype) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from align.target.attention import block_mask, laid_out
+from align.target.attention import block_mask, laid_out, seen
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether a query attends to a key: (row, head, query's position, key's position), integers that broadcast → bool."""
@@ -49,15 +49,9 @@ class Layout:
     def visible(self, rule: Rule | None) -> Tensor:
         """Who attends to what, bool (B or 1, 1, L, S); `rule`: None = no more than the order of the tokens."""
         length, device = self.positions_BL.shape[1], self.positions_BL.device
-        if self.mask is not None:
-            see = self.mask
-        else:
-            see = torch.ones(length, self.past + length, dtype=torch.bool, device=device)
-            if self.see_LL is None:
-                see = see.tril_(self.past)[None, None]
-            else:
-                see[:, self.past :] = self.see_LL
-                see = see[None, None]
+        see = self.mask
+        if see is None:
+            see = seen(self.see_LL, length, self.past, device)[None, None]
         if rule is None:
             return see
         size = see.shape[-1]

@@ -24,7 +24,8 @@ from align.common.rng import random_state, seed_global, set_random_state
 from align.config.hardware import process_number
 from align.config.recipe import Recipe
 from align.losses.acceptance import expected_accepted_token, kept_greedy, kept_token
-from align.losses.objective import Objective, RowStatistics
+from align.losses.divergences import RowStatistics
+from align.losses.objective import Objective
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.causal import CausalDrafter

@@ -10,7 +10,8 @@ from torch import Tensor
 from align.common.batch import Step
 from align.common.rng import keyed_generator
 from align.diffusion.noise import clean_prefixes
-from align.losses.objective import DraftRows, RowStatistics, after_prefix, row_statistics
+from align.losses.divergences import DraftRows, RowStatistics, row_statistics
+from align.losses.objective import after_prefix
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.training.base_module import DrafterModule

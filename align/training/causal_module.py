@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 
 from align.common.batch import Step
-from align.losses.divergences import logit_statistics
-from align.losses.objective import DraftRows, RowStatistics, row_statistics
+from align.losses.divergences import DraftRows, RowStatistics, logit_statistics, row_statistics
 from align.models.causal import CausalDrafter
 from align.training.base_module import DrafterModule
 

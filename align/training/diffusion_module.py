@@ -23,8 +23,7 @@ from align.common.rng import keyed_generator
 from align.diffusion.noise import corrupt_blocks, corrupt_suffix, random_prefixes
 from align.diffusion.schedules import van_der_corput
 from align.losses.diffusion_losses import masked_nll, score_entropy
-from align.losses.divergences import logit_statistics
-from align.losses.objective import RowStatistics
+from align.losses.divergences import RowStatistics, logit_statistics
 from align.models.diffusion_context import DiffusionContext
 from align.models.masked_lm import annealed_see
 from align.models.standalone import Annealed, DiffusionDrafter

@@ -29,7 +29,6 @@ class Row:
     writes_prompt: bool
     opening: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    prompt_end: int = -1
     answer_start: int = -1
     done: bool = False
     broken: str = ""
@@ -204,7 +203,6 @@ class Writer:
             return
         written = len(row.tokens) - len(self.prefix)
         if token in self.ends:
-            row.prompt_end = len(row.tokens)
             row.forced = list(self.turn)
             row.tokens.append(row.forced.pop(0))
             if not row.forced:

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from align.common.errors import UserError
-from align.config.hardware import accelerator, devices
+from align.config.hardware import accelerator, check_processes, devices
 from align.config.recipe import Recipe
 from align.target.loading import load_target
 from align.writing.generation import Row
@@ -47,9 +47,7 @@ class Processes:
         self.recipe, self.about, count = recipe, dict[str, str](), recipe.launch.devices
         kind = accelerator(recipe)
         devices(recipe)  # refuses one GPU by name
-        most = 4 * (os.cpu_count() or 1)
-        if kind == "cpu" and count > most:
-            raise UserError(f"launch.devices={count}: at most {most} processes on this machine's CPU")
+        check_processes(recipe)
         context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
         self._done: dict[int, list[Row]] = {}

@@ -175,7 +175,6 @@ class Served:
             row.done, row.broken = True, "prompt too long"
             return False
         row.tokens += tokens[:-1]
-        row.prompt_end = len(row.tokens)
         row.forced = [*plan.template.turn]
         if written == 0:
             row.done, row.broken = True, "empty prompt"

@@ -11,7 +11,6 @@ from decode.engine.decoder import Decoder
 from decode.methods.build import assemble, open_parts
 from decode.methods.drafter_spec import NO_FOLDERS, check_there, role_of, shipped_for
 from decode.methods.options import DraftOptions
-from decode.methods.registry import COMMON
 from decode.methods.spec import read_method
 
 
@@ -49,9 +48,8 @@ def decoders(
             return Decoder(target)
         if drafter == "lookup":
             return assemble(method, parts, setting.tokens)
-        options = DraftOptions("auto", setting.tokens, setting.nodes, 1, DraftOptions.order, False, None)
-        own = {k: v for k, v in options.of_a_method.items() if k in {*method.system.keys, *COMMON}}
-        return assemble(method.with_defaults(own), parts, setting.tokens)
+        options = DraftOptions(draft_tokens=setting.tokens, tree_nodes=setting.nodes)
+        return assemble(method.with_defaults(options.of_a_method), parts, setting.tokens)
 
     first = assemble(method, parts, longest)
     assert first.drafter is not None

@@ -56,7 +56,8 @@ class LookupSession(DraftSession):
         for n in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
             start = self.follows.get(tuple(tokens[-n:]))
             if start is not None:
-                return Proposal(torch.tensor(self._copy(tokens, start, k), device=self._device), "point")
+                copied = torch.tensor(self._copy(tokens, start, k), device=self.request.target.device)
+                return Proposal(copied, "point")
         return None
 
     @staticmethod
@@ -64,7 +65,3 @@ class LookupSession(DraftSession):
         """k tokens from `start` on; past the end of the text it copies from the copy, so that a cycle continues."""
         period = len(tokens) - start
         return [tokens[start + i % period] for i in range(k)]
-
-    @property
-    def _device(self) -> torch.device:
-        return self.request.target.device

@@ -19,7 +19,7 @@ from decode.methods.any_drafter import NO_STEPS, NO_TREES
 from decode.methods.build import assemble, build, open_parts
 from decode.methods.drafter_spec import NO_FOLDERS, check_there, drafters_by_role, role_of
 from decode.methods.options import DraftOptions
-from decode.methods.registry import ANY, COMMON, Parts
+from decode.methods.registry import ANY, Parts
 from decode.methods.spec import Method, check_parts, read_method
 
 
@@ -75,8 +75,7 @@ def load(
     options = DraftOptions(verifier, draft_tokens, tree_nodes, steps, order, copying, tokenizer)
     # before anything is loaded: it may be misspelt
     chosen, folders = _by_drafter(drafter, options) if method is None else _by_name(method, drafter, options)
-    own = {key: value for key, value in options.of_a_method.items() if key in {*chosen.system.keys, *COMMON}}
-    chosen = chosen.with_defaults(own)
+    chosen = chosen.with_defaults(options.of_a_method)
     where = _opened(target, dtype, device, trust_remote_code, template_kwargs, system)
     if drafter is None or isinstance(drafter, str | Path):
         parts = open_parts([chosen], folders, where, tokenizer)

@@ -54,8 +54,9 @@ class Method:
         return replace(self, options={**self.options, **options}, variants=variants)
 
     def with_defaults(self, options: Mapping[str, Any]) -> Method:
-        """The method under the same name, with these options where none was written."""
-        return self.with_options({key: value for key, value in options.items() if key not in self.given})
+        """The method under the same name, with those of these options that its system has where none was written."""
+        known = {*self.system.keys, *COMMON} - self.given.keys()
+        return self.with_options({key: value for key, value in options.items() if key in known})
 
 
 def read_method(text: str) -> Method:

@@ -22,7 +22,7 @@ from align.data import packing
 from align.data import shards as data
 from align.data.index import read_samples
 from align.data.synthesis import synthesize
-from align.losses.acceptance import Estimate, expected_accepted_token
+from align.losses.acceptance import expected_accepted_token
 from align.models.block import BlockDrafter
 from align.models.checkpoints.standalone import open_drafter
 from align.models.standalone import DiffusionDrafter
@@ -36,6 +36,7 @@ from decode.drafters.block import BlockProposer
 from decode.drafters.diffusion import DiffusionProposer
 from decode.engine.engine import Engine, run_together
 from decode.speculation.sampling import Sampling
+from tests.estimates import Estimate
 
 
 @dataclass

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from align.losses.acceptance import Estimate, expected_accepted_token, kept_greedy, kept_token, reach
-from align.losses.objective import LOG_ZERO
+from align.diffusion.parameterization import LOG_ZERO
+from align.losses.acceptance import expected_accepted_token, kept_greedy, kept_token, reach
+from tests.estimates import Estimate
 
 V, K = 3, 3
 Path = tuple[int, ...]

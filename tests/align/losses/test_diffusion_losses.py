@@ -16,7 +16,6 @@ from align.diffusion.graphs import Absorbing, Graph, Uniform
 from align.diffusion.parameterization import time_weight
 from align.diffusion.schedules import Cosine, Geometric, LogLinear, Schedule
 from align.losses.diffusion_losses import (
-    bound,
     masked_cross_entropy,
     masked_nll,
     score_entropy,
@@ -342,7 +341,7 @@ class Table:
                     self.logits[seen][None], torch.tensor([seen]), torch.tensor([x]), self.mask_id, valid
                 )
                 likely = chance**count * (1 - chance) ** (self.length - count)
-                total = total + likely * bound(weight * nll, valid).sequence[0]
+                total = total + likely * (weight * nll).sum()
         return total
 
 
@@ -369,11 +368,3 @@ def test_the_time_weight_is_the_lambda_weight_in_other_coordinates(schedule: Sch
         torch.testing.assert_close(weight, masked.reciprocal() * slope, rtol=1e-9, atol=0)
         if isinstance(schedule, LogLinear):
             torch.testing.assert_close(weight, 1 / t, rtol=1e-9, atol=0)
-
-
-def test_bound_divides_by_all_tokens_of_the_answer() -> None:
-    loss = torch.tensor([[1.0, 0.0, 2.0, 5.0], [0.0, 4.0, 0.0, 0.0]])
-    valid = torch.tensor([[True, True, True, False], [True, True, True, True]])
-    sequence, token = bound(loss, valid)
-    assert sequence.tolist() == [3.0, 4.0] and float(token) == 1.0
-    assert float(bound(loss, torch.zeros_like(valid)).token) == 0.0

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.config.drafter import LOSS_NAMES
+from align.diffusion.parameterization import LOG_ZERO
 from align.losses.objective import (
-    LOG_ZERO,
     LOSSES,
     WEIGHTINGS,
     Objective,
@@ -21,8 +21,8 @@ from align.losses.objective import (
     exponential_weights,
     likelihood_of_acceptance,
     streak,
-    target_places,
 )
+from align.losses.target_places import target_places
 from tests.logits import DIFFERENTIABLE, Case, make
 
 

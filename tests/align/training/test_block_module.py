@@ -19,7 +19,8 @@ from align.config.parser import load_recipe
 from align.data import packing
 from align.data import shards as data
 from align.diffusion.noise import clean_prefixes, sample_anchors
-from align.losses.objective import LOSSES, Objective, RowStatistics, after_prefix
+from align.losses.divergences import RowStatistics
+from align.losses.objective import LOSSES, Objective, after_prefix
 from align.models.block import BlockDrafter
 from align.models.block_session import BlockSession
 from align.models.target_features import target_features

@@ -10,7 +10,8 @@ import pytest
 
 from align.common.errors import UserError
 from align.common.terminal import PlainConsole
-from align.config.parser import load_recipe, resolve
+from align.config.parser import load_recipe
+from align.config.recipe import resolve
 from align.models.checkpoints.block import save_drafter
 from align.target.model import Target
 from decode.benchmark import comparison, runner

@@ -22,12 +22,13 @@ from decode.drafters import d2sd
 from decode.drafters.d2sd import D2SDDrafter, D2SDSession, boundary_scores, likeliest
 from decode.engine.engine import Engine
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import position_noise, probs
+from decode.speculation.sampling import position_noise
 from decode.speculation.tree import chain
 from tests.builders import DRAFT_IDS as IDS
 from tests.builders import PROMPT, VARIED
 from tests.builders import sharp_block_network as network
 from tests.builders import tree_prefixes as prefixes
+from tests.d2sd_reference import by_definition, rows_by_definition
 from tests.exact_distribution import exact_law
 from tests.fakes import plausible, sampled
 
@@ -127,50 +128,6 @@ def begun(
     return engine.session
 
 
-def by_definition(drafts: D2SDSession, k: int) -> tuple[set[tuple[int, ...]], list[int]]:
-    """Every beginning of every draft, one block and one position at a time; and the boundaries."""
-    request, drafter = drafts.request, drafts.proposer
-    target, sampling, heat = request.target, request.sampling, request.sampling.temperature or 1.0
-
-    def write(net: BlockDrafter, draft: list[int]) -> list[float]:
-        cache, text = target.new_cache(1, 40), request.tokens
-        session = BlockSession(net, cache, 40)
-        output = target.forward(torch.tensor([text[:-1]]), cache=cache, taps=session.taps)
-        session.observe(output.hidden_BLD, output.taps_BLFD, len(text) - 1)
-        ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
-        size = net.config.rows
-        block = ([text[-1], *draft] + [net.config.mask_token_id] * size)[:size]
-        hidden_KD = session.hidden_of_blocks(torch.tensor([block]))[0]
-        confidences = []
-        for j in range(len(draft), k):
-            logits = net.logits(hidden_KD[j])
-            inputs = session.bias_inputs(hidden_KD[j])
-            if inputs is not None:
-                logits = logits + session.bias(inputs, torch.tensor([text[-1], *draft][-1]))
-            if sampling.repetition_penalty != 1:
-                seen = torch.isin(ids, torch.tensor(text))
-                penalty = sampling.repetition_penalty
-                logits = torch.where(
-                    seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits
-                )
-            q = (logits / heat).softmax(-1)
-            confidences.append(float(q.max()))
-            score = logits
-            if request.noise is not None:
-                score = q.double().log() + request.noise(len(text) + j)[ids]
-            draft.append(int(ids[score.argmax()]))
-        return confidences
-
-    main: list[int] = []
-    scores = boundary_scores(torch.tensor(write(drafter.first, main)))
-    allowed = [i for i in range(k) if i or drafter.first is not drafter.second]
-    kept = sorted(sorted(allowed, key=lambda i: -float(scores[i]))[: drafter.boundaries])
-    branches = [main[:i] for i in kept]
-    for branch in branches:
-        write(drafter.second, branch)
-    return {tuple(x[:n]) for x in [main, *branches] for n in range(1, k + 1)}, kept
-
-
 def paths(tree: Proposal) -> list[tuple[int, ...]]:
     parents = chain(len(tree)) if tree.parents is None else tree.parents
     return prefixes(tuple(tree.tokens_K.tolist()), parents)[1:]
@@ -196,29 +153,6 @@ def test_the_tree_is_the_first_draft_and_the_seconds_branches(target: Target, na
         assert any(kept[1] > 2 for kept in boundaries) and (name == "one network") == all(
             kept[0] > 0 for kept in boundaries
         )
-
-
-def rows_by_definition(drafts: D2SDSession, net: BlockDrafter, shown: list[int], draft: list[int]) -> Tensor:
-    """What each token of a draft is drawn from, (K, V), the network seeing the `shown` ones in its block."""
-    request, target = drafts.request, drafts.request.target
-    cache, text, size = target.new_cache(1, 40), request.tokens, net.config.rows
-    session = BlockSession(net, cache, 40)
-    output = target.forward(torch.tensor([text[:-1]]), cache=cache, taps=session.taps)
-    session.observe(output.hidden_BLD, output.taps_BLFD, len(text) - 1)
-    ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
-    block = ([text[-1], *shown] + [net.config.mask_token_id] * size)[:size]
-    hidden_KD = session.hidden_of_blocks(torch.tensor([block]))[0]
-    rows = []
-    for j in range(len(draft)):
-        logits = net.logits(hidden_KD[j])
-        inputs = session.bias_inputs(hidden_KD[j])
-        if inputs is not None:
-            logits = logits + session.bias(inputs, torch.tensor([text[-1], *draft][j]))
-        row = torch.zeros(target.vocab_size)
-        before = request.history.ahead(j, 1).columns(ids)
-        row[ids] = probs(logits[None], request.sampling, before)[0]
-        rows.append(row)
-    return torch.stack(rows)
 
 
 @pytest.mark.parametrize("name", PAIRS)

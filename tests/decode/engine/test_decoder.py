@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -199,3 +200,12 @@ def test_sampling_by_its_fields(endless: Target) -> None:
     assert batch[0].tokens == named.tokens != batch[1].tokens  # which has seed 5
     with pytest.raises(UserError, match="sampling for each prompt and seed for all"):
         decoder.generate_batch([PROMPT], sampling=[Sampling()], seed=4)
+
+
+def test_times_add_up(endless: Target) -> None:
+    began = perf_counter()
+    out = Decoder(endless, LookupDrafter(3)).generate(PROMPT, max_new_tokens=30)
+    assert out.prefill_seconds + out.seconds <= perf_counter() - began
+    assert out.prefill_seconds > 0 and out.draft_seconds > 0 and out.verify_seconds > 0
+    assert out.draft_seconds + out.verify_seconds <= out.seconds
+    assert out.tokens_per_second == pytest.approx(29 / out.seconds)

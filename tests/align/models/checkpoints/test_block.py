@@ -50,77 +50,70 @@ def test_what_an_older_version_saved_loads_as_it_was(
         load_drafter(tmp_path, target)
 
 
-def test_broken_folders(target: Target, samples: data.Samples, tmp_path: Path) -> None:
-    def fails(says: str) -> None:
-        with pytest.raises(UserError, match=says):
-            load_drafter(tmp_path, target)
+def fails(folder: Path, target: Target, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        load_drafter(folder, target)
 
-    fails("no config.json")
-    drafter = build(target, samples)
-    save_drafter(drafter, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    weights = load_file(str(tmp_path / "model.safetensors"))
 
-    def rewrite(changes: dict[str, Any]) -> None:
-        (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
-
-    rewrite({"architectures": ["LlamaForCausalLM"]})
-    fails("not a block drafter")
-    rewrite({"vocab_size": 9})
-    fails("vocab_size is 9")
-    rewrite({"context": "tap"})
-    fails("did you mean 'taps'")
-    rewrite({"block_size": 0})
-    fails("at least 1")
-    rewrite({"target_layer_ids": [1, 77]})
-    fails("target layer 77")
-    (tmp_path / "config.json").write_text(
-        json.dumps({k: v for k, v in config.items() if k != "rms_norm_eps"})
-    )
-    fails("missing key 'rms_norm_eps'")
-    rewrite({"draft_vocab_size": 63})
-    fails("63 entries")
-    for changes, words in {
-        "block_size": (2.5, "block_size must be a whole number, not 2.5"),
-        "mask_token_id": (99999, "mask_token_id=99999 is not within"),
-        "hidden_act": ("sillu", "did you mean 'silu'"),
-        "markov_rank": (-1, "markov_rank=-1 must be at least 0"),
-        "rope_theta": (0, "rope_theta=0 must be at least"),
-        "rms_norm_eps": (None, "rms_norm_eps must be a finite number"),
-        "target_layer_ids": ("3", "target_layer_ids must be a list of whole numbers"),
-        "extra": (3, "extra must be an object"),
-    }.items():
-        rewrite({changes: words[0]})
-        fails(words[1])
-    rewrite({"block_size": 100000})
-    fails("must be 1 to 512")
+def test_folders_that_hold_no_drafter(target: Target, samples: data.Samples, tmp_path: Path) -> None:
+    fails(tmp_path, target, "no config.json")
+    fails(tmp_path / "nowhere", target, "no such folder")
+    save_drafter(build(target, samples), tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    fails(tmp_path, target, "not readable")
     for junk in ("[]", "null", "3"):
         (tmp_path / "config.json").write_text(junk)
-        fails("must hold an object")
-    rewrite({"intermediate_size": 64})
-    fails("has shape")
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file({k: v for k, v in weights.items() if k != "fc.weight"}, str(tmp_path / "model.safetensors"))
-    fails("misses 'fc.weight'")
-    save_file({**weights, "odd": torch.zeros(1)}, str(tmp_path / "model.safetensors"))
-    fails("unknown tensor 'odd'")
-    twice = weights["draft_vocab"].clone()
-    twice[1] = twice[0]
-    for vocab in (
-        twice,
-        weights["draft_vocab"].flip(0),
-        weights["draft_vocab"] + 5000,
-        weights["draft_vocab"].float(),
+        fails(tmp_path, target, "must hold an object")
+
+
+def test_configs_that_do_not_fit(target: Target, samples: data.Samples, tmp_path: Path) -> None:
+    save_drafter(build(target, samples), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key, value, says in (
+        ("architectures", ["LlamaForCausalLM"], "not a block drafter"),
+        ("vocab_size", 9, "vocab_size is 9"),
+        ("context", "tap", "did you mean 'taps'"),
+        ("block_size", 0, "at least 1"),
+        ("block_size", 2.5, "block_size must be a whole number, not 2.5"),
+        ("block_size", 100000, "must be 1 to 512"),
+        ("target_layer_ids", [1, 77], "target layer 77"),
+        ("target_layer_ids", "3", "target_layer_ids must be a list of whole numbers"),
+        ("draft_vocab_size", 63, "63 entries"),
+        ("mask_token_id", 99999, "mask_token_id=99999 is not within"),
+        ("hidden_act", "sillu", "did you mean 'silu'"),
+        ("markov_rank", -1, "markov_rank=-1 must be at least 0"),
+        ("rope_theta", 0, "rope_theta=0 must be at least"),
+        ("rms_norm_eps", None, "rms_norm_eps must be a finite number"),
+        ("extra", 3, "extra must be an object"),
+        ("intermediate_size", 64, "has shape"),
     ):
-        save_file({**weights, "draft_vocab": vocab}, str(tmp_path / "model.safetensors"))
-        fails("draft_vocab must be ascending token ids")
-    for value in (float("nan"), float("inf")):
-        save_file({**weights, "fc.weight": weights["fc.weight"] * value}, str(tmp_path / "model.safetensors"))
-        fails("fc.weight holds values that are no numbers")
-    (tmp_path / "model.safetensors").write_bytes(b"torn")
-    fails("not readable")
-    with pytest.raises(UserError, match="no such folder"):
-        load_drafter(tmp_path / "nowhere", target)
+        (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
+        fails(tmp_path, target, says)
+    del config["rms_norm_eps"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    fails(tmp_path, target, "missing key 'rms_norm_eps'")
+
+
+def test_weights_that_do_not_fit(target: Target, samples: data.Samples, tmp_path: Path) -> None:
+    save_drafter(build(target, samples), tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(str(file))
+    vocab, fc = weights["draft_vocab"], weights["fc.weight"]
+    twice = vocab.clone()
+    twice[1] = twice[0]
+    save_file({k: v for k, v in weights.items() if k != "fc.weight"}, str(file))
+    fails(tmp_path, target, "misses 'fc.weight'")
+    for name, tensor, says in (
+        ("odd", torch.zeros(1), "unknown tensor 'odd'"),
+        ("fc.weight", fc * float("nan"), "fc.weight holds values that are no numbers"),
+        ("fc.weight", fc * float("inf"), "fc.weight holds values that are no numbers"),
+        *(
+            ("draft_vocab", wrong, "draft_vocab must be ascending token ids")
+            for wrong in (twice, vocab.flip(0), vocab + 5000, vocab.float())
+        ),
+    ):
+        save_file({**weights, name: tensor}, str(file))
+        fails(tmp_path, target, says)
 
 
 @pytest.mark.parametrize(
