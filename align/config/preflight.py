@@ -3,7 +3,6 @@ device."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from align.common.claims import check_folder
