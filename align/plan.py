@@ -15,7 +15,7 @@ STARTED = time.monotonic()
 
 from align.common.commands import OptionParser, path  # noqa: E402
 from align.common.errors import UserError, cli  # noqa: E402
-from align.common.files import write_json  # noqa: E402
+from align.common.files import remove_parts, write_json  # noqa: E402
 from align.common.provenance import load_average, machine  # noqa: E402
 from align.common.text import say  # noqa: E402
 from align.config.parser import help_text, load_recipe  # noqa: E402
@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     check(options)
     if options.json is not None:
         check_file(options.json, "--json")
+        remove_parts(options.json)
     recipe = load_recipe(rest)
     fits = plan_and_say(recipe, options)
     if not fits:

@@ -69,6 +69,27 @@ OWN: dict[str, dict[str, Any]] = {
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "xglm": {"ffn_dim": 96},
     "minimax": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    **dict.fromkeys(("deepseek_v2", "sarvam_mla"), {"num_key_value_heads": 4, "first_k_dense_replace": 4}),
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {k: {"rope_type": "default", "rope_theta": 1e4} for k in ("sliding_attention", "full_attention")},
+    },
+    "dbrx": {
+        "d_model": 64, "n_heads": 4, "n_layers": 4, "max_seq_len": 512, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    **dict.fromkeys(
+        ("gemma4_text", "gemma4_unified_text"),
+        {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 260, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3, "num_dense_layers": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "zamba": {"intermediate_size": 96, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "attention_head_dim": 32, "attention_hidden_size": 128},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "n_mamba_heads": 8, "head_dim": 32},
+    "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 32},
+    **dict.fromkeys(("inkling2_text", "inkling2_loop_text"), {"unpadded_vocab_size": 260, "eos_token_id": 2}),
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
 }  # fmt: skip
 """By architecture, what it needs beside."""

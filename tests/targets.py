@@ -3,6 +3,7 @@
 python -m tests.targets                    # all, a quarter of an hour: before a release
 python -m tests.targets wrappers           # the second table alone
 python -m tests.targets llama gemma3       # these, printed
+python -m tests.targets write llama gemma3 # these, in the page
 
 The second table is of models that hold a text model beside towers for images or sound. They are saved as folders and opened by
 path, and compared with the whole model on text.
@@ -18,7 +19,6 @@ layers, saved and loaded, = plain.
 from __future__ import annotations
 
 import copy
-import re
 import sys
 import traceback
 from pathlib import Path
@@ -41,16 +41,18 @@ from tests.target_models import WINDOW, generated, some_text, tiny_model, tiny_t
 from tests.target_wrappers import save_wrapper, text_of, tiny_wrapper
 
 NAMES = """
-afmoe apertus apertus1p5_text arcee aria_text axk1 axk2 bailing_hybrid bamba biogpt bitnet bloom codegen cohere cohere2
-cohere2_moe cpmant ctrl cwm deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots3_note_text ernie4_5
-ernie4_5_moe exaone exaone4 exaone_moe falcon falcon_alibi falcon_h1 falcon_mamba flex_olmo flint gemma gemma2 gemma3_text
-gemma3n_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss
-gptj granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense
-hunyuan_v1_moe hy_v3 hy_v4 hyperclovax inkling_text internlm3 iquestcoder jais2 jamba jetmoe kimi_linear kolibri1 laguna
-lara_mini lfm2 lfm3 llama llama4_text longcat_flash mamba mellum mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl_text
-ministral ministral3 mistral mixtral modernbert-decoder mpt nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe
-openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next
-recurrent_gemma roformer rwkv sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 trocr vaultgemma xglm xlstm youtu
+afmoe apertus apertus1p5_text arcee aria_text axk1 axk2 bailing_hybrid bamba bert biogpt bitnet bloom codegen cohere
+cohere2 cohere2_moe cohere_compass_text cpmant ctrl cwm dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4
+diffllama doge dory dots1 dots3_note_text ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe falcon falcon_alibi
+falcon_h1 falcon_mamba flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text glm glm4
+glm4_moe glm4_moe_lite glm_moe_dsa gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite
+granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense
+hunyuan_v1_moe hy_v3 hy_v4 hyperclovax inkling2_loop_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe
+kimi_linear kolibri1 laguna lara_mini lfm2 lfm2_moe lfm3 llama llama4_text longcat_flash mamba mamba2 mellum
+mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder
+mpt nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2
+qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next recurrent_gemma roberta roformer rwkv sarvam_mla
+sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 trocr vaultgemma xglm xlstm youtu
 """
 WRAPPERS = """
 aria aya_vision blip-2 cohere2_vision cosmos3_omni deepseek_vl deepseek_vl_hybrid ernie4_5_vl_moe exaone4_5 fuyu gemma3 gemma3n gemma4
@@ -70,16 +72,17 @@ PAGE = Path(__file__).parents[1] / "docs/targets.md"
 
 def main(names: list[str]) -> int:
     transformers.logging.set_verbosity_error()
+    new = names[:1] == ["write"]
+    names = names[new:]
     if names and names != ["wrappers"]:
         if unknown := [name for name in names if name not in (*NAMES.split(), *WRAPPERS.split())]:
             raise UserError(
                 f"{unknown[0]!r} is no architecture of these tables{nearest(unknown[0], NAMES.split())}"
             )
-        return faults([*map(printed, names)])
-    found = 0
-    if not names:
-        found += write("architectures", HEAD, [*map(printed, NAMES.split())])
-    return found + write("wrappers", WRAPPED, [*map(printed, WRAPPERS.split())])
+        rows = [*map(printed, names)]
+        return write(rows) if new else faults(rows)
+    found = 0 if names else write([*map(printed, NAMES.split())])
+    return found + write([*map(printed, WRAPPERS.split())])
 
 
 def printed(name: str) -> str:
@@ -92,11 +95,18 @@ def faults(rows: list[str]) -> int:
     return sum("wrong" in r or "traceback" in r for r in rows)
 
 
-def write(mark: str, head: str, rows: list[str]) -> int:
-    """Put a table between its marks on the page; how many of its rows are faults."""
-    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
-    table = f"{begin}\n{head}{''.join(r + chr(10) for r in rows)}{end}"
-    PAGE.write_text(re.sub(f"{begin}.*{end}", lambda _: table, PAGE.read_text(), flags=re.DOTALL))
+def write(rows: list[str]) -> int:
+    """Put rows into their tables on the page, in order; how many of them are faults."""
+    for mark, head, names in (
+        ("architectures", HEAD, NAMES.split()),
+        ("wrappers", WRAPPED, WRAPPERS.split()),
+    ):
+        begin, end = f"<!-- {mark} -->\n", f"<!-- /{mark} -->"
+        before, _, rest = PAGE.read_text().partition(begin)
+        old, _, behind = rest.partition(end)
+        by_name = {line.split(" ")[1]: line for line in [*old.splitlines()[2:], *rows]}
+        table = "".join(by_name[name] + "\n" for name in names if name in by_name)
+        PAGE.write_text(f"{before}{begin}{head}{table}{end}{behind}")
     return faults(rows)
 
 

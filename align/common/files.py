@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import gzip
 import hashlib
 import json
@@ -70,6 +71,12 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def remove_parts(path: Path) -> None:
+    """What killed writers of a file left beside it goes; for a file in a folder that no command claims."""
+    for part in path.parent.glob(f".{glob.escape(path.name[:200])}.*{UNFINISHED}"):
+        shutil.rmtree(part, ignore_errors=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 as `write_atomically` does."""
     write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
@@ -97,9 +104,10 @@ def read_bytes(path: Path) -> bytes:
     """A whole file; unpacked where its name ends in .gz.
 
     Raises:
-        UserError: more than `MOST_BYTES`: a packed file may say so in a thousandth of it, and a device has no end.
-        OSError: it can't be read.
+        UserError: more than `MOST_BYTES`: a packed file may say so in a thousandth of it.
+        OSError: it can't be read, or is a pipe or a device.
     """
+    check_ordinary(path)
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             raw = bytes(file.read(MOST_BYTES + 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError, nearest
-from align.common.files import expanded
+from align.common.files import MOST_BYTES, check_ordinary, expanded
 from align.common.hub import hub_reachable, is_hub_id, nearby
 from align.common.tables import kind_of, read_rows, read_text, suffix_of
 from align.common.text import short
@@ -59,6 +60,11 @@ def documents(source: str, options: HubOptions, left_out: Counter[str]) -> Itera
     else:
         texts = _of_hub(source, options)
     for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # JSON may hold half a surrogate pair, which no tokenizer takes
+            left_out["documents that are no Unicode text"] += 1
+            continue
         yield from _parts(text)
 
 
@@ -96,6 +102,7 @@ def _of_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Ite
 
 def _of_file(path: Path, options: HubOptions) -> Iterator[str]:
     """A table's rows; any other file is one text."""
+    check_ordinary(path)
     kind = kind_of(path)
     if kind not in TABLES:
         yield read_text(path)
@@ -111,14 +118,20 @@ def _jsonl(path: Path) -> Iterator[Any]:
     number = 0
     try:
         with opened(path, "rb") as file:
-            for line in file:
+            while line := file.readline(MOST_BYTES + 1):
                 number += 1
+                if len(line) > MOST_BYTES:
+                    raise UserError(
+                        f"{path}, line {number}: more than {MOST_BYTES >> 20} MiB, or without end"
+                    )
                 if line.strip():
                     yield json.loads(line.decode("utf-8-sig"))
+    except UserError:
+        raise
     except (ValueError, RecursionError) as error:
         why = error.msg if isinstance(error, json.JSONDecodeError) else error
         raise UserError(f"{path}, line {number}: not JSON ({why})") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} can't be read: {error}") from None
 
 

@@ -76,7 +76,8 @@ def named_layers(target: Sizes, named: Sequence[int] | None) -> list[int]:
 
 def start_layers(target: Target, layers: int) -> list[int]:
     """Target layers that a drafter's layers start from: `shared_layers` of those that attend, of all where none does."""
-    attending = [i for i, shape in enumerate(target.anatomy.shapes) if shape is not None]
+    shapes = () if target.anatomy.repeats else target.anatomy.shapes
+    attending = [i for i, shape in enumerate(shapes) if shape is not None]
     return _spread(attending, layers) if attending else shared_layers(target.num_layers, layers)
 
 
@@ -113,8 +114,9 @@ def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list
         UserError: layers without keys of their own, of several shapes, or with positions written in an unknown way.
     """
     named = named_layers(target, options.target_layers)
-    shapes, rotaries = target.anatomy.shapes, key_rotaries(target)
-    serving = [i for i in range(target.num_layers) if shapes[i] is not None and rotaries[i] is not None]
+    repeats = target.anatomy.repeats
+    shapes, rotaries = target.anatomy.shapes, [] if repeats else key_rotaries(target)
+    serving = [i for i in range(len(rotaries)) if shapes[i] is not None and rotaries[i] is not None]
     last = next((shapes[i] for i in reversed(named or serving)), None)
     same = [i for i in serving if shapes[i] == last]
     usual = shared_layers(target.num_layers, options.layers)

@@ -20,6 +20,8 @@ from tests.kills.scenarios import SCENARIOS, Scenario, filled, inputs
 PAGE = 4096
 SPARE = 64 * PAGE
 """What a disk has room for besides the finished run and one checkpoint more."""
+TEMPORARY = 64 << 20
+"""What temporary files of a run may take, where they are on that disk too."""
 _BAD = ("Traceback (most recent call last)", "Exception ignored", "Fatal Python error", "terminate called")
 
 
@@ -269,7 +271,7 @@ class Disk:
     def free(self) -> None:
         """Room for a whole run and one checkpoint more."""
         (self.folder / "filler").unlink(missing_ok=True)
-        options = f"remount,size={self.size},nr_inodes=1000"
+        options = f"remount,size={self.size + TEMPORARY},nr_inodes=1000"
         subprocess.run(["mount", "-o", options, str(self.folder)], check=True, capture_output=True)
 
     def __exit__(self, *error: object) -> None:

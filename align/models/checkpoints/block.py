@@ -21,6 +21,7 @@ from align.importing.settings import read_settings
 from align.importing.tensors import INDEX, MASK, read_tensors, read_vocabulary, renamed
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
+from align.models.checkpoints.weights import checked
 from align.target.cache import LayerShape
 from align.target.model import Target
 from align.target.names import check_sizes
@@ -92,7 +93,7 @@ def _saved(path: Path, values: dict[str, Any], target: Target) -> tuple[BlockCon
         )
     config = BlockConfig.from_dict(values, f"{path}/config.json")
     _check_sizes(config, target, path)
-    tensors = _numbers(read_tensors(path), path)
+    tensors = checked(read_tensors(path), f"{path}/model.safetensors")
     vocab, head = tensors.pop("draft_vocab", None), tensors.pop("head", None)
     if vocab is not None and not _ascending(vocab, target.vocab_size):
         raise UserError(
@@ -119,7 +120,7 @@ def _imported(path: Path, values: dict[str, Any], layout: str, target: Target) -
     found = read_settings(values, layout, where, target)
     found |= {"target": made_for(path, values), "target_sha256": ""}
     _check_sizes(_config({**found, "confidence_head": False, "confidence_input": ""}, where), target, path)
-    tensors = _numbers(read_tensors(path), path)
+    tensors = checked(read_tensors(path), f"{path}/model.safetensors")
     vocab, head = read_vocabulary(tensors, target, path)
     heads = take_heads(tensors, found, found["hidden_size"], path)
     sizes = {"draft_vocab_size": 0 if vocab is None else len(vocab), "own_head": head is not None}
@@ -181,13 +182,6 @@ def _check_room(config: BlockConfig, tensors: dict[str, Tensor], path: Path) -> 
             f"{path}/config.json: num_attention_heads={config.num_attention_heads} of head_dim={config.head_dim}: the weights are far "
             "too small for that"
         )
-
-
-def _numbers(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"{path}/model.safetensors: {name} holds values that are no numbers")
-    return tensors
 
 
 @torch.no_grad()

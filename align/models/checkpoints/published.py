@@ -35,6 +35,7 @@ from align.models.checkpoints.published_config import (
     read_plan,
 )
 from align.models.checkpoints.published_files import config_values, find, read_checkpoint, unpack
+from align.models.checkpoints.weights import checked
 from align.models.ddit import DDiT
 from align.models.ddit_layers import DDiTConfig, Rotary
 
@@ -215,9 +216,7 @@ def _use_averaged(
 
 
 def _check_values(state: dict[str, Tensor], network: DDiT, path: Path) -> None:
-    for name, tensor in state.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"{path}: {name} holds values that are no numbers")
+    checked(state, str(path))
     table = Rotary(network.config.head_dim).inv_freq
     if not torch.allclose(state["rotary_emb.inv_freq"], table, rtol=0.01):  # half precision rounds it by 0.4%
         raise UserError(f"{path}: rotary_emb.inv_freq is not that of base 10000, which alone is known here")

@@ -49,9 +49,18 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         raise UserError(f"{file}: not readable ({(str(error).splitlines() or [''])[0]})") from None
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise UserError(f"{file}: is no table of tensors")
+    return checked(tensors, str(file))
+
+
+def checked(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
+    """Those tensors. Raises UserError naming one that is of a packed or complex type, or holds values that are no numbers."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"{file}: {name} holds values that are no numbers")
+        real = tensor.is_floating_point()
+        if tensor.is_complex() or (real and tensor.element_size() < 2):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(f"{where}: {name} is of type {kind}; weights are float32, float16 or bfloat16")
+        if real and not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{where}: {name} holds values that are no numbers")
     return tensors
 
 

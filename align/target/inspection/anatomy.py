@@ -50,6 +50,11 @@ class Anatomy:
         return any(shape is not None for shape in self.shapes)
 
     @property
+    def repeats(self) -> bool:
+        """Whether layers run several times for a token, and keep something each time: what is kept has other numbers than the layers."""
+        return len(self.shapes) != len(self.layers)
+
+    @property
     def chains_only(self) -> bool:
         return self.by_place or self.recurrent
 

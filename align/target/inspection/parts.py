@@ -73,7 +73,8 @@ def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
         if len(those) == 1:
             at[mine] = those[0]
             found |= _named(mine, *_linear(those[0]))
-    kept: Any = cache.layers[index] if target.anatomy.shapes[index] is not None else None
+    attends = not target.anatomy.repeats and target.anatomy.shapes[index] is not None
+    kept: Any = cache.layers[index] if attends else None
     if "self_attn.q_proj" not in at and kept is not None:
         for s in seen:
             if (parts := _apart(s, kept.keys[0, :, -1], kept.values[0, :, -1], target.num_heads)) is not None:

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from align.common.errors import UserError
-from align.common.files import expanded, load_safetensors, load_tensors, sha256_file, write_atomically
+from align.common.files import (
+    expanded,
+    load_safetensors,
+    load_tensors,
+    remove_parts,
+    sha256_file,
+    write_atomically,
+)
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
@@ -26,6 +33,13 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
         write_atomically(path, fail)
     assert path.read_text() == "one" and list(path.parent.iterdir()) == [path]
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_what_killed_writers_of_a_file_left_goes(tmp_path: Path) -> None:
+    for name in (".p[1].json.ab12.specalign-part", ".p1.json.ab12.specalign-part", ".p[1].json.mine"):
+        (tmp_path / name).mkdir()
+    remove_parts(tmp_path / "p[1].json")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".p1.json.ab12.specalign-part", ".p[1].json.mine"]
 
 
 @pytest.mark.parametrize("read", [sha256_file, load_safetensors, load_tensors])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -65,6 +66,38 @@ def test_what_is_wrong_is_said(tmp_path: Path, name: str, content: str | bytes, 
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(UserError, match=says):
         read(path.parent if "/" in name else path)
+
+
+def test_what_is_no_text_is_left_out_and_counted(tmp_path: Path) -> None:
+    """JSON may hold half a surrogate pair, at which tokenizers raise."""
+    for name, content in (
+        ("a.jsonl", '{"text": "a \\ud83d"}\n{"text": "b"}\n'),
+        ("a.json", '[{"text": "a \\ud83d"}, {"text": "b"}]'),
+    ):
+        (tmp_path / name).write_text(content)
+        texts, left_out = read(tmp_path / name)
+        assert texts == ["b"] and left_out == {"documents that are no Unicode text": 1}
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json", "a.parquet", "a.txt.gz", "a.other"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises((OSError, UserError), match="is no ordinary file|no such file"):
+        read(tmp_path / name)
+
+
+def test_a_line_without_end_and_a_packed_file_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_sources, "MOST_BYTES", 1 << 20)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "' + b"a" * (2 << 20)))
+    with pytest.raises(UserError, match="line 1: more than 1 MiB, or without end"):
+        read(tmp_path / "a.jsonl.gz")
+    packed = bytearray(gzip.compress(json.dumps({"text": "one two three"}).encode() * 20))
+    packed[12:20] = b"\xff" * 8
+    (tmp_path / "b.jsonl.gz").write_bytes(packed)
+    with pytest.raises(UserError, match="b.jsonl.gz.* can't be read"):
+        read(tmp_path / "b.jsonl.gz")
 
 
 def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

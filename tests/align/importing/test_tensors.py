@@ -35,6 +35,8 @@ def _set(name: str, value: Callable[[Tensor], Tensor]) -> Callable[[Tensors], No
         (lambda t: t.update(other=t["norm.weight"]), "unknown tensor 'other'"),
         (_set("fc.weight", lambda w: w[:, :64]), r"fc.weight has shape \(64, 64\), expected \(64, 128\)"),
         (_set("norm.weight", lambda w: w * torch.nan), "norm.weight holds values that are no numbers"),
+        (_set("norm.weight", lambda w: w.to(torch.float8_e4m3fn)), "norm.weight is of type float8_e4m3fn"),
+        (_set("norm.weight", lambda w: w.to(torch.complex64)), "norm.weight is of type complex64"),
         (lambda t: t.update({"layers.0.self_attn.o_proj.bias": torch.ones(64)}), "o_proj.bias is not zero"),
         (_set("d2t", lambda d: d.float()), "d2t must hold a whole number"),
         (_set("d2t", lambda d: d + 300), "d2t must name distinct tokens"),

@@ -20,6 +20,14 @@ def test_layers_without_keys_are_left_out() -> None:
         block_config(target, options(layers=2, target_layers=[0, 1]), None)
 
 
+def test_layers_that_run_several_times_are_counted_once() -> None:
+    """Dory's middle layers keep keys of each round."""
+    target = tiny_target("dory")
+    assert (len(target.anatomy.shapes), target.num_layers, target.anatomy.repeats) == (6, 4, True)
+    config = block_config(target, options(layers=3, context="taps"), None)
+    assert max(config.init_layer_ids) < 4
+
+
 def test_more_layers_than_the_target_has_are_refused() -> None:
     target = tiny_target("llama")
     many = options(layers=target.num_layers + 1, target_layers=None)
@@ -29,7 +37,7 @@ def test_more_layers_than_the_target_has_are_refused() -> None:
     assert first_layers(target, options(layers=99, target_layers=[-1])) == [target.num_layers - 1]
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v3", "mamba"])
+@pytest.mark.parametrize("kind", ["deepseek_v3", "mamba", "dory"])
 def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str) -> None:
     target = tiny_target(kind)
     with pytest.raises(UserError, match=f"target '{kind}' has no keys and values .*use drafter.context=taps"):
