@@ -234,9 +234,10 @@ def write_gguf(
     architecture: str = "llama",
     tokenizer: str = "gpt2",
     frequencies: torch.Tensor | None = None,
+    scale: float | None = None,
 ) -> None:
     """The debug target as a GGUF file. `tokenizer`: its kind; of `llama`, the vocabulary is `piece_fields`. `frequencies`: what those of its
-    positions are divided by."""
+    positions are divided by, each by its own; `scale`: all of them."""
     config, vocab = target.model.config, target.tokenizer.get_vocab()
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_head_count(config.num_attention_heads)
@@ -247,6 +248,8 @@ def write_gguf(
     writer.add_context_length(config.max_position_embeddings)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
+    if scale is not None:
+        writer.add_float32(f"{architecture}.rope.scale_linear", scale)
     writer.add_tokenizer_model(tokenizer)
     if tokenizer == "llama":
         pieces = piece_fields()

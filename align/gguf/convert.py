@@ -27,7 +27,7 @@ from align.common.files import UNFINISHED, sha256_file, to_disk
 from align.common.hub import cache_folder
 from align.common.text import say
 from align.gguf.header import OWN, Header
-from align.gguf.positions import take_positions
+from align.gguf.positions import FREQUENCIES, scale, take_positions
 from align.gguf.tokenizer import make_tokenizer, special_id
 
 _KEYS = {
@@ -44,11 +44,10 @@ _KEYS = {
     "ffn_down": "mlp.down_proj",
 }
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_FREQUENCIES = "rope_freqs.weight"
 # llama.cpp stores Llama's q and k rows in interleaved rotary order; Qwen's are left alone.
 _PERMUTED = {"llama"}
 _CLASSES = dict(zip(OWN, ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), strict=True))
-_VERSION = 2
+_VERSION = 3
 """Of what is made of a file; a copy of another version is not used."""
 _DEAD_AFTER = 24 * 3600.0
 """Seconds."""
@@ -113,7 +112,7 @@ def _convert(path: Path, header: Header, part: Path) -> None:
         raise UserError(f"{path}: not a readable GGUF file ({type(error).__name__}: {error})") from None
     config = _config(fields, header.architecture)
     weights = _weights(reader, config, permuted=header.architecture in _PERMUTED)
-    _scale_positions(config, weights.pop(_FREQUENCIES, None))
+    _scale_positions(config, weights.pop(FREQUENCIES, None), scale(header))
     config["tie_word_embeddings"] = "lm_head.weight" not in weights
     config["vocab_size"] = weights["model.embed_tokens.weight"].shape[0]
     save_file(weights, str(part / "model.safetensors"), metadata={"format": "pt"})
@@ -207,23 +206,26 @@ def _weights(reader: Any, config: dict[str, Any], permuted: bool) -> dict[str, t
             weights[f"model.layers.{layer}.{_KEYS[part]}.{kind}"] = array.contiguous()
         elif name in _TOP:
             weights[f"{_TOP[name]}.{kind}"] = array.contiguous()
-        elif tensor.name == _FREQUENCIES:
-            weights[_FREQUENCIES] = array
+        elif tensor.name == FREQUENCIES:
+            weights[FREQUENCIES] = array
         else:
             raise UserError(f"GGUF tensor {tensor.name!r} has no place in this architecture")
     return weights
 
 
-def _scale_positions(config: dict[str, Any], factors: torch.Tensor | None) -> None:
-    """Frequencies divided by factors of their own, as Llama 3.1's are: in transformers' words a longrope that is the same at every
-    length."""
+def _scale_positions(config: dict[str, Any], factors: torch.Tensor | None, factor: float) -> None:
+    """Positions divided by a factor; and frequencies by factors of their own, as Llama 3.1's are: in transformers' words a longrope that is
+    the same at every length."""
+    rope = config["rope_parameters"]
     if factors is None or bool((factors == 1).all()):
+        if factor != 1:
+            rope |= {"rope_type": "linear", "factor": factor}
         return
-    factor = factors.tolist()
-    config["rope_parameters"] |= {
+    of_each = (factors * factor).tolist()
+    rope |= {
         "rope_type": "longrope",
-        "short_factor": factor,
-        "long_factor": factor,
+        "short_factor": of_each,
+        "long_factor": of_each,
         "attention_factor": 1.0,
         "original_max_position_embeddings": config["max_position_embeddings"],
     }

@@ -213,7 +213,7 @@ class _Fit:
                 )
 
     def rotary(self) -> None:
-        """Positions turn whole heads, at the base's own frequencies."""
+        """Positions turn whole heads."""
         heads, width = self.whole("attention.head_count") or 1, self.whole("embedding_length") or 1
         size = self.whole("attention.key_length", needed=False) or width // heads
         turned = self.whole("rope.dimension_count", needed=False) or size
@@ -221,10 +221,4 @@ class _Fit:
             self.refuse(
                 self.key("rope.dimension_count"),
                 f"heads are {size} wide, and rotary positions of whole heads are read alone",
-            )
-        kind, factor = self.get("rope.scaling.type"), self.get("rope.scaling.factor")
-        if kind not in (None, "none") and factor not in (None, 1.0):
-            self.refuse(
-                self.key("rope.scaling.type"),
-                f"scaled rotary positions are not read from GGUF files: {TAKE_FOLDER}",
             )

@@ -6,6 +6,7 @@ Phi-4-mini's partial width. The model would run, with other positions. The meani
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,22 +14,33 @@ from align.common.errors import UserError
 from align.common.text import short
 from align.gguf.header import OWN, TAKE_FOLDER, Header
 
+FREQUENCIES = "rope_freqs.weight"
+"""Factors of the frequencies, as Llama 3.1 has them."""
+_SCALES = ("rope.scaling.factor", "rope.scale_linear")
 _SCALED_BY_READER = ("gpt-oss", "gpt_oss")
 """Whose scale the reader takes."""
-_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight")
+_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight", FREQUENCIES)
 _FACTORS_KNOWN = ("gemma4",)
 """Whose factors follow from its config."""
 
 
 def check_positions(path: Path, header: Header) -> None:
-    """Raises UserError for positions that can't be taken over, from the header alone; of our own converter's architectures it says so itself."""
+    """Raises UserError for positions that can't be taken over, from the header alone."""
     name = header.architecture
-    if name in OWN or name in _SCALED_BY_READER:
+    if name in _SCALED_BY_READER:
         return
-    if _scaled(header) and (kind := header.values.get(f"{name}.rope.scaling.type")) not in (None, "linear"):
+    for key in _SCALES:
+        value = _get(header, key)
+        if value is not None and not (type(value) in (int, float) and 0 <= value < math.inf):
+            _refuse(path, header, key, "must be a number that positions are divided by")
+    if scale(header) != 1 and (kind := header.values.get(f"{name}.rope.scaling.type")) not in (
+        None,
+        "linear",
+    ):
         _refuse(path, header, "rope.scaling.type", f"{short(kind, 40)} positions are not read from this file")
     for tensor in _FACTORS:
-        if tensor in header.shapes and name not in _FACTORS_KNOWN:
+        read = name in _FACTORS_KNOWN or name in OWN and tensor == FREQUENCIES
+        if tensor in header.shapes and not read:
             raise UserError(
                 f"{path}: tensor {tensor!r}: factors of rotary positions are not read from GGUF files of {name!r}: {TAKE_FOLDER}"
             )
@@ -49,8 +61,8 @@ def take_positions(path: Path, header: Header, config: Any) -> None:
         main["rope_theta"] = float(base)
     if by_kind and (base := _get(header, "rope.freq_base_swa")):
         rope.get("sliding_attention", {})["rope_theta"] = float(base)
-    if _scaled(header):
-        main |= {"rope_type": "linear", "factor": float(_get(header, "rope.scaling.factor"))}
+    if (factor := scale(header)) != 1:
+        main |= {"rope_type": "linear", "factor": factor}
     if not by_kind:
         _take_width(path, header, rope)
 
@@ -72,9 +84,10 @@ def _get(header: Header, name: str) -> Any:
     return header.values.get(f"{header.architecture}.{name}")
 
 
-def _scaled(header: Header) -> bool:
-    kind, factor = _get(header, "rope.scaling.type"), _get(header, "rope.scaling.factor")
-    return kind != "none" and factor not in (None, 0.0, 1.0)
+def scale(header: Header) -> float:
+    """What positions are divided by; a scale without a type is a linear one, and has another key in files of 2023."""
+    found = next((value for key in _SCALES if (value := _get(header, key)) is not None), None)
+    return 1.0 if _get(header, "rope.scaling.type") == "none" or not found else float(found)
 
 
 def _refuse(path: Path, header: Header, name: str, why: str) -> NoReturn:

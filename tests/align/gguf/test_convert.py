@@ -61,11 +61,14 @@ def test_a_sentencepiece_tokenizer_and_a_head_of_its_own(
     assert pieces == ["▁the", "▁", "hello"]
 
 
-def test_frequencies_of_their_own_are_those_of_the_model(plain: Target, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("last", "scale"), [(8.0, None), (8.0, 4.0), (None, 4.0)])
+def test_frequencies_of_their_own_are_those_of_the_model(
+    last: float | None, scale: float | None, plain: Target, tmp_path: Path
+) -> None:
     rotary: Any = plain.model.model.rotary_emb
-    factors = torch.linspace(1.0, 8.0, len(rotary.inv_freq))
-    write_gguf(tmp_path / "tiny.gguf", plain, frequencies=factors)
-    rotary.inv_freq = rotary.inv_freq / factors
+    factors = torch.linspace(1.0, last or 1.0, len(rotary.inv_freq))
+    write_gguf(tmp_path / "tiny.gguf", plain, frequencies=factors if last else None, scale=scale)
+    rotary.inv_freq = rotary.inv_freq / factors / (scale or 1.0)
     tokens = torch.arange(4, 60)[None]
     loaded = load_target(str(tmp_path / "tiny.gguf"), dtype="float32", fast=False)
     expected = plain.model(tokens).logits

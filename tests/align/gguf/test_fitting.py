@@ -111,9 +111,15 @@ def test_a_sentencepiece_vocabulary_has_scores_instead_of_merges() -> None:
         check({"tokenizer.ggml.model": "bert"}, {}, {})
 
 
-def test_scaled_positions_are_refused() -> None:
-    with pytest.raises(UserError, match=r"llama\.rope\.scaling\.type='linear': scaled rotary positions"):
-        check({"llama.rope.scaling.factor": 4.0}, {}, {})
+def test_scales_of_positions_are_read_where_they_are_linear() -> None:
+    check({"llama.rope.scaling.factor": 4.0}, {"rope_freqs.weight": (1,)}, {})
+    with pytest.raises(UserError, match=r"llama\.rope\.scaling\.type='yarn': .* not read from this file"):
+        check({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "yarn"}, {}, {})
+    with pytest.raises(UserError, match="tensor 'rope_factors_long.weight': factors"):
+        check({}, {"rope_factors_long.weight": (1,)}, {})
+    for value in ("4", -1.0, math.nan, math.inf, True):
+        with pytest.raises(UserError, match=r"llama\.rope\.scale_linear=.*: must be a number"):
+            check({"llama.rope.scale_linear": value}, {}, {})
 
 
 @pytest.mark.parametrize(

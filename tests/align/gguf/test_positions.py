@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from align.common.errors import UserError
 from align.gguf.fitting import check_fits
 from align.gguf.header import Header
-from align.gguf.positions import take_positions
+from align.gguf.positions import scale, take_positions
 from tests.target_models import tiny_config
 
 FILE = Path("m.gguf")
@@ -63,6 +63,14 @@ def test_gemma_3_scales_its_full_layers_alone(tmp_path: Path) -> None:
     found = tables(config, tmp_path)
     torch.testing.assert_close(found["full_attention_inv_freq"], usual(16, 1e6) / 8)
     torch.testing.assert_close(found["sliding_attention_inv_freq"], usual(16, 2e4))
+
+
+def test_a_scale_without_a_type_is_linear_and_may_have_its_older_key() -> None:
+    assert scale(header("llama")) == 1 and scale(header("llama", rope__scaling__factor=0.0)) == 1
+    assert scale(header("llama", rope__scaling__factor=4.0)) == 4
+    assert scale(header("llama", rope__scale_linear=2.0)) == 2
+    assert scale(header("llama", rope__scale_linear=2.0, rope__scaling__factor=4.0)) == 4
+    assert scale(header("llama", rope__scaling__type="none", rope__scaling__factor=4.0)) == 1
 
 
 def test_nothing_said_changes_nothing() -> None:
