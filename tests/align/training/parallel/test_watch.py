@@ -118,9 +118,9 @@ def test_a_thread_is_busy_where_it_is_not_in_a_collective() -> None:
 # ---- whole runs ----
 
 
-def words(output: Path, data: Path, *more: str) -> list[str]:
+def words(output: Path, data: Path, *more: str, timeout: int = 4) -> list[str]:
     own = [f"output={output}", f"data.path={data}", "launch.accelerator=cpu", "launch.devices=2"]
-    return ["recipe=debug_block", *own, "trainer.checkpoint_every=2", "launch.timeout=4", *more]
+    return ["recipe=debug_block", *own, "trainer.checkpoint_every=2", f"launch.timeout={timeout}", *more]
 
 
 @pytest.mark.slow
@@ -137,7 +137,8 @@ def test_the_run_ends_with_one_line_and_goes_on(
     tmp_path: Path, debug_data: Path, strategy: str, plant: str, says: str
 ) -> None:
     output = tmp_path / "two"
-    mine = words(output, debug_data, f"launch.strategy={strategy}", "trainer.max_steps=6")
+    timeout = 10 if plant == "1 stops" else 4  # longer than it takes for silence to be told from hanging
+    mine = words(output, debug_data, f"launch.strategy={strategy}", "trainer.max_steps=6", timeout=timeout)
     done = train_in_forks(mine, tmp_path, 2, plant)
     errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
     assert done.returncode == 1 and len(errors) == 1 and errors[0].startswith(f"error: {says}"), done.stderr
