@@ -78,6 +78,8 @@ class ShardFolder(Sequence[Samples]):
         Raises:
             UserError: a shard is missing, or has changed since it was written.
         """
+        if len(self) and self.state(len(self) - 1) == (0, 0):
+            _ = self[len(self) - 1]  # says so, before all others are looked for
         states = torch.tensor([self.state(i) for i in range(len(self))], dtype=torch.int64).view(-1, 2)
         known = self._read()
         count = 0 if known is None else len(known[1])

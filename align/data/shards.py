@@ -23,6 +23,7 @@ from align.common.commands import command
 from align.common.errors import UserError
 from align.common.files import load_safetensors, sha256_file, write_atomically, write_text
 from align.common.schema import convert, read_json
+from align.common.text import short
 
 
 @dataclass
@@ -279,7 +280,12 @@ def read_manifest(folder: Path, schema: type = Manifest, missing: str = "") -> d
     if not path.exists():
         missing = missing or f"no data; write some with {command('align.synthesize')}"
         raise UserError(f"{folder}: no manifest.json, so {missing}")
-    return convert(read_json(path), schema, "", str(path))
+    found: dict[str, Any] = convert(read_json(path), schema, "", str(path))
+    if not 0 <= found.get("shards", 0) < 1 << 31:
+        raise UserError(
+            f"{path}: shards={short(found['shards'], 20)} must be a whole number from 0, below 2^31"
+        )
+    return found
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:

@@ -40,8 +40,8 @@ def take_heads(tensors: dict[str, Tensor], settings: dict[str, Any], width: int,
     reads_markov = settings.get("confidence_input") == "markov"
     if rank:
         w1, w2 = _taken(tensors, W1, where), _taken(tensors, W2, where)
-        _check(w1, (len(w1), rank), W1, where)
-        _check(w2, (len(w2), rank), W2, where)
+        _check(w1, (*w1.shape[:1], rank), W1, where)
+        _check(w2, (*w2.shape[:1], rank), W2, where)
         if kind == "vanilla" and not reads_markov and not bool(w2.any()):
             rank = 0  # a head that says nothing
         else:

@@ -83,13 +83,13 @@ def read_vocabulary(
     ):
         raise UserError(f"{where}: t2d does not mark the tokens that d2t names")
     for name in ("markov_head.markov_w2.weight",):  # a line for each draft token
-        if name in tensors and len(tensors[name]) == len(vocab):
+        if name in tensors and tensors[name].shape[:1] == vocab.shape:
             tensors[name] = tensors[name][order]
     if head is None:
         return vocab, None
     wanted = target.head_weight_VD.detach().cpu()[vocab]
     _check_related(
-        head[order] if len(head) == len(order) else head, wanted, f"{where}: lm_head.weight", target
+        head[order] if head.shape[:1] == order.shape else head, wanted, f"{where}: lm_head.weight", target
     )
     head = head[order]
     same = torch.equal(head.bfloat16(), wanted.bfloat16())

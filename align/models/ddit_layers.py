@@ -133,7 +133,8 @@ class SigmaMap(nn.Module):
         steps = torch.arange(half, dtype=torch.float32, device=sigma.device)
         angles = sigma.float()[..., None] * torch.exp(-math.log(_MAX_PERIOD) / half * steps)
         waves = torch.cat((angles.cos(), angles.sin()), dim=-1)
-        return self.mlp(waves.to(next(self.mlp.parameters()).dtype))
+        bias = self.mlp[0].get_parameter("bias")  # the weight may be kept in bf16 for rows in fp32
+        return self.mlp(waves.to(bias.dtype))
 
 
 class Rotary(nn.Module):

@@ -26,6 +26,13 @@ def test_torn_and_missing_data_are_one_line(tmp_path: Path) -> None:
     data.write_manifest(tmp_path, manifest(shards="1"))
     with pytest.raises(UserError, match="shards='1' must be an integer"):
         read_samples(tmp_path)
+    for shards in (-1, 2**31, 10**30):
+        data.write_manifest(tmp_path, manifest(shards=shards))
+        with pytest.raises(UserError, match="must be a whole number from 0, below 2"):
+            read_samples(tmp_path)
+    data.write_manifest(tmp_path, manifest(shards=2**31 - 1))
+    with pytest.raises(UserError, match="shard-2147483646.safetensors: not a readable data shard"):
+        read_samples(tmp_path)
     for key in ("shards", "samples", "tokens", "seed", "prompt_temperature", "answer_temperatures"):
         data.write_manifest(tmp_path, {k: v for k, v in manifest().items() if k != key})
         with pytest.raises(UserError, match=f"{key} is missing"):

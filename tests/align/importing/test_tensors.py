@@ -43,6 +43,7 @@ def _set(name: str, value: Callable[[Tensor], Tensor]) -> Callable[[Tensors], No
         (_set("d2t", lambda d: torch.zeros_like(d) - torch.arange(len(d))), "d2t must name distinct tokens"),
         (_set("t2d", lambda known: ~known), "t2d does not mark the tokens"),
         (_set("lm_head.weight", lambda w: w[:-1]), "lm_head.weight has shape"),
+        (_set("lm_head.weight", lambda w: w[0, 0]), r"lm_head.weight has shape \(\)"),
         (_set("lm_head.weight", lambda w: w.flip(0)), "lm_head.weight holds another target's rows"),
         (lambda t: t.update({"embed_tokens.weight": torch.randn(7, 64)}), "embed_tokens.weight has shape"),
     ],
