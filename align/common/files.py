@@ -98,8 +98,9 @@ def read_bytes(path: Path) -> bytes:
 
     Raises:
         UserError: more than `MOST_BYTES`: a packed file may say so in a thousandth of it, and a device has no end.
-        OSError: it can't be read.
+        OSError: it can't be read, or is a pipe or a device.
     """
+    check_ordinary(path)
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             raw = bytes(file.read(MOST_BYTES + 1))
