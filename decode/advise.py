@@ -16,7 +16,7 @@ from align.common.claims import Claim
 from align.common.errors import cli
 from align.common.files import write_json, write_text
 from align.common.provenance import load_average, machine
-from align.common.text import say
+from align.common.text import markdown_text, say
 from align.target.names import DEFAULT_TARGET, check_given
 from decode.cli import Parser, path, whole
 
@@ -149,14 +149,16 @@ def advise_and_save(options: argparse.Namespace, contents: Sequence[Any]) -> str
     costs = measure(target, made, trial, tell)
     found = advise(costs, contexts_up_to(target.context_limit), trial.temperatures, trial.batches)
     points = check(costs, made, trial, tell) if given["check"] else []
-    head = f"# {name}, {given['drafter'] or 'the shipped drafter'}, {target.dtype_name}, {machine()['processor']}"
+    said = (
+        f"{name}, {given['drafter'] or 'the shipped drafter'}, {target.dtype_name}, {machine()['processor']}"
+    )
     load, cores = load_average(), machine()["cores"]
     busy = (
         f"\n\nThe machine was not idle (load {load:.1f} on {cores} cores)."
         if load and load > 1.5 * cores
         else ""
     )
-    page = f"{head}{busy}\n\n{render(costs, found, points)}"
+    page = f"# {markdown_text(said)}{busy}\n\n{render(costs, found, points)}"
     out: Path = given["out"]
     write_text(out / "advice.md", page + "\n")
     write_json(out / "advice.json", as_dict(costs, found, points))

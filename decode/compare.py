@@ -15,6 +15,7 @@ from align.common.claims import Claim
 from align.common.errors import cli
 from align.common.files import write_atomically, write_text
 from align.common.terminal import PlainConsole
+from align.common.text import markdown_text
 from decode.cli import Parser, path, whole
 from decode.suites.registry import GROUPS, SUITES, prompts_of
 
@@ -113,7 +114,7 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
     title = f"{t['name']} · {how} · {', '.join(suite.title for suite in suites)}"
     title += f" · {target.chat.said}" if target.chat else ""
-    write_text(config.out / "compare.md", f"{title}\n\n{text}")
+    write_text(config.out / "compare.md", f"{markdown_text(title)}\n\n{text}")
     picture = curves(reached, title)
     write_atomically(config.out / "compare.png", lambda part: part.write_bytes(picture))
     console.say(f"{title}\n\n{text}", wrap=False)

@@ -24,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--markdown", action="store_true", help="print the table for a README, nothing else")
     options = parser.parse_args(arguments)
-    check_folder(options.folder, "DIR")
+    if options.folder.is_dir():  # else what is read says what is wrong
+        check_folder(options.folder, "DIR")
     summary, _ = make_report(options.folder)
     if options.markdown:
         say(markdown(summary))

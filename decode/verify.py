@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from decode.losslessness.checks import run
 
         asked = config.asked() if config.self_test else None
-        earlier = read_tested(config.out, asked) if asked else ([], [])
+        earlier = read_tested(config.out, asked) if asked else None
 
         def done(checks: Sequence[Check], pair: Mapping[str, Any], caught: Sequence[Caught]) -> None:
             write_verdict(config.out, checks, pair, False, caught, asked)

@@ -3,10 +3,11 @@ pass over."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from align.common.errors import UserError
-from align.common.files import sha256_file, write_json
+from align.common.files import check_ordinary, sha256_file, write_json
 from align.common.schema import convert, read_json
 
 CHECKSUMS = "checksums.json"
@@ -38,3 +39,17 @@ def unchanged(folder: Path) -> bool:
         return bool(checksums) and all(sha256_file(folder / Path(n).name) == s for n, s in checksums.items())
     except (UserError, OSError):
         return False
+
+
+def folder_hash(folder: Path) -> str | None:
+    """sha256 over the drafter's config and weights; None where it is no folder."""
+    digest = hashlib.sha256()
+    files = sorted(
+        p
+        for p in folder.glob("*")
+        if p.name in ("config.json", "drafter.json") or p.suffix in (".safetensors", ".bin", ".pt", ".pth")
+    )
+    for path in files:
+        check_ordinary(path)
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest() if files else None

@@ -7,12 +7,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError, nearest
-from align.common.files import read_bytes
+from align.common.files import check_ordinary, read_bytes
 
 PROMPT_COLUMNS = ("prompt", "question", "messages", "text", "turns", "problem", "instruction", "content")
 """Columns of a file of prompts that may hold the prompt. The first one that holds something counts."""
@@ -129,13 +129,23 @@ def _txt(path: Path) -> list[Any]:
 
 
 def _parquet(path: Path) -> list[Any]:
+    return [row for rows in parquet_batches(path) for row in rows]
+
+
+def parquet_batches(path: Path) -> Iterator[list[Any]]:
+    """Rows of a Parquet file, some at a time. Raises UserError where it can't be read, or holds values that Python has not: text that is
+    no UTF-8, days beyond its calendar."""
     import pyarrow
     import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{path} is not readable Parquet ({str(error).strip().splitlines()[0]})") from None
+        check_ordinary(path)
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(1024):
+                yield batch.to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path} is not readable Parquet ({why})") from None
 
 
 READERS: dict[str, Callable[[Path], list[Any]]] = {

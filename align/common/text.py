@@ -29,6 +29,11 @@ def markdown_text(text: str) -> str:
     return plain.replace("|", "\\|").replace("](", "]\\(").replace("`", "\\`")
 
 
+def html_text(text: str) -> str:
+    """The text as HTML shows it: no element, no control character."""
+    return html.escape(printable(text))
+
+
 def say(text: str = "", end: str = "\n", error: bool = False) -> None:
     """Print, at once, what a terminal can show; `error`: to standard error."""
     stream: TextIO = sys.stderr if error else sys.stdout

@@ -14,7 +14,7 @@ from typing import Any
 from align.common.errors import UserError, nearest
 from align.common.files import MOST_BYTES, check_ordinary, expanded
 from align.common.hub import hub_reachable, is_hub_id, nearby
-from align.common.tables import kind_of, read_rows, read_text, suffix_of
+from align.common.tables import kind_of, parquet_batches, read_rows, read_text, suffix_of
 from align.common.text import short
 
 TABLES = (".jsonl", ".json", ".csv", ".parquet")
@@ -117,6 +117,7 @@ def _jsonl(path: Path) -> Iterator[Any]:
     opened = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
+        check_ordinary(path)
         with opened(path, "rb") as file:
             while line := file.readline(MOST_BYTES + 1):
                 number += 1
@@ -137,15 +138,8 @@ def _jsonl(path: Path) -> Iterator[Any]:
 
 def _parquet(path: Path) -> Iterator[Any]:
     """Rows, a batch at a time."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(1024):
-                yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{path} is not readable Parquet ({str(error).strip().splitlines()[0]})") from None
+    for rows in parquet_batches(path):
+        yield from rows
 
 
 def _text(row: Any, column: str, where: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from align.common.checksums import folder_hash
 from align.common.errors import UserError
 from align.common.files import expanded, sha256_file
 from align.common.hub import local_path
@@ -41,7 +42,7 @@ def settings_of(
         **config.recorded,
         "dtype": target.dtype_name,
         "drafter": dict(plan.drafters),
-        "drafter_hash": {role: _folder_hash(local_path(folder)) for role, folder in plan.drafters.items()},
+        "drafter_hash": {role: folder_hash(local_path(folder)) for role, folder in plan.drafters.items()},
         "methods": list(decoders),
         "corpus_hash": {file: sha256_file(expanded(file)) for file in plan.corpora},
         "sweep": config.sweep,
@@ -57,19 +58,6 @@ def settings_of(
         "git_commit": git_commit(),
         "gpu": found.get("gpu") if target.device.type == "cuda" else None,
     }
-
-
-def _folder_hash(folder: Path) -> str | None:
-    """sha256 over the drafter's config and weights; None where it is no folder."""
-    digest = hashlib.sha256()
-    files = sorted(
-        p
-        for p in folder.glob("*")
-        if p.name in ("config.json", "drafter.json") or p.suffix in (".safetensors", ".bin", ".pt", ".pth")
-    )
-    for path in files:
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest() if files else None
 
 
 def folder_name(suites: Sequence[Loaded], settings: dict[str, Any]) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from time import monotonic
 from typing import Any
 
+from align.common.checksums import folder_hash
 from align.common.errors import UserError
+from align.common.hub import local_path
 from align.common.provenance import decoding_versions, git_commit, machine
+from align.common.schema import finite
 from align.common.text import plural
 from align.target.loading import has_fast_bf16, load_target
 from align.target.model import Target
@@ -23,7 +28,7 @@ from decode.losslessness.rounds import RULES, rounds_check, table_of
 from decode.losslessness.sampled import sampled_texts
 from decode.losslessness.scripted import scripted_check, whole
 from decode.losslessness.settings import SHORT, Options
-from decode.losslessness.verdict import Caught, Check, line
+from decode.losslessness.verdict import Caught, Check, Tested, line
 from decode.losslessness.widened import BUGS
 from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
@@ -31,6 +36,8 @@ from decode.suites.tokenized import tokenize_prompts
 
 ALPHA = 1e-3
 """The chance that a correct pair fails the check of sampled tokens, for all its comparisons together."""
+_COUNTED = {"accepted", "whole", "drafted"}
+"""Figures of every sampled check."""
 CANDIDATES = 4
 """Texts are sampled for this many prompts, the ends of the shortest ones."""
 
@@ -40,12 +47,12 @@ def run(
     prompts: Sequence[Prompt],
     say: Callable[[str], object],
     done: Callable[[Sequence[Check], dict[str, Any], Sequence[Caught]], object],
-    earlier: tuple[Sequence[Check], Sequence[Caught]] = ((), ()),
+    earlier: Tested | None = None,
 ) -> tuple[list[Check], dict[str, Any], list[Caught]]:
     """Run all checks. After each, `say` gets a line and `done` the results so far.
 
     Args:
-        earlier: the checks of a self-test that was stopped, which are not run again, and what it had planted.
+        earlier: a self-test that was stopped. Its checks are not run again where target, drafters and prompts are what they were.
 
     Returns:
         The checks, what they were run on, and the bugs that the self-test planted, caught or missed.
@@ -70,9 +77,18 @@ def run(
         "machine": machine(),
         "versions": decoding_versions(),
         "git_commit": git_commit(),
+        "content": {
+            "target": target.hash,
+            "drafters": {role: folder_hash(local_path(folder)) for role, folder in cases.drafters.items()},
+            "prompts": hashlib.sha256(json.dumps(room).encode()).hexdigest(),
+        },
     }
-    checks, caught = list(earlier[0]), list(earlier[1])
     plan = _Plan(config, cases, room)
+    tested = earlier or Tested()
+    if tested.caught and not (tested.content == pair["content"] and plan.has_all(tested.checks)):
+        say("not the pair or the prompts of the self-test that was stopped here: begun anew")
+        tested = Tested()
+    checks, caught = list(tested.checks), list(tested.caught)
     if caught:
         say(f"going on after {plural(len(caught), 'planted bug')}: the checks passed before")
         plan.was_sampled(checks)
@@ -158,6 +174,13 @@ class _Plan:
         check = sampled_texts(name, decoder, self.few, self.config, self.alpha)
         self.sampled.append((name, decoder, check))
         return check
+
+    def has_all(self, checks: Sequence[Check]) -> bool:
+        """Whether those of an earlier run passed, and hold every case that is sampled, with numbers for figures."""
+        sampled = {c.method: c.figures for c in checks if c.name == "sampled"}
+        whole = [sampled.get(name, {}).keys() >= _COUNTED for name, _ in self.drawn]
+        numbers = (c.figures.get(k) for c in checks for k in ("sees", "sees_whole", *_COUNTED))
+        return all(whole) and all(c.passed for c in checks) and all(n is None or finite(n) for n in numbers)
 
     def was_sampled(self, checks: Sequence[Check]) -> None:
         """Take the sampled checks from an earlier run."""

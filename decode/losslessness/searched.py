@@ -1,5 +1,5 @@
 """Settings of `decode.losslessness.settings` that are found by looking: temperatures just below and above the one at which a text
-turns, a bonus for tokens of the text that shows when the drafts of the same round are not counted, penalties that show when they
+turns, seeds that show values which leave out little, a bonus for tokens of the text that shows when the drafts of the same round are not counted, penalties that show when they
 are applied twice, stop strings that end at one token.
 """
 
@@ -31,6 +31,8 @@ BONUSES: dict[str, tuple[Any, ...]] = {
 """Tried for the sake of the tokens of a round, each with `TRIED` seeds, until `ENOUGH` places show it."""
 IN_A_ROUND = " in a round"
 TRIED, ENOUGH = 8, 2
+USUAL = {"top-p, usual": {"top_p": 0.95}, "min-p, usual": {"min_p": 0.05}}
+"""Values as requests have them, which leave out little: `TRIED` seeds are looked at for a text that shows it."""
 ROOTS = (1, 6, 9)
 """Places of a text at which a round of scripted drafts begins: the token before them is no draft of theirs."""
 
@@ -64,6 +66,17 @@ def twice(target: Target, prompt: list[int], seed: int) -> Setting:
     texts = [text.tokens for text in write_all(target, [(prompt, setting) for setting in settings])]
     differ = [sum(a != b for a, b in zip(texts[i], texts[i + TRIED], strict=False)) for i in range(TRIED)]
     return settings[differ.index(max(differ))]
+
+
+def usual(target: Target, prompt: list[int], seed: int) -> Iterator[Setting]:
+    """Of each of `USUAL` the seed whose text most differs from the one without it."""
+    hot = [Sampling(1.5, seed=(seed + i) % 2**63) for i in range(TRIED)]
+    kinds: dict[str, dict[str, Any]] = {"": {}, **USUAL}
+    settings = [Setting(name, replace(s, **own), NEW) for name, own in kinds.items() for s in hot]
+    texts = [text.tokens for text in write_all(target, [(prompt, setting) for setting in settings])]
+    for start in range(TRIED, len(settings), TRIED):
+        differ = [sum(a != b for a, b in zip(texts[i], texts[start + i], strict=False)) for i in range(TRIED)]
+        yield settings[start + differ.index(max(differ))]
 
 
 def cold(target: Target, prompt: list[int], said: Written, seed: int) -> Iterator[Setting]:

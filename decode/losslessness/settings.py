@@ -13,7 +13,7 @@ from functools import partial
 from align.target.model import Target
 from decode.losslessness.conditionals import logits_of
 from decode.losslessness.law import Setting, Written, write, write_all
-from decode.losslessness.searched import IN_A_ROUND, NEW, cold, crossing, in_a_round, twice
+from decode.losslessness.searched import IN_A_ROUND, NEW, cold, crossing, in_a_round, twice, usual
 from decode.speculation.sampling import Sampling
 
 FEW = 6
@@ -26,6 +26,8 @@ LONGER, LONGER_NEW = 2110, 4
 """The same of one prompt that is read in several pieces, where these are the engine's own; tokens of that text."""
 OLD = 6
 """Tokens at the beginning of that prompt which a repetition penalty has to remember."""
+HOT = 20.0
+"""A temperature at which all tokens are about as probable: lowered to one of a usual kind it gives another text."""
 RAW = "The best way to begin is"
 TALK = (
     ("system", "Answer in one line."),
@@ -137,6 +139,7 @@ def _coupled(target: Target, prompt: list[int], said: Written, seed: int) -> lis
     )  # fmt: skip
     return [
         Setting("temperature, seed", hot(), NEW),
+        Setting("hot, seed", Sampling(HOT, seed=seed), NEW),
         Setting("top-k", hot(top_k=2), NEW),
         Setting("top-k, one", hot(top_k=1), NEW),
         Setting("top-k, top-p", hot(top_k=20, top_p=0.5), NEW),
@@ -145,6 +148,7 @@ def _coupled(target: Target, prompt: list[int], said: Written, seed: int) -> lis
         Setting("all together", everything, NEW),
         Setting("all together, gaps", everything, NEW, gaps=True),
         Setting("all together, by name", everything, NEW, named=True),
+        *usual(target, prompt, seed),
         *crossing(target, prompt, seed),
         twice(target, prompt, seed),
         *cold(target, prompt, said, seed),

@@ -6,9 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from align.common.errors import UserError
 from align.common.files import write_text
+from align.common.schema import convert, read_json
 from align.common.text import markdown_text
 
 
@@ -56,16 +58,36 @@ def _idle(check: Check) -> bool:
     return check.method != "plain" and not check.figures.get("drafted")
 
 
-def read_tested(folder: Path, asked: Mapping[str, Any]) -> tuple[list[Check], list[Caught]]:
-    """The checks of a self-test that was stopped, and what it had planted; nothing where the folder holds none, or one that was
-    `asked` something else, by other code."""
+@dataclass
+class Tested:
+    """A self-test that was stopped: what it had checked and planted, and `content`: what files it had read."""
+
+    checks: list[Check] = field(default_factory=list)
+    caught: list[Caught] = field(default_factory=list)
+    content: dict[str, Any] = field(default_factory=dict)
+
+
+class _Record(TypedDict):
+    """What is read of verdict.json."""
+
+    asked: Any
+    pair: dict[str, Any]
+    checks: list[Check]
+    self_test: list[Caught]
+    finished: bool
+
+
+def read_tested(folder: Path, asked: Mapping[str, Any]) -> Tested:
+    """The self-test that was stopped in the folder; nothing where it holds none, or one that was `asked` something else, by other
+    code."""
+    path = folder / "verdict.json"
     try:
-        record = json.loads((folder / "verdict.json").read_text(encoding="utf-8"))
-        if record["finished"] or not record["self_test"] or record["asked"] != asked:
-            return [], []
-        return [Check(**c) for c in record["checks"]], [Caught(**c) for c in record["self_test"]]
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):
-        return [], []
+        record = convert(read_json(path), _Record, "", str(path))
+    except UserError:  # none, or none of ours
+        return Tested()
+    if record["finished"] or not record["self_test"] or record["asked"] != asked:
+        return Tested()
+    return Tested(record["checks"], record["self_test"], record["pair"].get("content") or {})
 
 
 def write_verdict(

@@ -23,10 +23,16 @@ from decode.speculation.verification import Round
 
 FLOOR = 0.3
 """Colder temperatures are raised to it by a bug."""
+CEILING = 2.0
+"""Hotter temperatures are lowered to it by a bug."""
 BEYOND = 200
 """Positions of a cache behind which a bug begins."""
 RECENT = 64
 """Prompt tokens that a forgetful penalty counts."""
+
+
+def _cooled(sampling: Sampling) -> Sampling:
+    return replace(sampling, temperature=min(CEILING, sampling.temperature))
 
 
 def _warm(sampling: Sampling) -> Sampling:
@@ -184,6 +190,19 @@ WIDENED = (
         setting="gaps",
     ),
     Bug("cold temperatures are raised", "options", engine_asked(_warm), setting="temperature, below 0.14"),
+    Bug(
+        "a top-p of 0.9 or more is ignored",
+        "options",
+        engine_asked(lambda s: replace(s, top_p=1.0 if s.top_p >= 0.9 else s.top_p)),
+        setting="top-p, usual",
+    ),
+    Bug(
+        "a min-p below 0.3 is ignored",
+        "options",
+        engine_asked(lambda s: replace(s, min_p=0.0 if s.min_p < 0.3 else s.min_p)),
+        setting="min-p, usual",
+    ),
+    Bug("hot temperatures are lowered", "options", engine_asked(_cooled), setting="hot, seed"),
     Bug("cold temperatures are raised where drafts are verified", "sampled", verified(lambda one: one._replace(sampling=_warm(one.sampling)))),
     Bug("one seed for all requests of a batch", "batch", _batch(_seed)),
     Bug(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from matplotlib import rc_context
@@ -157,9 +158,16 @@ def by_suite(axes: Axes, summary: dict[str, Any], of: str, title: str) -> None:
 def picture(summary: dict[str, Any], records: Sequence[Record], title: str) -> bytes:
     """The plots of a report as one PNG: the four of `PLOTS`; of more than `MANY` methods, `ranked` and `by_suite` for speed-up and τ.
     Below them, speed-up and τ over the grid of each sweep."""
-    with rc_context({"text.parse_math": False}), warnings.catch_warnings():  # `$` in a name begins no formula
-        warnings.simplefilter("ignore")  # for characters that the font lacks
+    with as_written():
         return _drawn(summary, records, title)
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Inside this context pictures show names as they are: `$` begins no formula, and nothing is said of characters that the font lacks."""
+    with rc_context({"text.parse_math": False}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _drawn(summary: dict[str, Any], records: Sequence[Record], title: str) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from align.common.text import markdown_text
+from decode.reporting.figures import as_written
 from decode.reporting.records import Record
 from decode.reporting.statistics import Estimate, accepted_ratio, counts, tau
 
@@ -86,8 +87,13 @@ def _shown(estimate: Estimate) -> str:
 
 def curves(found: Sequence[Point], title: str) -> bytes:
     """τ over text tokens, a line with intervals for each recipe, as a PNG."""
+    with as_written():
+        return _drawn(found, title)
+
+
+def _drawn(found: Sequence[Point], title: str) -> bytes:
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.subplots()
+    axes, lines = figure.subplots(), list[tuple[Any, str]]()
     for colour, recipe in zip(
         COLOURS * len(found), dict.fromkeys(p.milestone.recipe for p in found), strict=False
     ):
@@ -97,12 +103,13 @@ def curves(found: Sequence[Point], title: str) -> bytes:
         above = [max(p.tau.value, p.tau.hi or p.tau.value) - p.tau.value for p in own]
         options: dict[str, Any] = {"color": colour, "capsize": 3, "marker": "o", "markersize": 4}
         tokens = [p.milestone.tokens for p in own]
-        axes.errorbar(tokens, values, yerr=[below, above], label=recipe, **options)
+        line = axes.errorbar(tokens, values, yerr=[below, above], **options)
+        lines.append((line, recipe))
     axes.set_xscale("log")
     axes.set_xlabel("text tokens trained on")
     axes.set_ylabel("τ, tokens per target call")
     axes.set_title(title)
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(*zip(*lines, strict=True), fontsize=8, frameon=False)  # a label of its own may begin with `_`
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     buffer = io.BytesIO()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import html
 import json
 from collections.abc import Sequence
 from typing import Any
 
+from align.common.text import html_text
 from decode.reporting.records import Record
 from decode.reporting.summary import number
 from decode.reporting.tables import (
@@ -40,12 +40,12 @@ def page(summary: dict[str, Any], records: Sequence[Record], png: bytes) -> str:
     baseline = baseline_line(summary)
     parts = [
         "<h1>How much faster, and is it the same?</h1>",
-        f"<p>{html.escape(headline(summary))}</p>",
-        f'<p class="verdict">{html.escape(summary["verdict"])}</p>',
+        f"<p>{html_text(headline(summary))}</p>",
+        f'<p class="verdict">{html_text(summary["verdict"])}</p>',
         _table(*overview(summary)) if len(summary["suites"]) > 1 else "",
         _table(COLUMNS, [tuple(row.values()) for row in rows(summary)]),
-        *(f"<h3>{html.escape(title)}</h3>" + _table(AGAINST, body) for title, body in against_first(summary)),
-        f"<p>{html.escape(baseline)}</p>" if baseline else "",
+        *(f"<h3>{html_text(title)}</h3>" + _table(AGAINST, body) for title, body in against_first(summary)),
+        f"<p>{html_text(baseline)}</p>" if baseline else "",
         f'<img alt="plots" src="data:image/png;base64,{base64.b64encode(png).decode()}">',
         "<h2>Lossless?</h2>" + _losslessness(summary, records),
         "<h2>Prompts</h2>" + _list(source_lines(summary)),
@@ -58,20 +58,20 @@ def page(summary: dict[str, Any], records: Sequence[Record], png: bytes) -> str:
 
 def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+        return "<tr>" + "".join(f"<{tag}>{html_text(cell)}</{tag}>" for cell in cells) + "</tr>"
 
     return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in body)}</table>"
 
 
 def _list(lines: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
+    return "<ul>" + "".join(f"<li>{html_text(line)}</li>" for line in lines) + "</ul>"
 
 
 def _losslessness(summary: dict[str, Any], records: Sequence[Record]) -> str:
     lossy = [f"{m} ({f['verifier']})" for m, f in summary["overall"].items() if f["lossy"]]
     warning = ""
     if lossy:
-        which = html.escape(", ".join(lossy))
+        which = html_text(", ".join(lossy))
         warning = f'<p class="bug">Not lossless, by the verifier that was asked for: {which}.</p>'
     if summary["settings"]["temperature"] != 0:
         return f"{warning}<p>Sampled outputs are random and not compared. Exact verifiers keep the target's distribution.</p>"
@@ -110,4 +110,4 @@ def _method_notes(summary: dict[str, Any]) -> list[str]:
 def _facts(summary: dict[str, Any]) -> str:
     names = ("settings", "machine", "load_average", "versions", "git_commit", "started")
     shown = json.dumps({name: summary[name] for name in names}, indent=1, ensure_ascii=False)
-    return f"<pre>{html.escape(summary['command'])}\n{html.escape(shown)}</pre>"
+    return f"<pre>{html_text(summary['command'])}\n{html_text(shown)}</pre>"

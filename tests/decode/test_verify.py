@@ -10,6 +10,8 @@ import pytest
 from align.models.checkpoints.block import save_drafter
 from align.models.checkpoints.standalone import save_standalone
 from align.target.loading import load_target
+from decode.losslessness import checks
+from decode.losslessness.verdict import Check
 from decode.losslessness.widened import BUGS
 from decode.verify import main
 from tests.builders import block_network as network
@@ -57,7 +59,7 @@ def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.slow
 def test_the_self_test_says_what_these_samples_catch(
-    drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main([*arguments(f"block={drafter}", tmp_path), "--methods", "block", "--self-test"])
     record = json.loads((tmp_path / "verdict.json").read_text())
@@ -77,6 +79,18 @@ def test_the_self_test_says_what_these_samples_catch(
     said, again = capsys.readouterr().out, json.loads(path.read_text())
     assert again["self_test"] == record["self_test"] and again["finished"]
     assert f"going on after {len(kept)} planted bugs" in said and "ok  greedy" not in said
+    # other weights under the same name, or checks that are not all there: nothing was checked before
+
+    def stopped(*_: object) -> Check:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checks, "same", stopped)
+    other = {**record["pair"], "content": {**record["pair"]["content"], "drafters": {"block": "0"}}}
+    for change in ({"pair": other}, {"checks": record["checks"][:3]}):
+        path.write_text(json.dumps({**record, "finished": False, "self_test": kept, **change}))
+        with pytest.raises(SystemExit):
+            main([*arguments(f"block={drafter}", tmp_path), "--methods", "block", "--self-test"])
+        assert "begun anew" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
 
 from align.common import files
 from align.common.errors import UserError
-from align.common.tables import read_rows
+from align.common.tables import read_rows, read_text
 
 ROWS = [{"a": "x"}, {"a": "y"}]
 
@@ -61,3 +62,20 @@ def test_broken_files_are_one_line(
     (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(UserError, match=says):
         read_rows(tmp_path / name)
+
+
+def test_values_that_python_has_not_are_one_line(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    bytes_ = pyarrow.array([b"\xff\xff"], pyarrow.binary())
+    no_text = pyarrow.StringArray.from_buffers(1, *bytes_.buffers()[1:])
+    for column in (no_text, pyarrow.array([1 << 30], pyarrow.date32())):
+        parquet.write_table(pyarrow.table({"prompt": ["x"], "other": column}), tmp_path / "f.parquet")
+        with pytest.raises(UserError, match="not readable Parquet"):
+            read_rows(tmp_path / "f.parquet")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f.txt")
+    with pytest.raises(UserError, match=r"no ordinary file"):
+        read_text(tmp_path / "f.txt")

@@ -7,7 +7,16 @@ import warnings
 
 import pytest
 
-from align.common.text import clock, cut, guard_library_output, markdown_text, printable, say, short
+from align.common.text import (
+    clock,
+    cut,
+    guard_library_output,
+    html_text,
+    markdown_text,
+    printable,
+    say,
+    short,
+)
 
 
 def test_long_values_are_cut() -> None:
@@ -28,6 +37,10 @@ def test_control_characters_become_escapes() -> None:
 
 def test_markdown_holds_no_html_and_ends_no_cell() -> None:
     assert markdown_text("<b>|`a`\n[x](y)&") == "&lt;b&gt;\\|\\`a\\` [x]\\(y)&amp;"
+
+
+def test_html_holds_no_element_and_no_control_character() -> None:
+    assert html_text("<b>\x1b[31m\u202e") == r"&lt;b&gt;\x1b[31m\u202e"
 
 
 def test_what_the_terminal_lacks_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:

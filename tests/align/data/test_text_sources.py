@@ -54,12 +54,17 @@ def test_one_file_and_a_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("a.jsonl", '{"txt": "x"}\n', r"row 1: no column 'text' \(data.text_column\).*'txt'"),
         ("a.jsonl", '["x"]\n', "row 1: expected an object with a column 'text'"),
         ("a.parquet", "no parquet", "not readable Parquet"),
+        ("a.jsonl.gz", gzip.compress(b"{}")[:10] + b"\xff" * 20, "a.jsonl.gz can't be read"),
+        ("a.jsonl", " " * 2000, "line 1: .*more than 0 MiB"),
         ("a.txt", b"\xff\xff", "is not UTF-8 text"),
         ("d/a.bin", "x", "holds no text, source code, .jsonl or .parquet"),
         ("", "", "no such file or folder"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
+def test_what_is_wrong_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | bytes, says: str
+) -> None:
+    monkeypatch.setattr(text_sources, "MOST_BYTES", 1000)
     path = tmp_path / (name or "gone.txt")
     path.parent.mkdir(exist_ok=True)
     if name:
@@ -131,3 +136,10 @@ def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
     assert next(texts) == "x"
     with pytest.raises(UserError, match="line 2"):
         next(texts)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.txt"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="no ordinary file"):
+        read(tmp_path / name)

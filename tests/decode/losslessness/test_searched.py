@@ -10,8 +10,9 @@ from torch import Tensor
 
 from align.target.model import Target
 from decode.losslessness.law import Setting, write, write_all
-from decode.losslessness.searched import COLD, IN_A_ROUND, _sensitive
+from decode.losslessness.searched import COLD, IN_A_ROUND, USUAL, _sensitive
 from decode.losslessness.settings import Options
+from decode.speculation.sampling import Sampling
 
 PROMPTS = [[30 + i % 7 for i in range(40)], [5, 6, 7, 8]]
 
@@ -65,3 +66,11 @@ def test_a_banned_token_would_come_once_the_minimum_length_is_reached(options: O
     allowed = replace(both, sampling=replace(both.sampling, banned=()))
     text = write(options.target, options.prompt, allowed).tokens
     assert text[:least] == options.text(both).tokens[:least] and text[least] in both.sampling.banned
+
+
+def test_a_usual_value_shows(options: Options) -> None:
+    for name, own in USUAL.items():
+        setting = named(options, name)
+        off = {key: getattr(Sampling(), key) for key in own}
+        without = replace(setting, sampling=replace(setting.sampling, **off))
+        assert write(options.target, options.prompt, without).tokens != options.text(setting).tokens

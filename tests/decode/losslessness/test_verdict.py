@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from decode.losslessness.cases import VerifyConfig
-from decode.losslessness.verdict import Caught, Check, line, read_tested, write_verdict
+from decode.losslessness.verdict import Caught, Check, Tested, line, read_tested, write_verdict
 
 PAIR = {"target": "t", "drafter": "d", "prompts": 3, "max_new_tokens": 8, "device": "cpu", "git_commit": None}
 RIGHT = Check("greedy", "block", True, 3, {"drafted": 9, "accepted": 4}, "equal")
@@ -60,15 +61,17 @@ def test_methods_that_were_not_seen_stand_in_a_line_each(tmp_path: Path) -> None
 
 def test_another_self_test_is_begun_anew(tmp_path: Path) -> None:
     asked = VerifyConfig(self_test=True).asked()
-    assert read_tested(tmp_path, asked) == ([], [])
-    bug = Caught("odd", "greedy", "chain", True, "")
-    write_verdict(tmp_path, [RIGHT], PAIR, False, [bug], asked)
-    assert read_tested(tmp_path, asked) == ([RIGHT], [bug])
-    assert (
-        read_tested(tmp_path, {**asked, "samples": 1})
-        == read_tested(tmp_path, {**asked, "code": ""})
-        == ([], [])
-    )
-    for text in ("[]", "{", "{}", "null"):
+    assert read_tested(tmp_path, asked) == Tested()
+    bug, content = Caught("odd", "greedy", "chain", True, ""), {"target": "1"}
+    write_verdict(tmp_path, [RIGHT], {**PAIR, "content": content}, False, [bug], asked)
+    assert read_tested(tmp_path, asked) == Tested([RIGHT], [bug], content)
+    assert read_tested(tmp_path, {**asked, "samples": 1}) == read_tested(tmp_path, {**asked, "code": ""})
+    assert read_tested(tmp_path, {**asked, "code": ""}) == Tested()
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    check = {**record["checks"][0], "figures": [], "seconds": "x"}
+    for text in ("[]", "{", "{}", "null", json.dumps({**record, "checks": [check]})):
         (tmp_path / "verdict.json").write_text(text)
-        assert read_tested(tmp_path, asked) == ([], [])
+        assert read_tested(tmp_path, asked) == Tested()
+    (tmp_path / "verdict.json").unlink()
+    os.mkfifo(tmp_path / "verdict.json")
+    assert read_tested(tmp_path, asked) == Tested()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
-from decode.reporting.learning import Milestone, curves, points, table
+from decode.reporting.learning import Milestone, Point, curves, points, table
 from decode.reporting.records import Record
-from decode.reporting.statistics import accepted_ratio, counts
+from decode.reporting.statistics import Estimate, accepted_ratio, counts
 from tests.measurements import record
 
 MILESTONES = [Milestone(recipe, tokens) for recipe in ("ours", "dflash") for tokens in (100, 2000)]
@@ -56,3 +58,10 @@ def test_milestones_without_records_are_left_out() -> None:
         100,
         2000,
     ] * 2
+
+
+def test_names_are_drawn_as_they_are() -> None:
+    found = [Point(Milestone(name, 9), Estimate(1.5, 1.4, 1.6, 5), "", None) for name in ("$5_{$10", "_own")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert curves(found, r"$\frac{$ \u202e").startswith(b"\x89PNG")
