@@ -28,6 +28,7 @@ from align.common.hub import cache_folder
 from align.common.text import say
 from align.gguf.header import OWN, Header
 from align.gguf.positions import FREQUENCIES, scale, take_positions
+from align.gguf.settings import check_whole, take_settings
 from align.gguf.tokenizer import make_tokenizer, special_id
 
 _KEYS = {
@@ -47,7 +48,7 @@ _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output
 # llama.cpp stores Llama's q and k rows in interleaved rotary order; Qwen's are left alone.
 _PERMUTED = {"llama"}
 _CLASSES = dict(zip(OWN, ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), strict=True))
-_VERSION = 3
+_VERSION = 4
 """Of what is made of a file; a copy of another version is not used."""
 _DEAD_AFTER = 24 * 3600.0
 """Seconds."""
@@ -129,18 +130,21 @@ def _convert_by_transformers(path: Path, header: Header, part: Path) -> None:
     )
     with scratch("specalign-gguf-") as alone:  # where no other file can be taken for one of its own
         (alone / path.name).symlink_to(path.absolute())
-        model: Any = AutoModelForCausalLM.from_pretrained(alone, gguf_file=path.name, dtype=torch.float32)
+        asked = {"dtype": torch.float32, "output_loading_info": True}
+        pair: Any = AutoModelForCausalLM.from_pretrained(alone, gguf_file=path.name, **asked)
         tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=path.name)
-    tensors, seen = {}, set()
+    (model, found), tensors, seen = pair, {}, set()
     for name, tensor in model.state_dict().items():
         if tensor.data_ptr() not in seen:  # a head that is the embedding is stored once
             tensors[name] = tensor.contiguous()
         seen.add(tensor.data_ptr())
     config = model.config
+    check_whole(path, header, sorted(found["missing_keys"]), tensors, config.num_hidden_layers)
     config.architectures, config.dtype = [type(model).__name__], torch.float32
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     take_positions(path, header, config)
+    take_settings(header, config)
     save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
     tokenizer.save_pretrained(str(part))
     config.save_pretrained(str(part))

@@ -1,0 +1,141 @@
+"""Models that transformers' reader makes of GGUF files: what the file says of caps, norms, windows and scores is the model's, and no
+tensor is left out or made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from align.common.errors import UserError
+from align.target.loading import load_target
+from tests.target_models import piece_fields, tiny_config, tiny_model
+
+VOCAB = len(piece_fields()["tokenizer.ggml.tokens"])
+TOKENS = torch.randint(
+    4, VOCAB, (1, 60), generator=torch.Generator().manual_seed(9)
+)  # longer than the window
+USUAL = {"rope_type": "default", "rope_theta": 1e4}
+ARCHITECTURES = {"gemma2": "gemma2", "gemma3": "gemma3_text"}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path / "cache"))
+
+
+def model_of(architecture: str, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Any:
+    config = tiny_config(ARCHITECTURES.get(architecture, architecture), VOCAB)
+    if hasattr(config, "query_pre_attn_scalar"):
+        config.attn_logit_softcapping = config.final_logit_softcapping = None
+    for name, value in values.items():
+        setattr(config, name, value)
+    monkeypatch.setattr("tests.target_models.tiny_config", lambda *_: config)
+    return tiny_model(config.model_type, VOCAB)
+
+
+def write(
+    path: Path, model: Any, architecture: str, tensors: dict[str, Tensor] | None = None, **values: Any
+) -> Path:
+    """Keys with dots are written with __; a tensor of no dimension is left out."""
+    config = model.config
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(getattr(config, "num_kv_heads", None) or config.num_key_value_heads)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(getattr(config, "ffn_hidden_size", None) or config.intermediate_size)
+    writer.add_context_length(512)
+    writer.add_rope_freq_base(10000.0)
+    gemma = architecture.startswith("gemma")
+    if gemma:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_key_length(config.head_dim)
+    for key, value in values.items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{architecture}.{key.replace('__', '.')}", value)
+    pieces = piece_fields()
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(pieces["tokenizer.ggml.tokens"])
+    writer.add_token_scores(pieces["tokenizer.ggml.scores"])
+    writer.add_token_types(pieces["tokenizer.ggml.token_type"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    stored = {
+        f"{names.get_name(name.rpartition('.')[0])}.{name.rpartition('.')[2]}": tensor
+        + (gemma and "norm" in name)
+        for name, tensor in model.state_dict().items()
+        if name != "lm_head.weight" or not config.tie_word_embeddings
+    }
+    for name, tensor in {**stored, **(tensors or {})}.items():
+        if tensor.dim():
+            writer.add_tensor(name, np.ascontiguousarray(tensor.numpy()))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("architecture", "of_model", "of_file"),
+    [
+        ("gemma2", {}, {}),
+        ("gemma2", {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}, {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
+        ("gemma2", {"num_attention_heads": 2, "query_pre_attn_scalar": 32, "num_hidden_layers": 46, "layer_types": ["sliding_attention", "full_attention"] * 23}, {}),
+        ("gemma3", {"layer_types": ["sliding_attention"] * 4, "final_logit_softcapping": 3.0}, {"final_logit_softcapping": 3.0}),
+        ("gemma3", {"layer_types": ["full_attention"] * 4, "rope_parameters": {"full_attention": USUAL, "sliding_attention": USUAL}}, {"attention__sliding_window": 0}),
+        ("falcon", {"layer_norm_epsilon": 0.3, "num_kv_heads": 1}, {"attention__layer_norm_epsilon": 0.3}),
+        ("starcoder2", {"sliding_window": 24}, {"attention__layer_norm_epsilon": 1e-5, "attention__sliding_window": 24}),
+    ],
+)  # fmt: skip
+def test_what_the_file_says_is_the_models(
+    architecture: str,
+    of_model: dict[str, Any],
+    of_file: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the 27B the scores are scaled by the width for each head: it is known by its layers alone."""
+    if architecture == "gemma2":  # the reader's own where the file says nothing
+        of_model = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, **of_model}
+    own = model_of(architecture, monkeypatch, **of_model)
+    if architecture.startswith("gemma"):
+        of_file = {"attention__sliding_window": 24, **of_file}
+    target = load_target(str(write(tmp_path / "m.gguf", own, architecture, **of_file)), "float32", "cpu")
+    found = target.forward(TOKENS).logits_BLV
+    torch.testing.assert_close(found, own(TOKENS).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        ({"blk.3.attn_k.weight": torch.tensor(0)}, r"lacks 'model\.layers\.3\.self_attn\.k_proj\.weight' of a gemma2 model"),
+        ({"blk.0.attn_q_norm.weight": torch.ones(16)}, "hold 141,776 numbers, the gemma2 model that transformers makes of them 141,760"),
+    ],
+)  # fmt: skip
+def test_a_tensor_that_is_missing_or_would_be_left_out_is_refused(
+    tensors: dict[str, Tensor], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader would go on with random numbers, or without it."""
+    own = model_of("gemma2", monkeypatch)
+    path = write(tmp_path / "m.gguf", own, "gemma2", tensors, attention__sliding_window=24)
+    with pytest.raises(UserError, match=says):
+        load_target(str(path), "float32", "cpu")
+
+
+def test_blocks_behind_the_last_layer_are_no_part_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They draft (Qwen3.5's)."""
+    own = model_of("gemma2", monkeypatch, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
+    path = write(tmp_path / "m.gguf", own, "gemma2", {"blk.4.attn_norm.weight": torch.ones(64)}, attention__sliding_window=24)  # fmt: skip
+    found = load_target(str(path), "float32", "cpu").forward(TOKENS).logits_BLV
+    torch.testing.assert_close(found, own(TOKENS).logits, rtol=1e-4, atol=1e-4)
