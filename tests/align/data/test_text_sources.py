@@ -54,7 +54,7 @@ def test_one_file_and_a_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("a.jsonl", '{"txt": "x"}\n', r"row 1: no column 'text' \(data.text_column\).*'txt'"),
         ("a.jsonl", '["x"]\n', "row 1: expected an object with a column 'text'"),
         ("a.parquet", "no parquet", "not readable Parquet"),
-        ("a.jsonl.gz", gzip.compress(b"{}")[:10] + b"\xff" * 20, "a.jsonl.gz can't be read"),
+        ("a.jsonl.gz", gzip.compress(b"{}", mtime=0)[:10] + b"\xff" * 20, "a.jsonl.gz can't be read"),
         ("a.jsonl", " " * 2000, "line 1: .*more than 0 MiB"),
         ("a.txt", b"\xff\xff", "is not UTF-8 text"),
         ("d/a.bin", "x", "holds no text, source code, .jsonl or .parquet"),
@@ -136,10 +136,3 @@ def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
     assert next(texts) == "x"
     with pytest.raises(UserError, match="line 2"):
         next(texts)
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.txt"])
-def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(UserError, match="no ordinary file"):
-        read(tmp_path / name)
