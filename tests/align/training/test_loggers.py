@@ -140,3 +140,13 @@ def test_drafter_and_validations_are_logged_where_asked_for(
     assert tables and b"validation/tau_sampling" in tables[0].read_bytes()
     logged = b"".join(path.read_bytes() for folder in runs for path in folder.glob("*.wandb"))
     assert b"debug_block-drafter" in logged and b"model.safetensors" in logged
+
+
+def test_a_broken_id_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    for raw in (b"\xff\xfe", b"a\x1b[31m", b"../x", b"a\nb"):
+        (tmp_path / "wandb-run-id").write_bytes(raw)
+        with pytest.raises(UserError, match="wandb-run-id: holds no id"):
+            run_id(tmp_path, False)
+    (tmp_path / "wandb-run-id").write_text("abc-1\n")
+    assert run_id(tmp_path, False) == "abc-1"
