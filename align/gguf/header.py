@@ -164,6 +164,12 @@ def check_known(path: Path, header: Header) -> None:
         raise UserError(
             f"{path}: GGUF architecture {architecture!r} is not supported{nearest(architecture, [*OWN, *theirs])}"
         )
+    if (
+        _plain(architecture) == "gptoss"
+    ):  # its names are none that llama.cpp writes, and it fails at the scale of positions
+        raise UserError(
+            f"{path}: transformers' reader leaves out the experts of {architecture!r}: {TAKE_FOLDER}"
+        )
 
 
 def _plain(name: str) -> str:

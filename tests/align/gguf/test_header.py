@@ -86,6 +86,7 @@ def test_what_is_no_header_is_refused_in_a_line(tmp_path: Path, content: bytes) 
             "'gemma33' is not supported .did you mean 'gemma3'",
         ),
         ([], "architecture 'None' is not supported"),
+        ([pair("general.architecture", 8, text("gpt-oss"))], "reader leaves out the experts of 'gpt-oss'"),
     ],
 )
 def test_what_no_reader_knows_is_refused(tmp_path: Path, pairs: list[bytes], says: str) -> None:
