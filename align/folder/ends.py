@@ -1,4 +1,4 @@
-"""The tokens that end a text, as a model's files name them."""
+"""The tokens that end a text, and what else changes one, as a model's files name them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from align.common.errors import UserError
 from align.common.text import say, short
 
 _KEY = "eos_token_id"
+_CHANGES = (
+    "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "min_length",
+    "min_new_tokens", "forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "guidance_scale", "num_beams",
+)  # fmt: skip
+"""What of a generation_config.json changes the most probable token, and does nothing with these values:"""
+_NOTHING = (None, 0, 1)
 
 
 def end_ids(value: Any, where: str) -> set[int]:
@@ -39,5 +45,16 @@ def note_ends(spec: str, ends: Sequence[int], of_tokenizer: int | None) -> None:
         named = ", ".join(map(str, ends[:8])) + ", …" * (len(ends) > 8)
         say(
             f"note: {spec}: its generation config ends a text at {named}, and not at the tokenizer's {of_tokenizer}",
+            error=True,
+        )
+
+
+def note_changes(spec: str, generation: dict[str, Any]) -> None:
+    """A line where transformers' `generate` would write other text even greedily: what is measured and drafted for is the model's own p."""
+    found = [f"{k}={short(v, 40)}" for k in _CHANGES if (v := generation.get(k)) not in _NOTHING]
+    if found:
+        say(
+            f"note: {spec}: its generation config asks for {', '.join(found)}: not applied here, where p is the model's own; transformers' `generate` "
+            "applies it",
             error=True,
         )

@@ -164,6 +164,12 @@ def check_known(path: Path, header: Header) -> None:
         raise UserError(
             f"{path}: GGUF architecture {architecture!r} is not supported{nearest(architecture, [*OWN, *theirs])}"
         )
+    if (
+        _plain(architecture) == "gptoss"
+    ):  # its names are none that llama.cpp writes, and it fails at the scale of positions
+        raise UserError(
+            f"{path}: transformers' reader leaves out the experts of {architecture!r}: {TAKE_FOLDER}"
+        )
 
 
 def _plain(name: str) -> str:
@@ -171,15 +177,20 @@ def _plain(name: str) -> str:
     return name.replace("-", "").replace("_", "")
 
 
+_LISTS = {"ggml.py": "GGUF_CONFIG_MAPPING", "gguf/gguf_config_mapping.py": "GGUF_CONFIG_ARCHS"}
+"""Where the installed transformers' GGUF reader names its architectures: its older half and its newer one."""
+
+
 @cache
 def read_by_transformers() -> frozenset[str]:
     """The architectures of the installed transformers' GGUF reader, read off its source: importing it takes seconds."""
-    found = importlib.util.find_spec("transformers")
-    for folder in (found.submodule_search_locations or []) if found else []:
-        source = Path(folder) / "integrations" / "ggml.py"
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))) if source.is_file() else ():
-            if isinstance(node, ast.Assign) and "GGUF_CONFIG_MAPPING" in map(ast.unparse, node.targets):
-                keys = node.value.keys if isinstance(node.value, ast.Dict) else []
-                names = {key.value for key in keys if isinstance(key, ast.Constant)}
-                return frozenset(str(name) for name in names - {"general", "tokenizer", "t5", "umt5"})
-    return frozenset()
+    spec = importlib.util.find_spec("transformers")
+    names: set[str] = set()
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for file, variable in _LISTS.items():
+            source = Path(folder) / "integrations" / file
+            for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))) if source.is_file() else ():
+                if isinstance(node, ast.Assign) and variable in map(ast.unparse, node.targets):
+                    keys = node.value.keys if isinstance(node.value, ast.Dict) else []
+                    names |= {str(key.value) for key in keys if isinstance(key, ast.Constant)}
+    return frozenset(names - {"general", "tokenizer", "t5", "umt5"})

@@ -17,8 +17,6 @@ from align.gguf.header import OWN, TAKE_FOLDER, Header
 FREQUENCIES = "rope_freqs.weight"
 """Factors of the frequencies, as Llama 3.1 has them."""
 _SCALES = ("rope.scaling.factor", "rope.scale_linear")
-_SCALED_BY_READER = ("gpt-oss", "gpt_oss")
-"""Whose scale the reader takes."""
 _FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight", FREQUENCIES)
 _FACTORS_KNOWN = ("gemma4",)
 """Whose factors follow from its config."""
@@ -27,8 +25,6 @@ _FACTORS_KNOWN = ("gemma4",)
 def check_positions(path: Path, header: Header) -> None:
     """Raises UserError for positions that can't be taken over, from the header alone."""
     name = header.architecture
-    if name in _SCALED_BY_READER:
-        return
     for key in _SCALES:
         value = _get(header, key)
         if value is not None and not (type(value) in (int, float) and 0 <= value < math.inf):
@@ -53,7 +49,7 @@ def take_positions(path: Path, header: Header, config: Any) -> None:
         UserError: a width for which this architecture's config has no key.
     """
     rope = getattr(config, "rope_parameters", None)
-    if not isinstance(rope, dict) or header.architecture in _SCALED_BY_READER:
+    if not isinstance(rope, dict):
         return
     by_kind = any(isinstance(group, dict) for group in rope.values())
     main = rope.get("full_attention", {}) if by_kind else rope

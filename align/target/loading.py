@@ -16,7 +16,7 @@ from align.common.hub import hub_reachable, is_hub_id, model_folder, package_fil
 from align.common.schema import SHORT_DTYPES, read_object
 from align.common.text import cut, guard_library_output, say
 from align.folder.chat import Chat
-from align.folder.ends import check_ends, note_ends
+from align.folder.ends import check_ends, note_changes, note_ends
 from align.folder.tokenizer import open_tokenizer
 from align.gguf.convert import converted_folder
 from align.target.debug import DEBUG, debug_model
@@ -88,6 +88,7 @@ def load_target(
         model = _loaded(opens, folder, spec, {"dtype": number, **options}, place)
         target = proven(model, tokenizer, spec, fast, round_to_bf16)
         note_ends(spec, target.eos_ids, tokenizer.eos_token_id)
+        note_changes(spec, model.generation_config.to_diff_dict())
         target.revision, target.trust_remote_code, target.chat = revision, trust_remote_code, chat
         return target
     except UserError:

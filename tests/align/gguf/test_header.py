@@ -86,6 +86,7 @@ def test_what_is_no_header_is_refused_in_a_line(tmp_path: Path, content: bytes) 
             "'gemma33' is not supported .did you mean 'gemma3'",
         ),
         ([], "architecture 'None' is not supported"),
+        ([pair("general.architecture", 8, text("gpt-oss"))], "reader leaves out the experts of 'gpt-oss'"),
     ],
 )
 def test_what_no_reader_knows_is_refused(tmp_path: Path, pairs: list[bytes], says: str) -> None:
@@ -95,10 +96,12 @@ def test_what_no_reader_knows_is_refused(tmp_path: Path, pairs: list[bytes], say
 
 
 def test_known_architectures_are_transformers_own() -> None:
+    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-    theirs: set[Any] = {*GGUF_SUPPORTED_ARCHITECTURES} - {"general", "tokenizer", "t5", "t5encoder", "umt5"}
-    assert {"gemma3", "phi3"} <= read_by_transformers() == theirs
+    theirs: set[Any] = {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS}
+    theirs -= {"general", "tokenizer", "t5", "t5encoder", "umt5"}
+    assert {"gemma3", "phi3", "qwen35", "qwen35moe"} <= read_by_transformers() == theirs
 
 
 def test_commands_refuse_it_before_torch_is_imported(tmp_path: Path) -> None:

@@ -84,7 +84,6 @@ def test_what_cannot_be_taken_is_refused_from_the_header() -> None:
     yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
     with pytest.raises(UserError, match=r"qwen3moe.rope.scaling.type='?yarn'?: .*hub layout"):
         check_fits(FILE, header("qwen3moe", **yarn))
-    check_fits(FILE, header("gpt-oss", **yarn))
     for tensor in ("rope_factors_long.weight", "rope_freqs.weight"):
         with pytest.raises(UserError, match=f"tensor '{tensor}': .* of 'phi3'"):
             check_fits(FILE, header("phi3", tensor))
