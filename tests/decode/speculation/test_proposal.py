@@ -80,6 +80,14 @@ def test_proposals_that_branch() -> None:
     assert tree.depth == 3 and tree.cut(9) is tree
     cut = tree.cut(2)
     assert cut.tokens_K.tolist() == [7, 9, 11, 7, 30] and cut.parents == (-1, -1, 0, 0, 1)
+    drawn = Proposal(
+        torch.zeros(3, dtype=torch.int64),
+        "independent",
+        DraftProbs(torch.ones(3, 1)),
+        parents=(-1, 0, 0),
+        siblings="iid",
+    )
+    assert drawn.cut(1).parents == (-1,) and drawn.cut(1).siblings is None
     with pytest.raises(ValueError, match="8 drafted tokens, but 2 parents"):
         Proposal(torch.tensor(NODE_TOKENS), "point", parents=(-1, 0))
     q = DraftProbs(torch.ones(2, 1))
