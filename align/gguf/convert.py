@@ -28,7 +28,7 @@ from align.common.hub import cache_folder
 from align.common.text import say
 from align.gguf.header import OWN, Header
 from align.gguf.positions import FREQUENCIES, scale, take_positions
-from align.gguf.settings import check_whole, take_settings
+from align.gguf.settings import check_whole, take_settings, take_sizes
 from align.gguf.tokenizer import make_tokenizer, special_id
 
 _KEYS = {
@@ -122,7 +122,7 @@ def _convert(path: Path, header: Header, part: Path) -> None:
 
 
 def _convert_by_transformers(path: Path, header: Header, part: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     say(
         f"converting {path.name} ({header.architecture}; {type_names(header)}) once; a vocabulary of 262k tokens takes minutes",
@@ -130,7 +130,9 @@ def _convert_by_transformers(path: Path, header: Header, part: Path) -> None:
     )
     with scratch("specalign-gguf-") as alone:  # where no other file can be taken for one of its own
         (alone / path.name).symlink_to(path.absolute())
-        asked = {"dtype": torch.float32, "output_loading_info": True}
+        config = AutoConfig.from_pretrained(alone, gguf_file=path.name)
+        take_sizes(header, config)
+        asked = {"config": config, "dtype": torch.float32, "output_loading_info": True}
         pair: Any = AutoModelForCausalLM.from_pretrained(alone, gguf_file=path.name, **asked)
         tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=path.name)
     (model, found), tensors, seen = pair, {}, set()

@@ -23,8 +23,20 @@ _TAKEN = {
     "attention.sliding_window": ("sliding_window",),
 }
 """Keys of a file, and their names in configs."""
+_SIZES = {
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+"""Widths of experts, which the weights have."""
 _LARGEST = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B, whose scores are scaled by the width for each head, not by that of a key."""
+
+
+def take_sizes(header: Header, config: Any) -> None:
+    """Write the widths that the file gives into the config that the reader made, before the model is built."""
+    for key, name in _SIZES.items():
+        if (value := _get(header, key)) and hasattr(config, name):
+            setattr(config, name, value)
 
 
 def take_settings(header: Header, config: Any) -> None:

@@ -8,6 +8,7 @@ more than rounding the target is refused; where branches alone differ it takes c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
@@ -19,7 +20,7 @@ from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 from align.common.errors import UserError
 from align.kernels.linear import speed_up_linears
 from align.target.fused import fused
-from align.target.inspection.anatomy import eos_ids
+from align.target.inspection.anatomy import decoder, eos_ids
 from align.target.logits import LogitForm, candidates
 from align.target.model import Target
 
@@ -32,7 +33,7 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 
 @dataclass
 class Own:
-    """What the model computes by itself: logits of the tokens, and what its head saw."""
+    """What the model computes by itself: logits of the tokens, and the decoder's last states (where there is none, what its head saw)."""
 
     tokens_1L: Tensor
     logits_LV: Tensor
@@ -49,7 +50,10 @@ def own_output(model: Any, tokenizer: Any) -> Own:
     tokens_1L = _tokens(model, tokenizer)
     config = model.config.get_text_config(decoder=True)
     seen: list[Tensor] = []
-    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    last: list[Tensor] = []
+    hooks = [model.get_output_embeddings().register_forward_pre_hook(lambda _, given: seen.append(given[0]))]
+    with suppress(NotImplementedError):  # no decoder apart from its head
+        hooks.append(decoder(model).register_forward_hook(lambda *call: _keep_last(call[-1], last)))
     cache = DynamicCache(config=config)
     try:
         logits: list[Tensor] = []
@@ -59,11 +63,19 @@ def own_output(model: Any, tokenizer: Any) -> Own:
             given = {_cache_name(model): cache, **_positions(model, part, sum(len(x) for x in logits))}
             logits.append(model(input_ids=part, use_cache=True, **given).logits[0])
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
+    if [x.shape for x in last] == [x.shape for x in seen]:  # MiniCPM3 scales them in front of its head
+        seen = [x.to(y.dtype) for x, y in zip(last, seen, strict=True)]
     hidden = [x[0] if x.dim() == 3 else x for x in seen]
     placed = {token: _with_placeholder(model, tokens_1L, token) for token in _placeholders(model)}
     known = {token: found for token, found in placed.items() if found is not None}
     return Own(tokens_1L, torch.cat(logits).float(), torch.cat(hidden), known)
+
+
+def _keep_last(output: Any, found: list[Tensor]) -> None:
+    if isinstance(state := getattr(output, "last_hidden_state", None), Tensor):
+        found.append(state)
 
 
 def _placeholders(model: Any) -> list[int]:

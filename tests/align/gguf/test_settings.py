@@ -72,7 +72,7 @@ def write(
         f"{names.get_name(name.rpartition('.')[0])}.{name.rpartition('.')[2]}": tensor
         + (gemma and "norm" in name)
         for name, tensor in model.state_dict().items()
-        if name != "lm_head.weight" or not config.tie_word_embeddings
+        if "experts" not in name and (name != "lm_head.weight" or not config.tie_word_embeddings)
     }
     for name, tensor in {**stored, **(tensors or {})}.items():
         if tensor.dim():
@@ -137,5 +137,20 @@ def test_blocks_behind_the_last_layer_are_no_part_of_the_model(
     """They draft (Qwen3.5's)."""
     own = model_of("gemma2", monkeypatch, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
     path = write(tmp_path / "m.gguf", own, "gemma2", {"blk.4.attn_norm.weight": torch.ones(64)}, attention__sliding_window=24)  # fmt: skip
+    found = load_target(str(path), "float32", "cpu").forward(TOKENS).logits_BLV
+    torch.testing.assert_close(found, own(TOKENS).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_experts_are_as_wide_as_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen3's of 235B are not as wide as those of 30B, which the reader takes for all."""
+    own = model_of("qwen3_moe", monkeypatch, norm_topk_prob=True)
+    tensors: dict[str, Tensor] = {}
+    for i, layer in enumerate(own.model.layers):
+        parts = (*layer.mlp.experts.gate_up_proj.data.chunk(2, 1), layer.mlp.experts.down_proj.data)
+        named = zip(("gate", "up", "down"), parts, strict=True)
+        tensors |= {f"blk.{i}.ffn_{name}_exps.weight": part for name, part in named}
+    of_file: dict[str, Any] = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+    of_file |= {"attention__key_length": 16, "attention__layer_norm_rms_epsilon": 1e-6}
+    path = write(tmp_path / "m.gguf", own, "qwen3moe", tensors, **of_file)
     found = load_target(str(path), "float32", "cpu").forward(TOKENS).logits_BLV
     torch.testing.assert_close(found, own(TOKENS).logits, rtol=1e-4, atol=1e-4)

@@ -11,7 +11,7 @@ from align.target.debug import debug_model
 from align.target.logits import PLAIN
 from align.target.proof import own_output, proven
 from decode.generate import how_it_runs
-from tests.target_models import tiny_model, tiny_target
+from tests.target_models import some_text, tiny_model, tiny_target
 from tests.target_wrappers import tiny_wrapper
 
 
@@ -125,3 +125,12 @@ def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
         model.model.norm.weight[3] = value
     with pytest.raises(UserError, match="target 'x': its logits are NaN or infinite"):
         proven(model, tokenizer, "x")
+
+
+def test_a_scale_in_front_of_the_head_is_part_of_p() -> None:
+    """MiniCPM3's last states are divided before its head sees them."""
+    target = tiny_target("minicpm3")
+    tokens = some_text(target, 20)
+    own = tiny_model("minicpm3", target.vocab_size)
+    assert target.logit_form.scale == own.config.logits_scaling**-1 != 1
+    torch.testing.assert_close(target.forward(tokens).logits_BLV, own(tokens).logits, rtol=1e-4, atol=1e-4)
