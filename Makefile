@@ -71,8 +71,8 @@ quickstart: setup
 	$(PY) -m decode.eval --suite mtbench --limit $(LIMIT) --max-new-tokens $(NEW_TOKENS) --dtype float32 --drafter $(RUN)/drafter --out $(RUN)/report
 	@echo
 	@echo "Other suites: $(PY) -m decode.eval --suite reasoning,coding,math --limit 20 --drafter $(RUN)/drafter"
-	@echo "Your own model: $(PY) -m align.synthesize recipe=smollm2_block target.name=YOUR/MODEL output=runs/mine,"
-	@echo "  then align.train with the same words, then decode.eval --target YOUR/MODEL --drafter runs/mine/drafter"
+	@echo "Your own model: $(PY) -m align.train recipe=smollm2_block target.name=YOUR/MODEL output=runs/mine,"
+	@echo "  then $(PY) -m decode.eval --suite mtbench --target YOUR/MODEL --drafter runs/mine/drafter"
 
 # what one stage wrote the next one reads; each goes on where it was
 systems: setup

@@ -21,6 +21,7 @@ from align.common.text import say  # noqa: E402
 from align.config.parser import help_text, load_recipe  # noqa: E402
 from align.config.preflight import check_file  # noqa: E402
 from align.config.recipe import Recipe  # noqa: E402
+from align.planning.hardware import named_hardware  # noqa: E402
 
 OPTIONS = """options of align.plan:
   --hardware NAME[xN]      h100, h200, a100, a100-40, l40s, rtx4090; h100x8 = eight of them; default: this machine's processor
@@ -61,19 +62,21 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises UserError for a number that makes no sense."""
+    """Raises UserError for a number that makes no sense, or unknown hardware."""
     for name in ("memory_gb", "tflops", "bandwidth_gbs", "utilisation", "rate"):
         value, key = getattr(options, name), f"--{name.replace('_', '-')}"
         if value is not None and not 0 < value < 1e9:
             raise UserError(f"{key} {value:g}: must be above 0")
     if options.utilisation is not None and options.utilisation > 1:
         raise UserError(f"--utilisation {options.utilisation:g}: a share of the peak, at most 1")
+    if options.hardware:
+        named_hardware(options.hardware)
 
 
 def plan_and_say(recipe: Recipe, options: argparse.Namespace) -> bool:
     """Print the plan; whether everything fits."""
     # only now: torch and transformers take seconds to import
-    from align.planning.hardware import named_hardware, this_processor, with_stated
+    from align.planning.hardware import this_processor, with_stated
     from align.planning.pilot import pilot, piloted_seconds
     from align.planning.plan import add_hours, make_plan
     from align.planning.render import render

@@ -42,6 +42,7 @@ def parser() -> Parser:
         epilog=f"example: python -m decode.eval --suite mtbench,coding --limit 20\n\n{listing()}",
         formatter_class=RawDescriptionHelpFormatter,
     )
+    p.stray = " (suites follow --suite, methods --methods)"
     add = p.add_argument
     drafter = "the drafter's folder (default: the shipped one, for the default target), or several: KIND=FOLDER,… with "
     methods = ", ".join(dict.fromkeys([*DEFAULT_METHODS, *SYSTEMS]))

@@ -93,6 +93,8 @@ def _pairs(argv: Sequence[str]) -> dict[str, str]:
                     "--print",
                 ]
                 near = nearest(f"recipe={key}" if (FOLDER / f"{key}.yaml").is_file() else word, known)
+                if key in (*keys(), "recipe"):
+                    near = f" (write {key}=VALUE, without spaces)"
                 raise UserError(f"{_COMMAND}: {short(word)} is not key=value{near[:200]}")
             text = words.pop(0)
         if key.startswith(("+", "~")):

@@ -175,7 +175,7 @@ def _check_layers(drafter: BlockDrafter, name: str) -> None:
     if c.context != "taps":
         raise UserError(
             f"--format {name}: drafter.context={c.context} is of no engine's format; train with drafter.context=taps "
-            "(recipe=smollm2_taps)"
+            "(recipe=smollm2_taps), or --format custom_generate, which holds this one"
         )
     for option in ("convolution", "self_conditioning"):
         if getattr(c, option):

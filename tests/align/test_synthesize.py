@@ -38,6 +38,10 @@ WORDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "wandb-like unknown key": ([DEBUG, "--objective.wieghting=d_pace"], ("'objective.weighting'",)),
     "a group": ([DEBUG, "trainer=3"], ("trainer=3", "group of keys", "trainer.max_steps")),
     "no equals sign": ([DEBUG, "seed"], ("'seed' is not key=value",)),
+    "spaces around the equals sign": (
+        [DEBUG, "trainer.max_steps", "=", "5"],
+        ("'trainer.max_steps' is not key=value (write trainer.max_steps=VALUE, without spaces)",),
+    ),
     "a dangling option": ([DEBUG, "--seed"], ("'--seed' is not key=value",)),
     "an option and a word": ([DEBUG, "--seed", "trainer.anchors=2"], ("'--seed' is not key=value",)),
     "a short option": ([DEBUG, "-x"], ("'-x' is not key=value",)),

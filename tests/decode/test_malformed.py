@@ -115,6 +115,7 @@ EVAL = [
     (["--temperature", "-1"], "temperature"),
     (["--top-p", "2"], "top_p"),
     (["--limt", "3"], "unrecognized argument '--limt' (did you mean '--limit'?)"),
+    (["mtbench"], "unrecognized argument 'mtbench' (suites follow --suite, methods --methods)"),
     (["--dtype", "bf61"], "dtype 'bf61' is unknown"),
     (["--target", "debgu"], "target 'debgu'"),
     (["--out", "file"], "--out=file is a file"),
