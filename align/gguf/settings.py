@@ -26,17 +26,21 @@ _TAKEN = {
 _SIZES = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "context_length": "n_positions",
 }
-"""Widths of experts, which the weights have."""
+"""Sizes that the weights have: widths of experts, learned positions."""
 _LARGEST = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B, whose scores are scaled by the width for each head, not by that of a key."""
 
 
 def take_sizes(header: Header, config: Any) -> None:
-    """Write the widths that the file gives into the config that the reader made, before the model is built."""
+    """Write the sizes that the file gives into the config that the reader made, before the model is built."""
     for key, name in _SIZES.items():
         if (value := _get(header, key)) and hasattr(config, name):
             setattr(config, name, value)
+    pad = getattr(config, "pad_token_id", None)
+    if pad is not None and pad >= config.vocab_size:  # the class's own; the file's vocabulary is smaller
+        config.pad_token_id = None
 
 
 def take_settings(header: Header, config: Any) -> None:

@@ -94,6 +94,7 @@ def write(
         ("gemma3", {"layer_types": ["full_attention"] * 4, "rope_parameters": {"full_attention": USUAL, "sliding_attention": USUAL}}, {"attention__sliding_window": 0}),
         ("falcon", {"layer_norm_epsilon": 0.3, "num_kv_heads": 1}, {"attention__layer_norm_epsilon": 0.3}),
         ("starcoder2", {"sliding_window": 24}, {"attention__layer_norm_epsilon": 1e-5, "attention__sliding_window": 24}),
+        ("phi3", {"sliding_window": 24, "pad_token_id": 0}, {"attention__layer_norm_rms_epsilon": 1e-5, "attention__sliding_window": 24, "rope__dimension_count": 16}),
     ],
 )  # fmt: skip
 def test_what_the_file_says_is_the_models(
@@ -103,7 +104,8 @@ def test_what_the_file_says_is_the_models(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the 27B the scores are scaled by the width for each head: it is known by its layers alone."""
+    """Of the 27B the scores are scaled by the width for each head: it is known by its layers alone. Phi-3's padding is the class's, beyond a
+    small vocabulary."""
     if architecture == "gemma2":  # the reader's own where the file says nothing
         of_model = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, **of_model}
     own = model_of(architecture, monkeypatch, **of_model)
