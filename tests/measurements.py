@@ -31,17 +31,13 @@ def record(
     return Record(**{**fields, **more})
 
 
-QUIET = [
-    "--target",
-    "debug",
-    "--device",
-    "cpu",
-    "--dtype",
-    "float32",
-    "--no-hf-check",
-    "--max-new-tokens",
-    "12",
-]
+def quiet(tokens: int) -> list[str]:
+    """Options of a small measurement of the debug target: so many new tokens, and nothing else beside."""
+    own = ["--target", "debug", "--device", "cpu", "--dtype", "float32", "--no-hf-check"]
+    return [*own, "--max-new-tokens", str(tokens)]
+
+
+QUIET = quiet(12)
 
 
 def run_eval(*arguments: Any) -> tuple[dict[str, Any], Path]:

@@ -228,6 +228,21 @@ def piece_fields() -> dict[str, Any]:
     }
 
 
+def add_pieces(writer: gguf.GGUFWriter) -> None:
+    """The vocabulary `piece_fields`."""
+    pieces = piece_fields()
+    writer.add_token_list(pieces["tokenizer.ggml.tokens"])
+    writer.add_token_scores(pieces["tokenizer.ggml.scores"])
+    writer.add_token_types(pieces["tokenizer.ggml.token_type"])
+
+
+def write_out(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write_gguf(
     path: Path,
     target: Target,
@@ -252,10 +267,7 @@ def write_gguf(
         writer.add_float32(f"{architecture}.rope.scale_linear", scale)
     writer.add_tokenizer_model(tokenizer)
     if tokenizer == "llama":
-        pieces = piece_fields()
-        writer.add_token_list(pieces["tokenizer.ggml.tokens"])
-        writer.add_token_scores(pieces["tokenizer.ggml.scores"])
-        writer.add_token_types(pieces["tokenizer.ggml.token_type"])
+        add_pieces(writer)
     else:
         tokens = sorted(vocab, key=vocab.__getitem__)
         tokens[3] = "ab"  # instead of <unused>: a GGUF file has a merge
@@ -280,7 +292,4 @@ def write_gguf(
         writer.add_tensor(stored, np.ascontiguousarray(weight.numpy()))
     if frequencies is not None:
         writer.add_tensor("rope_freqs.weight", frequencies.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)

@@ -129,11 +129,11 @@ def _txt(path: Path) -> list[Any]:
 
 
 def _parquet(path: Path) -> list[Any]:
-    return [row for rows in parquet_batches(path) for row in rows]
+    return list(parquet_rows(path))
 
 
-def parquet_batches(path: Path) -> Iterator[list[Any]]:
-    """Rows of a Parquet file, some at a time. Raises UserError where it can't be read, or holds values that Python has not: text that is
+def parquet_rows(path: Path) -> Iterator[Any]:
+    """Rows of a Parquet file, read a batch at a time. Raises UserError where it can't be read, or holds values that Python has not: text that is
     no UTF-8, days beyond its calendar."""
     import pyarrow
     import pyarrow.parquet
@@ -142,7 +142,7 @@ def parquet_batches(path: Path) -> Iterator[list[Any]]:
         check_ordinary(path)
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(1024):
-                yield batch.to_pylist()
+                yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path} is not readable Parquet ({why})") from None

@@ -14,7 +14,7 @@ from typing import Any
 from align.common.errors import UserError, nearest
 from align.common.files import MOST_BYTES, check_ordinary, expanded
 from align.common.hub import hub_reachable, is_hub_id, nearby
-from align.common.tables import kind_of, parquet_batches, read_rows, read_text, suffix_of
+from align.common.tables import kind_of, parquet_rows, read_rows, read_text, suffix_of
 from align.common.text import short
 
 TABLES = (".jsonl", ".json", ".csv", ".parquet")
@@ -107,7 +107,7 @@ def _of_file(path: Path, options: HubOptions) -> Iterator[str]:
     if kind not in TABLES:
         yield read_text(path)
         return
-    read: Callable[[Path], Iterable[Any]] = {".jsonl": _jsonl, ".parquet": _parquet}.get(kind, read_rows)
+    read: Callable[[Path], Iterable[Any]] = {".jsonl": _jsonl, ".parquet": parquet_rows}.get(kind, read_rows)
     for number, row in enumerate(read(path), 1):
         yield _text(row, options.column, f"{path}, row {number}")
 
@@ -117,7 +117,6 @@ def _jsonl(path: Path) -> Iterator[Any]:
     opened = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
-        check_ordinary(path)
         with opened(path, "rb") as file:
             while line := file.readline(MOST_BYTES + 1):
                 number += 1
@@ -134,12 +133,6 @@ def _jsonl(path: Path) -> Iterator[Any]:
         raise UserError(f"{path}, line {number}: not JSON ({why})") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} can't be read: {error}") from None
-
-
-def _parquet(path: Path) -> Iterator[Any]:
-    """Rows, a batch at a time."""
-    for rows in parquet_batches(path):
-        yield from rows
 
 
 def _text(row: Any, column: str, where: str) -> str:

@@ -28,7 +28,7 @@ from align.common.hub import cache_folder
 from align.common.text import say
 from align.gguf.header import OWN, Header
 from align.gguf.positions import FREQUENCIES, scale, take_positions
-from align.gguf.settings import check_whole, take_settings, take_sizes
+from align.gguf.settings import check_whole, published, take_settings, take_sizes
 from align.gguf.tokenizer import make_tokenizer, special_id
 
 _KEYS = {
@@ -182,8 +182,7 @@ def _config(fields: dict[str, Any], architecture: str) -> dict[str, Any]:
         "head_dim": int(get("attention.key_length", width // heads)),
         "intermediate_size": int(get("feed_forward_length")),
         "max_position_embeddings": int(get("context_length")),
-        # GGUF keeps fp32; the shortest decimal that rounds to it is the published value
-        "rms_norm_eps": float(str(np.float32(get("attention.layer_norm_rms_epsilon", 1e-5)))),
+        "rms_norm_eps": published(float(get("attention.layer_norm_rms_epsilon", 1e-5))),
         "rope_theta": theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": theta},
         "hidden_act": "silu",

@@ -56,7 +56,7 @@ class _Fit:
         return f"{self.header.architecture}.{name}"
 
     def get(self, name: str) -> Any:
-        return self.header.values.get(self.key(name))
+        return self.header.get(name)
 
     def refuse(self, key: str, why: str) -> NoReturn:
         value = self.header.values.get(key)

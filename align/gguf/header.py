@@ -47,6 +47,10 @@ class Header(NamedTuple):
     def architecture(self) -> str:
         return str(self.values.get("general.architecture"))
 
+    def get(self, name: str) -> Any:
+        """The value of one of the architecture's own keys; None where it is not there."""
+        return self.values.get(f"{self.architecture}.{name}")
+
     @property
     def names(self) -> dict[str, str]:
         """A config.json's names of sizes, and the file's own."""

@@ -26,10 +26,10 @@ def check_positions(path: Path, header: Header) -> None:
     """Raises UserError for positions that can't be taken over, from the header alone."""
     name = header.architecture
     for key in _SCALES:
-        value = _get(header, key)
+        value = header.get(key)
         if value is not None and not (type(value) in (int, float) and 0 <= value < math.inf):
             _refuse(path, header, key, "must be a number that positions are divided by")
-    if scale(header) != 1 and (kind := header.values.get(f"{name}.rope.scaling.type")) not in (
+    if scale(header) != 1 and (kind := header.get("rope.scaling.type")) not in (
         None,
         "linear",
     ):
@@ -53,9 +53,9 @@ def take_positions(path: Path, header: Header, config: Any) -> None:
         return
     by_kind = any(isinstance(group, dict) for group in rope.values())
     main = rope.get("full_attention", {}) if by_kind else rope
-    if base := _get(header, "rope.freq_base"):
+    if base := header.get("rope.freq_base"):
         main["rope_theta"] = float(base)
-    if by_kind and (base := _get(header, "rope.freq_base_swa")):
+    if by_kind and (base := header.get("rope.freq_base_swa")):
         rope.get("sliding_attention", {})["rope_theta"] = float(base)
     if (factor := scale(header)) != 1:
         main |= {"rope_type": "linear", "factor": factor}
@@ -65,9 +65,9 @@ def take_positions(path: Path, header: Header, config: Any) -> None:
 
 def _take_width(path: Path, header: Header, rope: dict[str, Any]) -> None:
     turned, heads, width = (
-        _get(header, n) for n in ("rope.dimension_count", "attention.head_count", "embedding_length")
+        header.get(n) for n in ("rope.dimension_count", "attention.head_count", "embedding_length")
     )
-    size = _get(header, "attention.key_length") or (width // heads if width and heads else None)
+    size = header.get("attention.key_length") or (width // heads if width and heads else None)
     if not turned or not size:
         return
     if "partial_rotary_factor" in rope:
@@ -76,16 +76,12 @@ def _take_width(path: Path, header: Header, rope: dict[str, Any]) -> None:
         _refuse(path, header, "rope.dimension_count", f"heads are {size} wide, and are turned whole here")
 
 
-def _get(header: Header, name: str) -> Any:
-    return header.values.get(f"{header.architecture}.{name}")
-
-
 def scale(header: Header) -> float:
     """What positions are divided by; a scale without a type is a linear one, and has another key in files of 2023."""
-    found = next((value for key in _SCALES if (value := _get(header, key)) is not None), None)
-    return 1.0 if _get(header, "rope.scaling.type") == "none" or not found else float(found)
+    found = next((value for key in _SCALES if (value := header.get(key)) is not None), None)
+    return 1.0 if header.get("rope.scaling.type") == "none" or not found else float(found)
 
 
 def _refuse(path: Path, header: Header, name: str, why: str) -> NoReturn:
-    value = short(_get(header, name), 40)
+    value = short(header.get(name), 40)
     raise UserError(f"{path}: {header.architecture}.{name}={value}: {why}: {TAKE_FOLDER}")

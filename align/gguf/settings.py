@@ -1,7 +1,7 @@
 """What a GGUF file says of caps, norms, windows and scores that transformers' reader passes over, and whether the reader took all tensors.
 
-The reader leaves the class's defaults where it knows no key: Gemma 2's caps, the eps of Falcon and Nemotron, gpt-oss' window. The model would run, and be
-another one. The meanings are llama.cpp's.
+The reader leaves the class's defaults where it knows no key: Gemma 2's caps, the eps of Falcon and Nemotron, StarCoder 2's window. The model would run, and
+be another one. The meanings are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LARGEST = {"gemma2": 46, "gemma3": 62}
 def take_sizes(header: Header, config: Any) -> None:
     """Write the sizes that the file gives into the config that the reader made, before the model is built."""
     for key, name in _SIZES.items():
-        if (value := _get(header, key)) and hasattr(config, name):
+        if (value := header.get(key)) and hasattr(config, name):
             setattr(config, name, value)
     pad = getattr(config, "pad_token_id", None)
     if pad is not None and pad >= config.vocab_size:  # the class's own; the file's vocabulary is smaller
@@ -46,19 +46,19 @@ def take_sizes(header: Header, config: Any) -> None:
 def take_settings(header: Header, config: Any) -> None:
     """Write what the file says into the config that the reader made."""
     for key, names in _TAKEN.items():
-        value = _get(header, key)
+        value = header.get(key)
         name = next((n for n in names if hasattr(config, n)), None)
         if value and name is not None:  # 0 says that there is none
-            setattr(config, name, _published(value))
+            setattr(config, name, published(value))
     if hasattr(config, "query_pre_attn_scalar"):
         largest = config.num_hidden_layers == _LARGEST.get(header.architecture)
         each = config.hidden_size // config.num_attention_heads
         config.query_pre_attn_scalar = each if largest else config.head_dim
-    if header.architecture == "gemma3" and not _get(header, "attention.sliding_window"):
+    if header.architecture == "gemma3" and not header.get("attention.sliding_window"):
         config.layer_types = ["full_attention"] * config.num_hidden_layers
 
 
-def _published(value: Any) -> Any:
+def published(value: Any) -> Any:
     """A file keeps fp32; the shortest decimal that rounds to it is the published value."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
@@ -79,7 +79,3 @@ def check_whole(
             f"{path}: its tensors hold {numbers:,} numbers, the {header.architecture} model that transformers makes of them {taken:,}: some "
             f"would be left out: {TAKE_FOLDER}"
         )
-
-
-def _get(header: Header, name: str) -> Any:
-    return header.values.get(f"{header.architecture}.{name}")

@@ -32,7 +32,7 @@ class ProcessedEngine(Engine):
         prompt: without padding. limit: of new tokens. drafting: how the drafter draws: any, exactness does not depend on it.
         processors: the last word on p. criteria: the last word on the end; the target's own ends of text do not count.
         shown: the prompt as processors and criteria see it, left padding included.
-        keep: record each token's raw and processed logits.
+        keep: record each token's logits, raw and processed.
         put: called with committed tokens.
     """
 
@@ -55,7 +55,7 @@ class ProcessedEngine(Engine):
         self.processors, self.criteria, self.put = processors, criteria, put
         self.shown = list(shown)
         self.law = Sampling(temperature=0.0 if drafting.greedy else 1.0)
-        self.kept: list[tuple[Tensor, Tensor]] | None = [] if keep else None
+        self.kept: tuple[list[Tensor], list[Tensor]] | None = ([], []) if keep else None
         self.eos = frozenset()
 
     def _round(self, logits_MV: Tensor, proposal: Proposal) -> Round:
@@ -95,8 +95,8 @@ class ProcessedEngine(Engine):
         request.tokens.extend(fresh)
         request.history.extend(fresh)
         if self.kept is not None:
-            raw, processed = self.rows
-            self.kept.extend((raw[row], processed[row]) for row in outcome.rows[: len(fresh)])
+            for kept, rows in zip(self.kept, self.rows, strict=True):
+                kept.extend(rows[row] for row in outcome.rows[: len(fresh)])
         if self.put is not None:
             self.put(fresh)
         return min(len(outcome.accepted), len(fresh))

@@ -61,28 +61,8 @@ def run(
         UserError: an input that can't be used.
     """
     cases, drafter = cases_of(config, say)
-    target = cases.target
-    room = _fitting(target, prompts, config.max_new_tokens)
-    pair = {
-        "target": target.spec,
-        "drafter": drafter,
-        "prompts": len(room),
-        "left_out": len(prompts) - len(room),
-        "max_new_tokens": config.max_new_tokens,
-        "device": str(target.device),
-        "trust_remote_code": config.trust_remote_code,
-        "template_kwargs": config.template_kwargs,
-        "system": config.system,
-        "prompted": target.chat.said,
-        "machine": machine(),
-        "versions": decoding_versions(),
-        "git_commit": git_commit(),
-        "content": {
-            "target": target.hash,
-            "drafters": {role: folder_hash(local_path(folder)) for role, folder in cases.drafters.items()},
-            "prompts": hashlib.sha256(json.dumps(room).encode()).hexdigest(),
-        },
-    }
+    room = _fitting(cases.target, prompts, config.max_new_tokens)
+    pair = {"drafter": drafter, "left_out": len(prompts) - len(room), **_about(config, cases, room)}
     plan = _Plan(config, cases, room)
     tested = earlier or Tested()
     if tested.caught and not (tested.content == pair["content"] and plan.has_all(tested.checks)):
@@ -109,6 +89,29 @@ def run(
             say(str(found))
             done(checks, pair, caught)
     return checks, pair, caught
+
+
+def _about(config: VerifyConfig, cases: Cases, prompts: list[list[int]]) -> dict[str, Any]:
+    """What the checks run on. `content`: what files they read."""
+    target = cases.target
+    return {
+        "target": target.spec,
+        "prompts": len(prompts),
+        "max_new_tokens": config.max_new_tokens,
+        "device": str(target.device),
+        "trust_remote_code": config.trust_remote_code,
+        "template_kwargs": config.template_kwargs,
+        "system": config.system,
+        "prompted": target.chat.said,
+        "machine": machine(),
+        "versions": decoding_versions(),
+        "git_commit": git_commit(),
+        "content": {
+            "target": target.hash,
+            "drafters": {role: folder_hash(local_path(folder)) for role, folder in cases.drafters.items()},
+            "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        },
+    }
 
 
 def _fitting(target: Target, prompts: Sequence[Prompt], new: int) -> list[list[int]]:

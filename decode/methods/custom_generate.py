@@ -148,11 +148,8 @@ def custom_generate(
             run_together([engine])
         if streamer is not None:
             streamer.end()
-    rows = [
-        ([raw for raw, _ in kept], [processed for _, processed in kept])
-        for kept in (e.kept or () for e in engines)
-    ]
-    return output_of(config, input_ids, [engine.out.tokens for engine in engines], rows)
+    new = [engine.out.tokens for engine in engines]
+    return output_of(config, input_ids, new, [engine.kept or ([], []) for engine in engines])
 
 
 def _streamer_of(frame: FrameType | None) -> Any:

@@ -13,18 +13,9 @@ import pytest
 from align.common import hub
 from decode import eval, report
 from decode.suites import sources
+from tests.measurements import quiet
 
-QUIET = [
-    "--target",
-    "debug",
-    "--device",
-    "cpu",
-    "--dtype",
-    "float32",
-    "--no-hf-check",
-    "--max-new-tokens",
-    "4",
-]
+QUIET = quiet(4)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.target.loading import load_target
-from tests.target_models import piece_fields, tiny_config, tiny_model
+from tests.target_models import add_pieces, piece_fields, tiny_config, tiny_model, write_out
 
 VOCAB = len(piece_fields()["tokenizer.ggml.tokens"])
 TOKENS = torch.randint(
@@ -59,11 +59,8 @@ def write(
     for key, value in values.items():
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{architecture}.{key.replace('__', '.')}", value)
-    pieces = piece_fields()
     writer.add_tokenizer_model("llama")
-    writer.add_token_list(pieces["tokenizer.ggml.tokens"])
-    writer.add_token_scores(pieces["tokenizer.ggml.scores"])
-    writer.add_token_types(pieces["tokenizer.ggml.token_type"])
+    add_pieces(writer)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -77,10 +74,7 @@ def write(
     for name, tensor in {**stored, **(tensors or {})}.items():
         if tensor.dim():
             writer.add_tensor(name, np.ascontiguousarray(tensor.numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return path
 
 

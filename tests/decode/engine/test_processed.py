@@ -40,4 +40,4 @@ def test_criteria_and_limit_end_an_output(target: Target) -> None:
     run_together([whole])
     assert ended.out.finish == "stop" and ended.out.tokens == whole.out.tokens[:3] == seen
     assert whole.out.finish == "length" and len(whole.out.tokens) == 8
-    assert ended.kept is not None and [int(p.argmax()) for _, p in ended.kept] == seen
+    assert ended.kept is not None and [int(p.argmax()) for p in ended.kept[1]] == seen

@@ -90,7 +90,7 @@ def test_drafts_are_accepted_and_the_model_stays_as_it_was(model: Any, drafter: 
     assert all(p.requires_grad for p in model.parameters())
     model.eval().requires_grad_(False)
     with _ours(model) as ours:
-        chosen = next(iter(ours.decoders.values())).drafter
+        chosen = ours.decoder(drafter, None).drafter
         engine = ProcessedEngine(
             ours.target,
             PROMPT,
