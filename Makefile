@@ -55,7 +55,7 @@ ifeq ($(SYSTEM_PACKAGES),)
 	  echo "setup: no GPU here, installing the CPU build of torch"; \
 	  $(call cpu_torch,$(VENV)); \
 	fi
-	@echo "setup: installing the rest (a few minutes the first time)"
+	@echo "setup: installing the rest (5 to 10 minutes the first time)"
 	@$(PY) -m pip install --quiet -e ".[dev]"
 else
 	@$(PY) -c 'import re, torch, transformers; fits = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= (2, 11); raise SystemExit(not fits)' 2>/dev/null \

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from align.common.commands import listing
+from align.common.commands import print_listing
 from align.common.errors import cli
-from align.common.text import say
 
 
 @cli
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the list."""
-    say(listing(Path(__file__).parent))
+    print_listing(Path(__file__).parent, arguments)
 
 
 if __name__ == "__main__":

@@ -114,13 +114,10 @@ def _load(args: argparse.Namespace, options: DraftOptions) -> Decoder:
 
     target = DEFAULT_TARGET if args.target is None else args.target
     drafter = shipped_for(target) if args.drafter is None else args.drafter
-    if drafter is None and args.method is None:
-        missing = f"at {DEFAULT_DRAFTER}" if target == DEFAULT_TARGET else f"is shipped for {target}"
-        say(f"note: no drafter {missing}: prompt lookup drafts instead", error=True)
-        drafter = LOOKUP
-    return load(
+    none = drafter is None and args.method is None
+    decoder = load(
         target,
-        drafter,
+        LOOKUP if none else drafter,
         **{**vars(options), "copying": args.copying},
         dtype=args.dtype,
         device=args.device,
@@ -129,6 +126,10 @@ def _load(args: argparse.Namespace, options: DraftOptions) -> Decoder:
         template_kwargs=args.template_kwargs,
         system=args.system,
     )
+    if none:
+        missing = f"at {DEFAULT_DRAFTER}" if target == DEFAULT_TARGET else f"is shipped for {target}"
+        say(f"note: no drafter {missing}: prompt lookup drafts instead", error=True)
+    return decoder
 
 
 def _read_prompt(given: str) -> str:

@@ -56,7 +56,9 @@ def main() -> None:
 def measure(words: str, stage: str, out: Path, number: int) -> None:
     """Run one command of a case and write down what it took."""
     folder, path = out / str(number), out / f"{number}.json"
-    own = [word.replace("DATA", str(out / "2" / "data")) for word in words.split()] + [f"output={folder}"]
+    keys = dict(word.split("=", 1) for word in words.split())  # a later value wins
+    own = [f"{key}={text.replace('DATA', str(out / '2' / 'data'))}" for key, text in keys.items()]
+    own += [f"output={folder}"]
     found: dict[str, Any] = {} if stage == "plan" else json.loads(path.read_text())
     if stage == "plan":
         shutil.rmtree(folder, ignore_errors=True)

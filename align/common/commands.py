@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from align.common.errors import UserError
 from align.common.files import expanded
+from align.common.text import say
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -53,6 +54,24 @@ def interpreter() -> str:
 def command(module: str, *words: str) -> str:
     """`.venv/bin/python -m MODULE WORD …`; the words are quoted where a shell asks for it."""
     return " ".join([interpreter(), "-m", module, *map(shlex.quote, words)])
+
+
+def print_listing(package: Path, arguments: Sequence[str] | None = None) -> None:
+    """Print the commands of a package. `arguments`: default: what was typed.
+
+    Raises:
+        UserError: words follow the package's name: `python -m decode verify`.
+    """
+    names = sorted(f"{package.name}.{path.stem}" for path in package.glob("*.py"))
+    typed = sys.argv[1:] if arguments is None else arguments
+    words = [w for w in typed if w not in ("-h", "--help")]
+    if words:
+        meant = f"{package.name}.{words[0]}"
+        shown = (
+            command(meant, *words[1:]) if meant in names else f"{command(package.name)} lists the commands"
+        )
+        raise UserError(f"{package.name} is no command and takes no words ({shown})")
+    say(listing(package))
 
 
 def listing(package: Path) -> str:

@@ -58,7 +58,7 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     given = _pairs(argv)
     if "recipe" not in given:
         raise UserError(
-            f"{_COMMAND}: recipe=NAME is missing{nearest('', shipped())}; --help-all shows all keys"
+            f"{_COMMAND}: recipe=NAME is missing (recipe=smollm2_block for instance; --help lists them, --help-all shows all keys)"
         )
     path = find(given.pop("recipe"), _COMMAND)
     layers = [(file.name, flat) for file, flat in _with_bases(path)]
@@ -114,6 +114,8 @@ def _word(key: str, text: str) -> Any:
         return None
     if str in (kind, *get_args(kind)) and get_origin(kind) not in (list, dict) and text[:1] not in ("'", '"'):
         return text
+    if not text and key in keys():
+        raise UserError(f"{_COMMAND}: {key}= has no value; it must be {type_name(kind)}")
     return parse_yaml(text, f"{_COMMAND}: {key}")
 
 

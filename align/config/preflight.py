@@ -3,6 +3,7 @@ device."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from align.common.claims import check_folder
@@ -35,6 +36,7 @@ def check_writing(recipe: Recipe) -> None:
     check_name(recipe.target.name)
     _check_init(recipe)
     check_folder(recipe.data_folder, "data.path" if recipe.data.path else "output")
+    _check_disk(recipe)
     if recipe.data.server is not None:
         return
     if recipe.target.device.startswith("cuda") and not gpu_count():
@@ -60,6 +62,20 @@ def _fits(needed: int, key: str) -> None:
         raise UserError(
             f"{key} needs {needed / 2**30:,.0f} GiB at least, this machine has {memory / 2**30:,.0f}"
         )
+
+
+def _check_disk(recipe: Recipe) -> None:
+    """Two bytes a token are the least, and a sample holds one of a prompt and one of an answer."""
+    d, folder = recipe.data, recipe.data_folder.absolute()
+    free = shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.is_dir())).free
+    for key, needed in (
+        (f"data.samples={d.samples}", 4 * d.samples),
+        (f"data.text_tokens={d.text_tokens}", 2 * d.text_tokens if d.text else 0),
+    ):
+        if 0 < free < needed:  # 0: a file system that holds no files, which is said where one is made
+            raise UserError(
+                f"{key} needs {needed / 2**30:,.0f} GiB of disk at least, {folder} has {free / 2**30:,.0f} free"
+            )
 
 
 def _check_init(recipe: Recipe) -> None:

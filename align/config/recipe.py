@@ -136,7 +136,7 @@ class TrainerConfig(Group):
 
     max_steps: int = option(1000, "optimizer steps", low=1)
     batch_size: int = option(2, "packed rows a step, over all devices", low=1)
-    anchors: int = option(256, "random anchors a row", low=1)
+    anchors: int = option(256, "random anchors a row; a row with fewer places for them takes them all", low=1)
     anchors_per: Literal["row", "document"] = option(
         "row",
         "document = so many anchors in each document of a row: short answers count as much as they do alone",

@@ -211,7 +211,8 @@ def _written(writing: Synthesis) -> dict[str, Any]:
         )
     if manifest["samples"] and not quiet:
         say(f"going on in {folder}: {manifest['samples']} of {d.samples} samples are there")
-    with WritingProgress(d.samples, manifest["samples"], quiet) as progress:
+    longest = d.max_prompt_tokens * (d.prompts is None) + d.max_answer_tokens
+    with WritingProgress(d.samples, manifest["samples"], quiet, longest) as progress:
         while not writing.done and writing.write_shard(progress.count):
             progress.samples_done(manifest["samples"], d.batch_size)
     seconds = time.monotonic() - start

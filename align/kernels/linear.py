@@ -126,8 +126,6 @@ class PackedLinear(nn.Module):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.numel() == self.in_features:  # one row: with sleeping threads packed was 12% slower
-            return _product(x, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
 

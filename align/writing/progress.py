@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 
@@ -15,10 +16,11 @@ LINE_EVERY = 30.0
 
 
 class WritingProgress:
-    """A bar on a terminal, a line every `LINE_EVERY` seconds elsewhere; as a context."""
+    """A bar on a terminal, a line every `LINE_EVERY` seconds elsewhere; as a context. `longest`: tokens of a sample at most."""
 
-    def __init__(self, total: int, done: int, quiet: bool) -> None:
+    def __init__(self, total: int, done: int, quiet: bool, longest: int = 0) -> None:
         self.total, self.before, self.samples, self.tokens, self.quiet = total, done, done, 0, quiet
+        self.most_tokens = longest * (total - done)
         self.ahead = 0
         """Rows that are at their end and in no shard yet."""
         self.prints_lines = not quiet and not sys.stdout.isatty()
@@ -47,9 +49,15 @@ class WritingProgress:
             return
         self.printed = now
         there = min(self.samples + self.ahead, self.total)
-        new = there - self.before
-        left = f", {(now - self.started) / new * (self.total - there) / 60:.0f} min left" if new > 0 else ""
-        say(f"{there}/{self.total} samples, {rate}{left}")
+        say(f"{there}/{self.total} samples, {rate}{self._left(now - self.started, there - self.before)}")
+
+    def _left(self, seconds: float, new: int) -> str:
+        """The time left; before a row is at its end, the time that the longest rows would take."""
+        if new > 0:
+            return f", {seconds / new * (self.total - self.before - new) / 60:.0f} min left"
+        if self.tokens and self.most_tokens > self.tokens:
+            return f", at most {math.ceil(seconds * (self.most_tokens / self.tokens - 1) / 60)} min left"
+        return ""
 
     def samples_done(self, samples: int, rows: int = 0) -> None:
         """So many samples are in the folder, after a batch of `rows`."""

@@ -1,7 +1,7 @@
 """Which setting is fastest at a batch size, context and temperature, and from where on drafting costs more than it gives.
 
-A round of a batch takes one call of the target over all requests' rows, and for each request the drafting and the host's work; it commits
-τ tokens a request. Plain decoding is the same with one row and nothing drafted.
+A round of a batch takes one call of the target over all requests' rows, and for each request the drafting and the host's work (less for
+further requests than for the first: the drafter's weights are in the processor's caches); it commits τ tokens a request. Plain decoding is the same with one row and nothing drafted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from decode.advising.costs import SHORT, VerifyCosts
+from decode.advising.costs import VerifyCosts
 from decode.advising.observed import PLAIN, Observed, Setting
 
 MOST_BATCH = 32
@@ -20,11 +20,12 @@ MOST_BATCH = 32
 @dataclass
 class Costs:
     """All that was measured. observed: by (setting, temperature), plain decoding's among them. draft_slope: seconds that a token of
-    context adds to drafting."""
+    context adds to drafting. pace: seconds of a short call meanwhile."""
 
     verify: VerifyCosts
     observed: dict[tuple[Setting, float], Observed] = field(default_factory=dict)
     draft_slope: float = 0.0
+    pace: float = 1.0
 
     def temperatures(self, setting: Setting) -> list[float]:
         return sorted(t for s, t in self.observed if s == setting)
@@ -34,18 +35,20 @@ class Costs:
         return sorted({s for s, _ in self.observed} - {PLAIN}, key=lambda s: (s.nodes, s.tokens))
 
     def value(self, setting: Setting, temperature: float, name: str) -> float:
-        """tau, draft, host or context at a temperature, straight between those that were tried."""
+        """tau, draft, host, further or context at a temperature, straight between those that were tried. What drawing costs does not
+        depend on how hot it is: times of greedy rounds stand for those alone."""
         heat = self.temperatures(setting)
+        if name in ("draft", "host", "further"):
+            heat = [t for t in heat if (t > 0) == (temperature > 0)] or heat
         return float(np.interp(temperature, heat, [getattr(self.observed[setting, t], name) for t in heat]))
 
     def round_seconds(self, setting: Setting, batch: float, context: float, temperature: float) -> float:
         """Seconds of one round of a batch."""
         call = self.verify.at(batch, setting.rows, context)
         seen = self.value(setting, temperature, "context")
-        draft = self.value(setting, temperature, "draft") + self.draft_slope * max(0.0, context - seen) * (
-            setting != PLAIN
-        )
-        return call + batch * (draft + self.value(setting, temperature, "host"))
+        longer = self.draft_slope * max(0.0, context - seen) * (setting != PLAIN)
+        alone = self.value(setting, temperature, "draft") + self.value(setting, temperature, "host")
+        return call + alone + (batch - 1) * self.value(setting, temperature, "further") + batch * longer
 
     def speed(self, setting: Setting, batch: float, context: float, temperature: float) -> float:
         """Tokens per second of all requests together."""
@@ -77,6 +80,7 @@ def with_shorter_chains(costs: Costs, longest: Setting) -> None:
                     own.reach[:tokens],
                     own.draft,
                     own.host,
+                    own.further,
                     own.context,
                     round(tau * 1000),
                     1000,
@@ -143,4 +147,4 @@ def sentence(found: Sequence[Advice]) -> str:
 
 def contexts_up_to(limit: int) -> list[int]:
     """256 to 8k, as far as the target's context goes."""
-    return [c for c in (SHORT, 1024, 2048, 4096, 8192) if c <= limit] or [limit]
+    return [c for c in (256, 1024, 2048, 4096, 8192) if c <= limit] or [limit]

@@ -18,7 +18,7 @@ import torch
 from align.target.cache import KVCache
 from align.target.model import Target
 
-SHORT = 256
+SHORT = 64
 """The context at which batches are measured."""
 REPEATS = 5
 
@@ -55,9 +55,11 @@ def verify_costs(target: Target, batches: Sequence[int], rows: Sequence[int], lo
         caches = [_filled(target, context, max(rows)) for _ in range(max(b for b, *_ in own))]
         for turn in range(REPEATS + 1):
             for batch, count, _ in own:
-                taken = _call(target, caches[:batch], count)
+                _call(
+                    target, caches[:batch], count
+                )  # after another shape's call a processor has other things in its caches
                 if turn:  # the first one warms up
-                    seconds[batch, count, context].append(taken)
+                    seconds[batch, count, context].append(_call(target, caches[:batch], count))
     middle = {shape: statistics.median(times) for shape, times in seconds.items()}
     for batch, count, context in shapes:
         if context == short:
@@ -65,6 +67,12 @@ def verify_costs(target: Target, batches: Sequence[int], rows: Sequence[int], lo
         elif long > short:
             found.slope[count] = max(0.0, (middle[1, count, long] - middle[1, count, short]) / (long - short))
     return found
+
+
+def pace(target: Target) -> float:
+    """Seconds of a short call of one row: how fast the machine is at the moment."""
+    cache = _filled(target, min(SHORT, target.context_limit - 1), 1)
+    return statistics.median(_call(target, [cache], 1) for _ in range(4 * REPEATS))
 
 
 def _filled(target: Target, context: int, room: int) -> KVCache:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decode.advising.costs import VerifyCosts
+from decode.advising.rounds import Rounds, timed_rounds
 from decode.engine.decoder import Decoder, Prompt
 from decode.engine.output import Generation
 from decode.speculation.sampling import Sampling
@@ -41,8 +41,9 @@ PLAIN = Setting(0)
 class Observed:
     """Decoding with one setting at one temperature.
 
-    reach: share of the calls in which at least 1, 2, … drafts were accepted. draft: seconds of drafting a call; host: those of a call
-    beside the target's. context: tokens before a call, in the mean. tokens, calls: of all prompts.
+    reach: share of the calls in which at least 1, 2, … drafts were accepted. draft: seconds of drafting a call; host: those that a
+    round of one request takes besides; further: of both, what another request in a round adds. context: tokens before a call, in the
+    mean. tokens, calls: of all prompts.
     """
 
     setting: Setting
@@ -50,6 +51,7 @@ class Observed:
     reach: tuple[float, ...]
     draft: float
     host: float
+    further: float
     context: float
     tokens: int
     calls: int
@@ -71,29 +73,35 @@ def observe(
     setting: Setting,
     sampling: Sampling,
     max_new_tokens: int,
-    costs: VerifyCosts,
+    batch: int = 1,
 ) -> Observed:
-    """Decode the prompts one by one; the first one twice, to warm up."""
+    """Decode the prompts one by one, the first one twice, to warm up; then some of them in a batch of so many requests."""
     decoder.generate(prompts[0], max_new_tokens=min(8, max_new_tokens), sampling=sampling)
-    outputs = [decoder.generate(p, max_new_tokens=max_new_tokens, sampling=sampling) for p in prompts]
-    return summary(outputs, setting, sampling.temperature, costs)
+    with timed_rounds(decoder.target) as rounds:
+        outputs = [decoder.generate(p, max_new_tokens=max_new_tokens, sampling=sampling) for p in prompts]
+        if batch > 1:
+            group = [prompts[i % len(prompts)] for i in range(batch)]
+            decoder.generate_batch(group, batch_size=batch, max_new_tokens=max_new_tokens, sampling=sampling)
+    return summary(outputs, setting, sampling.temperature, rounds, batch)
 
 
 def summary(
-    outputs: Sequence[Generation], setting: Setting, temperature: float, costs: VerifyCosts
+    outputs: Sequence[Generation], setting: Setting, temperature: float, rounds: Rounds, batch: int = 1
 ) -> Observed:
-    """Of finished requests that ran alone."""
+    """Of finished requests that ran alone, and of the times between calls, of a batch of so many requests among them."""
     calls = sum(out.calls for out in outputs)
     accepted = [n for out in outputs for n in out.accepted]
     context = sum((out.prompt_tokens + len(out.tokens) / 2) * out.calls for out in outputs) / max(1, calls)
-    rows = 1 + sum(sum(out.nodes) for out in outputs) / max(1, calls)
-    verified = sum(out.verify_seconds for out in outputs) / max(1, calls)
+    draft = sum(out.draft_seconds for out in outputs) / max(1, calls)
+    alone, together = rounds.beside(1) or draft, rounds.beside(batch)
+    further = alone if batch == 1 or together is None else max(0.0, together - alone) / (batch - 1)
     return Observed(
         setting,
         temperature,
         tuple(sum(n >= m for n in accepted) / max(1, calls) for m in range(1, setting.tokens + 1)),
-        sum(out.draft_seconds for out in outputs) / max(1, calls),
-        max(0.0, verified - costs.at(1, rows, context)),
+        draft,
+        max(0.0, alone - draft),
+        further,
         context,
         sum(len(out.tokens) - 1 for out in outputs),
         calls,

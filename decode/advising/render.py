@@ -51,8 +51,8 @@ def _calls(costs: Costs) -> list[str]:
 
 def _drafting(costs: Costs) -> list[str]:
     lines = [
-        "| drafts | temperature | τ | accepted at least 1, 2, … | drafting, ms | host, ms |",
-        "|---|---|---|---|---|---|",
+        "| drafts | temperature | τ | accepted at least 1, 2, … | drafting, ms | host, ms | each further request, ms |",
+        "|---|---|---|---|---|---|---|",
     ]
     longest = max((s.tokens for s in costs.settings() if not s.nodes), default=0)
     for (setting, temperature), seen in costs.observed.items():
@@ -61,7 +61,7 @@ def _drafting(costs: Costs) -> list[str]:
         reach = " ".join(f"{r:.2f}" for r in seen.reach)
         what = "none" if setting == PLAIN else setting.words
         lines.append(
-            f"| {what} | {temperature:g} | {seen.tau:.2f} | {reach} | {1e3 * seen.draft:.1f} | {1e3 * seen.host:.1f} |"
+            f"| {what} | {temperature:g} | {seen.tau:.2f} | {reach} | {1e3 * seen.draft:.1f} | {1e3 * seen.host:.1f} | {1e3 * seen.further:.1f} |"
         )
     return lines
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from align.target.model import Target
 from decode.advising.advice import Costs, applies, with_shorter_chains
-from decode.advising.costs import SHORT, verify_costs
+from decode.advising.costs import SHORT, pace, verify_costs
 from decode.advising.observed import PLAIN, Setting, observe
 from decode.engine.decoder import Decoder, Prompt, prompt_tokens
 from decode.speculation.sampling import Sampling
 
 BATCHES = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+TOGETHER = 4
+"""Requests of the batch in which drafting is timed."""
 TREE_TEMPERATURES = 0.7
 """Trees are chosen, not drawn: up to here they are tried (`decode.drafters.block`)."""
 
@@ -41,7 +43,9 @@ def measure(
     say(
         f"calls of {len(trial.batches)} batches and {len(rows)} numbers of rows, contexts {SHORT} and {trial.long} …"
     )
+    paces = [pace(target)]
     costs = Costs(verify_costs(target, trial.batches, rows, trial.long))
+    together = min(TOGETHER, max(trial.batches))
     for setting in (PLAIN, *settings):
         for temperature in trial.temperatures:
             if setting.nodes and temperature > TREE_TEMPERATURES:
@@ -49,10 +53,12 @@ def measure(
             say(f"{'plain decoding' if setting == PLAIN else setting.words} at temperature {temperature:g} …")
             sampling = Sampling(temperature, seed=trial.seed)
             costs.observed[setting, temperature] = observe(
-                decoder(setting), trial.prompts, setting, sampling, trial.max_new_tokens, costs.verify
+                decoder(setting), trial.prompts, setting, sampling, trial.max_new_tokens, together
             )
+            paces.append(pace(target))
     costs.draft_slope = _draft_slope(target, decoder, costs, settings[0], trial)
     with_shorter_chains(costs, settings[0])
+    costs.pace = statistics.median(paces)
     return costs
 
 
@@ -67,7 +73,7 @@ def _draft_slope(
     tokens = prompt_tokens(target, trial.prompts[0])
     prompt = (tokens * (length // len(tokens) + 1))[:length]
     sampling = Sampling(trial.temperatures[0], seed=trial.seed)
-    found = observe(decoder(chain), [prompt], chain, sampling, 24, costs.verify)
+    found = observe(decoder(chain), [prompt], chain, sampling, 24)
     return max(0.0, (found.draft - base.draft) / max(1.0, found.context - base.context))
 
 
@@ -105,7 +111,9 @@ def held_out(costs: Costs, trial: Trial) -> list[tuple[Setting, int, float]]:
 def check(
     costs: Costs, decoder: Callable[[Setting], Decoder], trial: Trial, say: Callable[[str], object]
 ) -> list[Point]:
-    """Decode at the held-out points: a batch begins together, and until its first request ends its rounds are those of a full batch."""
+    """Decode at the held-out points: a batch begins together, and until its first request ends its rounds are those of a full batch.
+
+    What is foretold is for the pace that the machine has at the moment: a short call is timed in between."""
     found = []
     for setting, batch, temperature in held_out(costs, trial):
         say(
@@ -113,6 +121,7 @@ def check(
         )
         rounds, taus, contexts = [], [], []
         own = decoder(setting)
+        paces = [pace(own.target)]
         for start in range(0, len(trial.prompts), batch):
             group = [trial.prompts[(start + i) % len(trial.prompts)] for i in range(batch)]
             sampling = Sampling(temperature, seed=trial.seed + 1 + start)
@@ -123,9 +132,11 @@ def check(
             if first.calls:
                 rounds += [first.seconds / first.calls]
             taus += [(len(out.tokens) - 1, out.calls) for out in outputs]
+            paces.append(pace(own.target))
             contexts += [out.prompt_tokens + len(out.tokens) / 2 for out in outputs]
         tau = sum(t for t, _ in taus) / max(1, sum(c for _, c in taus))
         measured = batch * tau / statistics.median(rounds)
-        foretold = costs.speed(setting, batch, statistics.mean(contexts), temperature)
+        now = costs.pace / statistics.median(paces)
+        foretold = now * costs.speed(setting, batch, statistics.mean(contexts), temperature)
         found.append(Point(setting, batch, temperature, foretold, measured))
     return found

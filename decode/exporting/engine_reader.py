@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
+from align.target.loading import quiet_loading
 from decode.exporting.reader import Reader
 
 
@@ -23,6 +24,10 @@ class EngineReader(Reader):
 
     settings: Any
     network: Any
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        super().__init__(folder, model)
+        quiet_loading()
 
     @property
     def layers(self) -> list[int]:

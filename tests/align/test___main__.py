@@ -8,7 +8,7 @@ from align.__main__ import main
 
 
 def test_every_command_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    main()
+    main([])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[3:]] == [
         "align.features",

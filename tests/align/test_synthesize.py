@@ -17,8 +17,8 @@ from tests.loopback_server import Loopback
 DEBUG = "recipe=debug_block"
 
 WORDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "nothing": ([], ("command line", "recipe=NAME", "debug_block", "--help")),
-    "no recipe": (["seed=1"], ("recipe=NAME is missing",)),
+    "nothing": ([], ("command line", "recipe=NAME", "smollm2_block", "--help")),
+    "no recipe": (["seed=1"], ("recipe=NAME is missing (recipe=smollm2_block for instance",)),
     "unknown recipe": (["recipe=debug_blok"], ("debug_blok", "did you mean 'debug_block'")),
     "recipe with no name": (["recipe="], ("recipe ''", "debug_block")),
     "a path without .yaml": (["recipe=nowhere/mine"], ("no such file",)),
@@ -56,7 +56,7 @@ WORDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "text for an integer": ([DEBUG, "trainer.max_steps=many"], ("trainer.max_steps='many'", "an integer")),
     "fraction for an integer": ([DEBUG, "trainer.max_steps=1.5"], ("trainer.max_steps=1.5", "an integer")),
     "bool for an integer": ([DEBUG, "seed=true"], ("seed=True", "an integer")),
-    "nothing for an integer": ([DEBUG, "seed="], ("seed=None", "an integer")),
+    "nothing for an integer": ([DEBUG, "seed="], ("seed= has no value", "an integer")),
     "endless integer": ([DEBUG, "seed=" + "9" * 5000], ("seed=", "an integer")),
     "bool for a number": ([DEBUG, "trainer.ema=false"], ("trainer.ema=False", "a number")),
     "yes for a bool": ([DEBUG, "drafter.init_from_target=yes"], ("='yes'", "true or false")),

@@ -8,7 +8,7 @@ from decode.__main__ import main
 
 
 def test_every_command_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    main()
+    main([])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[3:]] == [
         "decode.advise",
@@ -21,3 +21,13 @@ def test_every_command_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
         "decode.verify",
     ]
     assert all(len(line.split()) > 5 and len(line) < 120 for line in lines[3:])
+
+
+def test_a_word_is_taken_for_the_command_that_it_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, shown in (
+        (["verify", "--limit", "2"], "decode.verify --limit 2)"),
+        (["vrify"], "lists the commands)"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+        assert shown in capsys.readouterr().err

@@ -30,6 +30,16 @@ TRAIN, WRITE = "align.train", "align.synthesize"
             ["recipe=debug_block", "data.text=no/such/folder"],
             "data.text='no/such/folder': no such file",
         ),
+        (
+            WRITE,
+            ["recipe=debug_block", "data.samples=100000000000000"],
+            "data.samples=100000000000000 needs 372,529 GiB of disk",
+        ),
+        (
+            WRITE,
+            ["recipe=debug_block", "data.text=docs", "data.text_tokens=1000000000000000"],
+            "data.text_tokens=1000000000000000 needs",
+        ),
         (TRAIN, ["recipe=debug_blok"], "did you mean 'debug_block'"),
         (TRAIN, ["recipe=debug_block", "drafter.init=nowhere"], "drafter.init='nowhere': no such folder"),
         (TRAIN, ["recipe=debug_block", "target.name=no.gguf"], "target 'no.gguf': no such file"),

@@ -12,13 +12,13 @@ def test_lines_count_finished_rows(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LINE_EVERY", 0.0)
-    with WritingProgress(10, 2, quiet=False) as found:
+    with WritingProgress(10, 2, quiet=False, longest=20) as found:
         found.count(30)
         found.count(0, 3)
         found.samples_done(6, 4)
         found.count(5, 9)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("2/10 samples, ") and "left" not in lines[0]
+    assert lines[0].startswith("2/10 samples, ") and lines[0].endswith(", at most 1 min left")
     assert lines[1].startswith("5/10 samples, ") and lines[1].endswith(" min left")
     assert any(line.endswith("for the other 4 samples") for line in lines)
     assert any(line.startswith("10/10 samples") for line in lines)

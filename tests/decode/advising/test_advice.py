@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from decode.advising.advice import MOST_BATCH, Costs, advise, contexts_up_to, sentence, with_shorter_chains
-from decode.advising.costs import VerifyCosts
+from decode.advising.costs import SHORT, VerifyCosts
 from decode.advising.observed import PLAIN, Observed, Setting
 
 CHAIN = Setting(4)
@@ -16,19 +18,27 @@ def costs(row_cost: float, reach: tuple[float, ...] = (0.8, 0.6, 0.1, 0.0), draf
     short = {(b, n): 1.0 + row_cost * b * n for b in (1, 8, 32) for n in (1, 3, 5)}
     found = Costs(VerifyCosts(short, {1: 0.0, 5: 0.0}))
     for heat, share in ((0.0, 1.0), (1.0, 0.5)):
-        found.observed[PLAIN, heat] = Observed(PLAIN, heat, (), 0.0, 0.0, 256, 100, 100)
+        found.observed[PLAIN, heat] = Observed(PLAIN, heat, (), 0.0, 0.0, 0.0, 256, 100, 100)
         own = tuple(share * r for r in reach)
         tau = 1 + sum(own)
-        found.observed[CHAIN, heat] = Observed(CHAIN, heat, own, draft, 0.0, 256, round(1000 * tau), 1000)
+        found.observed[CHAIN, heat] = Observed(
+            CHAIN, heat, own, draft, 0.0, draft / 2, 256, round(1000 * tau), 1000
+        )
     with_shorter_chains(found, CHAIN)
     return found
 
 
 def test_a_round_is_what_it_is_made_of() -> None:
     found = costs(0.01)
-    assert found.round_seconds(CHAIN, 8, 256, 0.0) == pytest.approx(1.0 + 0.01 * 8 * 5 + 8 * 0.1)
+    assert found.round_seconds(CHAIN, 8, 256, 0.0) == pytest.approx(1.0 + 0.01 * 8 * 5 + 0.1 + 7 * 0.05)
     assert found.speed_up(CHAIN, 1, 256, 0.0) == pytest.approx(2.5 / 1.15 * 1.01)
     assert found.value(CHAIN, 0.5, "tau") == pytest.approx((2.5 + 1.75) / 2)
+
+
+def test_drawing_costs_as_much_at_any_temperature() -> None:
+    found = costs(0.01)
+    found.observed[CHAIN, 1.0] = replace(found.observed[CHAIN, 1.0], host=0.5)
+    assert [found.value(CHAIN, t, "host") for t in (0.0, 0.1, 0.5, 1.0)] == [0.0, 0.5, 0.5, 0.5]
 
 
 def test_the_fastest_stops_where_drafts_are_no_longer_accepted() -> None:
@@ -64,13 +74,13 @@ def test_context_adds_to_both_sides() -> None:
     found = costs(0.01)
     found.verify.slope, found.draft_slope = {1: 0.001, 5: 0.001}, 0.01
     assert found.speed_up(CHAIN, 1, 8192, 0.0) < found.speed_up(CHAIN, 1, 256, 0.0)
-    assert found.round_seconds(PLAIN, 2, 356, 0.0) == pytest.approx(1.02 + 2 * 0.1)
+    assert found.round_seconds(PLAIN, 2, SHORT + 100, 0.0) == pytest.approx(1.02 + 2 * 0.1)
 
 
 def test_a_setting_counts_only_where_it_was_tried() -> None:
     found = costs(0.001)
     tree = Setting(4, 8)
-    found.observed[tree, 0.0] = Observed(tree, 0.0, (0.9,) * 4, 0.1, 0.0, 256, 460, 100)
+    found.observed[tree, 0.0] = Observed(tree, 0.0, (0.9,) * 4, 0.1, 0.0, 0.1, 256, 460, 100)
     cold, hot = advise(found, [256], [0.0, 1.0], [1])
     assert cold.best == tree and hot.best != tree
 

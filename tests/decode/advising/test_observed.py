@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from decode.advising.costs import VerifyCosts
 from decode.advising.observed import PLAIN, Observed, Setting, summary
+from decode.advising.rounds import Rounds
 from decode.engine.output import Generation, Tree
 
-COSTS = VerifyCosts({(1, 1): 0.01, (1, 4): 0.04}, {})
+ROUNDS = Rounds()
+ROUNDS.between |= {1: [0.1, 0.21, 0.9], 4: [0.3]}
 
 
 def request(accepted: list[int], drafted: int = 3, trees: list[Tree | None] | None = None) -> Generation:
@@ -20,22 +21,22 @@ def request(accepted: list[int], drafted: int = 3, trees: list[Tree | None] | No
 
 
 def test_reach_tau_and_costs_a_call() -> None:
-    seen = summary([request([0, 1, 3]), request([2])], Setting(3), 0.5, COSTS)
+    seen = summary([request([0, 1, 3]), request([2])], Setting(3), 0.5, ROUNDS, 4)
     assert seen.reach == (0.75, 0.5, 0.25) and seen.tau == 1 + 6 / 4
     assert (seen.draft, seen.host) == (pytest.approx(0.2), pytest.approx(0.01))
+    assert seen.further == pytest.approx((0.3 - 0.21) / 3)
     assert seen.tau == 1 + sum(seen.reach)
 
 
-def test_a_tree_costs_its_nodes() -> None:
-    tree = Tree((-1, -1, 0), [0])
-    seen = summary([request([1], 2, [tree])], Setting(3, 3), 0.0, COSTS)
-    assert seen.host == pytest.approx(0.01) and seen.setting.rows == 4
+def test_without_rounds_of_its_own_a_batch_costs_what_its_requests_do() -> None:
+    seen = summary([request([1], 2, [Tree((-1, -1, 0), [0])])], Setting(3, 3), 0.0, Rounds(), 2)
+    assert (seen.draft, seen.host, seen.further) == (0.2, 0.0, 0.2) and seen.setting.rows == 4
 
 
 def test_shorter_chains_accept_the_beginning() -> None:
-    seen = Observed(Setting(3), 0.0, (0.8, 0.5, 0.2), 0, 0, 10, 250, 100)
+    seen = Observed(Setting(3), 0.0, (0.8, 0.5, 0.2), 0, 0, 0, 10, 250, 100)
     assert [seen.tau_of(n) for n in (1, 2, 3)] == pytest.approx([1.8, 2.3, 2.5])
-    cut = Observed(Setting(3), 0.0, (0.8, 0.5, 0.2), 0, 0, 10, 240, 100)  # at the ends of texts
+    cut = Observed(Setting(3), 0.0, (0.8, 0.5, 0.2), 0, 0, 0, 10, 240, 100)  # at the ends of texts
     assert cut.tau_of(3) == pytest.approx(2.4) and cut.tau_of(1) == pytest.approx(1.7)
 
 
