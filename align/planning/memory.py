@@ -236,7 +236,10 @@ def _row_head(recipe: Recipe, drafter: DrafterSize, count: int, places: int, typ
         return 4 * drafter.vocabulary * drafter.hidden_size + _row_head(
             recipe, drafter, count, places, replace(types, target=4)
         )
-    kept = (count + places) * drafter.vocabulary * 4 if count <= chunk else 0
+    rows = count + places if count <= chunk else 0
+    if not (rows or types.gpu):  # blocks of a few MB that are freed stay with the process
+        rows = min(count + places, 2 * chunk)
+    kept = rows * drafter.vocabulary * 4
     return kept + 6 * min(cpu, chunk, count) * drafter.vocabulary * 4
 
 
