@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
         from align.outputs.cache import TargetOutputCache
         from align.target.loading import load_target
         from align.training.build import conditioning
-        from align.training.datamodule import validation_rows
+        from align.training.datamodule import distinct_places, validation_rows
 
         t, d = recipe.target, recipe.data
         target = load_target(t.name, device=target_device(recipe), **recipe.target_options)
@@ -51,14 +51,9 @@ def main(argv: list[str] | None = None) -> None:
         held_out = validation_rows(supply.validation, d.length, recipe.trainer.validation_rows, supply.exact)
         for _, row in held_out:
             cache.row(collate([row]).to(target.device), 1.0)
-        seen: set[int] = set()
         places = recipe.trainer.max_steps * recipe.trainer.batch_size
         start = printed = time.monotonic()
-        for place in range(places):
-            key = stream.key(place)
-            if key in seen:
-                continue
-            seen.add(key)
+        for place, key in distinct_places(stream, places):
             assert cache.store is not None
             cache.row(collate([stream.row(key)]).to(target.device), recipe.objective.temperature)
             if cache.store.full:

@@ -27,10 +27,10 @@ class TargetConfig(Group):
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     revision: str | None = option(None, "hub revision: branch, tag or commit")
     trust_remote_code: bool = option(False, "run modelling code that comes with the model")
-    parallel: Literal["replicate", "fsdp", "tp"] = option(
+    parallel: Literal["replicate", "fsdp", "tp", "absent"] = option(
         "replicate",
-        "in training by several processes: a copy in each, its layers in parts that are put together as they run (FSDP2), or each layer's "
-        "products shared out (tensor parallelism)",
+        "in training: a copy in each process, its layers in parts that are put together as they run (FSDP2), each layer's products "
+        "shared out (tensor parallelism), or no layers at all: what they compute is read from trainer.features_path (align.features)",
     )
 
 

@@ -74,12 +74,16 @@ def _run_rules(recipe: Recipe) -> list[tuple[bool, str]]:
             f"launch.offload=true: launch.strategy={recipe.launch.strategy} has every weight in every process (fsdp, deepspeed_N)",
         ),
         (
-            recipe.target.parallel != "replicate" and recipe.processes == 1,
+            recipe.target.parallel in ("fsdp", "tp") and recipe.processes == 1,
             f"target.parallel={recipe.target.parallel} needs several processes (launch.devices)",
         ),
         (
             recipe.target.parallel != "replicate" and recipe.data.follow,
             f"target.parallel={recipe.target.parallel}: data.follow=true may write, which needs the target whole (align.synthesize first)",
+        ),
+        (
+            recipe.target.parallel == "absent" and not recipe.trainer.features_gb,
+            "target.parallel=absent reads what align.features stored: give trainer.features_gb",
         ),
         *_writer_rules(recipe.data),
     ]

@@ -114,12 +114,12 @@ def training(recipe: Recipe, target: Skeleton, drafter: DrafterSize, text: TextS
     put together in memory."""
     t, stage = recipe.trainer, _sharded(recipe)
     need = Need("training", {"process": _process("training", target, types)})
-    parts = recipe.processes if recipe.target.parallel != "replicate" else 1
-    inside = sum(
-        target.layers
-    )  # embedding, head and last norm stay whole; of FSDP2 one layer and the next one are
+    parts = recipe.processes if recipe.target.parallel in ("fsdp", "tp") else 1
+    # embedding, head and last norm stay whole; of FSDP2 one layer and the next one are. Given up, the layers leave a device out
+    inside = sum(target.layers)
+    kept = 0 if recipe.target.parallel == "absent" and types.gpu else inside / parts
     together = 2 * max(target.layers) if recipe.target.parallel == "fsdp" else 0
-    need.parts["target"] = (target.parameters - inside + inside / parts + together) * types.weights
+    need.parts["target"] = (target.parameters - inside + kept + together) * types.weights
     need.parts["drafter"] = 4 * drafter.parameters / stage["weights"]
     if drafter.vocabulary < target.vocab_size:
         need.parts["drafter"] += drafter.vocabulary * target.hidden_size * types.target

@@ -35,7 +35,7 @@ from align.outputs.cache import TargetOutputCache, TargetOutputs, compute_target
 from align.training.ema import EMA
 from align.training.metrics import TrainingProgress, ValidationSums
 from align.training.optimizer import adamw, learning_rate, parameter_groups
-from align.training.parallel.sharded import Sharded, SharedTarget
+from align.training.parallel.sharded import AbsentTarget, Sharded, SharedTarget
 
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 
@@ -72,7 +72,7 @@ class DrafterModule(lightning.LightningModule, ABC):
         self._sums = ValidationSums(drafter.config.block_size)
         self._resumed_rng: dict[str, Any] | None = None
         self._sharded = False
-        self.shared_target: SharedTarget | None = None
+        self.shared_target: SharedTarget | AbsentTarget | None = None
         if recipe.trainer.learning_rates:
             parameter_groups(
                 self.trained(), recipe.trainer
@@ -82,7 +82,9 @@ class DrafterModule(lightning.LightningModule, ABC):
         """Called once the processes know each other."""
         strategy, how = self.trainer.strategy, self.recipe.target.parallel
         if how != "replicate" and self.shared_target is None:
-            self.shared_target = SharedTarget(self.drafter.target, how, strategy.root_device)
+            target, device = self.drafter.target, strategy.root_device
+            absent = how == "absent"
+            self.shared_target = AbsentTarget(target, device) if absent else SharedTarget(target, how, device)
             if self.target_cache is not None:
                 self.target_cache.run = self.shared_target.features
                 self.target_cache.missing = self.shared_target.anywhere

@@ -117,6 +117,16 @@ def _widened(anchors: Anchors, width: int) -> Anchors:
     return Anchors(F.pad(anchors.index_BA, (0, more)), F.pad(anchors.valid_BAK, (0, 0, 0, more)))
 
 
+def distinct_places(stream: Stream, places: int) -> Iterator[tuple[int, int]]:
+    """Of so many places of a stream those whose row stands at none before, with its key."""
+    seen: set[int] = set()
+    for place in range(places):
+        key = stream.key(place)
+        if key not in seen:
+            seen.add(key)
+            yield place, key
+
+
 def validation_rows(samples: Texts, length: int, count: int, exact: bool) -> list[tuple[str, PackedRow]]:
     """At most `count` held-out rows, each of one kind of text, the kinds in turn. The same ones whatever the run's seed.
 

@@ -6,6 +6,7 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,21 +15,23 @@ import torch
 
 from align.common.commands import command
 from align.common.errors import UserError
-from align.common.text import say
+from align.common.text import plural, say
 from align.config.hardware import accelerator, devices, main_process, target_place
 from align.config.launching import threads
 from align.config.preflight import check_memory, check_training
 from align.config.recipe import Recipe
 from align.config.run_record import save_run_record
+from align.data.packing import collate
 from align.data.supply import open_supply
 from align.folder.chat import Chat
+from align.outputs.row import row_key
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training import checkpoints
 from align.training.base_module import DrafterModule
 from align.training.build import KINDS, draft_vocab, save_trained
 from align.training.callbacks import CheckpointCallback, MilestoneCallback, ProgressLogger
-from align.training.datamodule import RowsModule
+from align.training.datamodule import RowsModule, distinct_places
 from align.training.loggers import build_loggers, log_artifacts
 from align.training.parallel.strategies import build_strategy, checkpoint_kind, is_one_file, plugins
 from align.training.parallel.watch import Watch
@@ -56,6 +59,8 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         recipe, supply.stream(recipe), supply.validation, drafter.config.block_size, supply.exact
     )
     module = kind.module(drafter, recipe)
+    if t.parallel == "absent":
+        _check_stored(recipe, module, rows)
     if resume is not None:
         check_resume(recipe, drafter.config.to_dict(), resume)
     if main_process():
@@ -80,6 +85,26 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         if not quiet:
             say(_next(recipe, saved, argv or ()))
     return module
+
+
+def _check_stored(recipe: Recipe, module: DrafterModule, rows: RowsModule) -> None:
+    """Raises UserError where a row that the run reads is not on disk."""
+    store = None if module.target_cache is None else module.target_cache.store
+    assert store is not None  # a rule of the recipe
+    places = distinct_places(rows.stream, recipe.trainer.max_steps * recipe.trainer.batch_size)
+    read = [(row, 1.0) for _, row in rows.held_out]
+    every = chain(read, ((rows.stream.row(key), recipe.objective.temperature) for _, key in places))
+    lacking = sum(row_key(collate([row]), heat) not in store for row, heat in every)
+    if lacking:
+        words = [
+            f"recipe={recipe.name}",
+            f"output={recipe.output}",
+            f"trainer.features_gb={recipe.trainer.features_gb:g}",
+        ]
+        raise UserError(
+            f"target.parallel=absent: {plural(lacking, 'row')} of this run not in {recipe.features_folder} "
+            f"({command('align.features', *words)} and the run's other words, without target.parallel, store them)"
+        )
 
 
 # ---- the Trainer ----

@@ -104,7 +104,9 @@ def adapt(
     if share_embedding:
         for name in (own.embedding, own.head):
             own.tensors.pop(name, None)
-    return adapted_from(source, where, own.tensors, target).to(target.device)
+    # a target that gave up its layers: what was trained takes the place of the zeros
+    tensors = {k: torch.zeros_like(v, device="cpu") if v.is_meta else v for k, v in own.tensors.items()}
+    return adapted_from(source, where, tensors, target).to(target.device)
 
 
 def adapted_from(

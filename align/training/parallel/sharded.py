@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from align.common.batch import Batch
+from align.common.commands import command
 from align.common.errors import UserError
 from align.models.block_config import BlockConfig
 from align.models.target_features import TargetFeatures, target_features
@@ -102,6 +103,36 @@ def put(mine: Tensor, value: Tensor) -> None:
 # ---- the target ----
 
 
+def _move(target: Target, device: torch.device) -> None:
+    """What is whole and there goes to the device."""
+    for tensor in (*target.model.parameters(), *target.model.buffers()):
+        if not isinstance(tensor, DTensor) and not tensor.is_meta:
+            tensor.data = tensor.data.to(device)
+    target.device = device
+    target.head_weight_VD = target.model.get_output_embeddings().weight
+    target.embedding_VD = target.model.get_input_embeddings().weight
+
+
+class AbsentTarget:
+    """The frozen target without its layers, which are given up: what they compute is on disk. Embedding and head stay."""
+
+    def __init__(self, target: Target, device: torch.device) -> None:
+        target.hash  # noqa: B018 (of the whole weights, while they are)
+        target.fused = None
+        for layer in target.layers:
+            layer.to("meta")
+        _move(target, device)
+
+    def features(self, target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
+        """Raises UserError: a row that is not on disk, or no longer whole."""
+        raise UserError(
+            f"target.parallel=absent: a row that is trained on is not in trainer.features_path ({command('align.features')} with the "
+            "words of this run stores it)"
+        )
+
+    anywhere = staticmethod(bool)
+
+
 class SharedTarget:
     """The frozen target in parts, in every process of a run.
 
@@ -133,7 +164,7 @@ class SharedTarget:
                 None if s is None else s._replace(heads=s.heads // self.world) for s in target.anatomy.shapes
             ]
             target.anatomy = replace(target.anatomy, shapes=shapes)
-        self._move(device)
+        _move(target, device)
 
     def _check(self) -> None:
         target, key = self.target, f"target.parallel={self.how}"
@@ -162,16 +193,6 @@ class SharedTarget:
         if not found:
             raise UserError(f"{key}: transformers has no plan for its architecture (target.parallel=fsdp)")
         return found
-
-    def _move(self, device: torch.device) -> None:
-        """What is not in parts goes to the device."""
-        target = self.target
-        for tensor in (*target.model.parameters(), *target.model.buffers()):
-            if not isinstance(tensor, DTensor):
-                tensor.data = tensor.data.to(device)
-        target.device = device
-        target.head_weight_VD = target.model.get_output_embeddings().weight
-        target.embedding_VD = target.model.get_input_embeddings().weight
 
     def features(self, target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
         """`target_features`, asked by all processes at once, each of its own rows; of `tp` batches of one shape."""
