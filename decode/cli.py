@@ -21,11 +21,14 @@ class Parser(OptionParser):
 
     stray = ""
     """A hint for a word that belongs to no option."""
+    mixed = False
+    """Whether words may follow options; `--` then is no mark for them."""
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Raises UserError naming the first argument that no option takes."""
         words = sys.argv[1:] if args is None else args
-        parsed, unknown = self.parse_known_args(words, namespace)
+        parse = self.parse_known_intermixed_args if self.mixed else self.parse_known_args
+        parsed, unknown = parse(words, namespace)
         if isinstance(given := getattr(parsed, "template_kwargs", None), list):
             parsed.template_kwargs = merged(given)
         if unknown:

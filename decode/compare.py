@@ -57,6 +57,7 @@ def parser() -> Parser:
         prog="python -m decode.compare",
         description="Train recipes on the same text and measure τ of the drafters that they save on the way.",
     )
+    p.mixed = True
     add = p.add_argument
     words = "recipes, those to compare with last (default recipes/compare/ours.yaml and dflash.yaml), and keys that all of them take"
     add("words", nargs="*", metavar="RECIPE|key=value", help=words)

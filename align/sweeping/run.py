@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from align.common.errors import UserError
-from align.common.files import write_json, write_text
+from align.common.files import check_ordinary, write_json, write_text
 from align.common.schema import convert, read_json, read_object
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
@@ -168,14 +168,16 @@ def _trial(
             say(f"warning: {error}; the trial is run again")
     say(f"trial {trial.name}: {' '.join(trial.words)}" + (f" ({shorter[0]} steps)" if shorter else ""))
     output.mkdir(parents=True, exist_ok=True)
-    with (output / "log.txt").open("ab") as log:
+    log_file = output / "log.txt"
+    check_ordinary(log_file)
+    with log_file.open("ab") as log:
         code = subprocess.run(
             [sys.executable, "-m", "align.train", *words], stdout=log, stderr=subprocess.STDOUT, check=False
         ).returncode
     if code == 130 or code < 0:
         raise Stopped(f"trial {trial.name} was stopped; the same command goes on with it")
     if code:
-        lines = (output / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         result = Result(trial.number, steps, failed=(lines or [f"exit code {code}"])[-1])
         say(f"  failed: {result.failed}")
         return result  # not written down: it is tried again when the sweep goes on

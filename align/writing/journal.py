@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from align.common.files import check_ordinary
 from align.writing.generation import Row
 
 _NAME = re.compile(r"\.answers-(\d{5,})\.jsonl")
@@ -36,6 +37,7 @@ class Journal:
         """Bring rows of a batch to the ends that are kept; those without one, unchanged, in their order."""
         by_index, found = {row.index: row for row in rows}, set[int]()
         try:
+            check_ordinary(self.path(batch))
             lines = self.path(batch).read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             lines = []

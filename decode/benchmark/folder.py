@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from align.common.checksums import folder_hash
 from align.common.errors import UserError
-from align.common.files import expanded, sha256_file
+from align.common.files import check_ordinary, expanded, sha256_file
 from align.common.hub import local_path
 from align.common.provenance import decoding_versions, git_commit, machine
 from align.common.text import cut
@@ -107,6 +107,7 @@ def check_early(config: EvalConfig) -> None:
     for name, what in _NOT_OURS.items():
         if (folder / name).is_file():
             raise UserError(f"--out={str(folder)!r} holds {what} ({name}): take another folder")
+    check_ordinary(folder / RECORDS)
     if not (folder / RUN).is_file():
         _check_free(folder)
         return

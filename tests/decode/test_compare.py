@@ -18,6 +18,8 @@ def test_words_are_recipes_and_keys() -> None:
         ["trainer.max_steps=9"],
         3,
     )
+    later = CompareConfig(**vars(parser().parse_args(["a.yaml", "--limit", "3", "b.yaml", "seed=1"])))
+    assert (later.recipes, later.settings) == (["a.yaml", "b.yaml"], ["seed=1"])
     default = CompareConfig(**vars(parser().parse_args([])))
     assert all(Path(recipe).is_file() for recipe in default.recipes) and default.settings == []
 

@@ -27,6 +27,7 @@ def run(corpus: Corpus, seed: int, number: int, show: bool = False) -> str:
     os.chdir(corpus.place)
     Path("file").write_text("x")
     Path("folder").mkdir()
+    os.mkfifo("pipe")
     main, words, what = r.choices(list(KINDS), list(KINDS.values()))[0](corpus, r)
     name = f"{main.__module__} {' '.join(map(repr, words))[:600]}{' · ' * bool(what)}{what}"
     if show:
@@ -47,8 +48,8 @@ def fault(code: int | None, out: str, err: str) -> str:
         return f"a traceback on standard error ({err[-1500:]!r})"
     if code not in (0, 1, 2):
         return f"exit code {code}"
-    if code == 2 and not re.search(r"(^|\n)error: [^\n]+\n\Z", err):
-        return f"exit code 2 without one line ({err[-200:]!r})"
+    if code == 2 and not re.search(r"(^|\n)error: [^\n]*[=/'.\":-][^\n]*\n\Z", err):
+        return f"exit code 2 without one line that names something ({err[-200:]!r})"
     raw = [c for c in out + err if printable(c) != c and c != "\r"]
     return f"control characters on the terminal: {raw[:5]}" if raw else ""
 
@@ -58,5 +59,6 @@ KINDS: dict[Callable[[Corpus, random.Random], Case], float] = {
     files.report_file: 14, files.continued_file: 4, files.prompts_file: 8, files.data_file: 3, files.checkpoint_file: 2,
     files.drafter_file: 3, files.target_file: 4, files.gguf_file: 6, options.prompt: 5, options.advise_options: 6,
     options.export_options: 5, options.parity_options: 4, options.plan_words: 10, options.sweep_file: 12, files.trained_file: 8,
-    files.published_file: 10, files.exported_file: 5, files.stored_file: 3, files.planned_target: 6, servers.reply: 6,
+    files.published_file: 10, files.exported_file: 5, files.stored_file: 3, files.planned_target: 6, servers.reply: 6, files.texts_file: 10,
+    files.verdict_file: 3, options.compare_options: 4, files.compared_file: 4, files.written_file: 8,
 }  # fmt: skip

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import io
 import json
 import os
 import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow
+import pyarrow.parquet
 import yaml
 
 from align import features, train
-from decode import eval, export
+from decode import compare, eval, export
 from tests.published_blocks import (
     backbone,
     dflash_config,
@@ -35,6 +39,11 @@ QUICK = [
 DATA = ["data.samples=12", "data.batch_size=6"]
 COMPARED = ["--engine", "transformers", "--limit", "1", "--max-new-tokens", "2"]
 STEPS = ["trainer.batch_size=1", "trainer.anchors=8", "trainer.warmup_steps=1", "trainer.validation_rows=1"]
+_RECIPES = Path(__file__).parents[2] / "recipes"
+TWINS = [
+    *(str(_RECIPES / f"compare/debug_{name}.yaml") for name in ("ours", "dflash")), "target.device=cpu", "target.dtype=float32",
+    "--limit", "2", "--max-new-tokens", "4", "--device", "cpu", "--out", "out",
+]  # fmt: skip
 PROMPTS = [
     {"prompt": "Say one one one.", "id": "a"},
     {"prompt": "Why is the sky blue?", "category": "why"},
@@ -61,7 +70,19 @@ class Corpus:
         (self.whole / "prompts/p.json").write_text(json.dumps(PROMPTS[:2]))
         (self.whole / "prompts/p.csv").write_text("id,prompt\n1,Say one.\n2,Say two.\n")
         (self.whole / "prompts/p.txt").write_text("Say one.\nSay two.\n")
-        base = yaml.safe_load((Path(__file__).parents[2] / "recipes/debug_block.yaml").read_text())
+        rows = [{"prompt": "Say one."}, {"prompt": "Say two."}]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), self.whole / "prompts/p.parquet")
+        packed(self.whole / "prompts")
+        (self.whole / "texts").mkdir()
+        rows = [{"text": f"Text {i} is about the moon and the tides of {i} seas. " * 3} for i in range(4)]
+        (self.whole / "texts/t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (self.whole / "texts/t.json").write_text(json.dumps(rows))
+        (self.whole / "texts/t.csv").write_text("text\n" + "".join(row["text"] + "\n" for row in rows))
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), self.whole / "texts/t.parquet")
+        for suffix in ("txt", "md", "html", "py"):
+            (self.whole / f"texts/t.{suffix}").write_text("# A text\n" + rows[0]["text"])
+        packed(self.whole / "texts")
+        base = yaml.safe_load((_RECIPES / "debug_block.yaml").read_text())
         (self.whole / "recipe").mkdir()
         (self.whole / "recipe/r.yaml").write_text(yaml.safe_dump(base))
         self.run(
@@ -124,6 +145,16 @@ class Corpus:
         return ["--drafter", str(self.drafters / "taps"), "--target", "debug", "--device", "cpu"]
 
     @functools.cached_property
+    def compared(self) -> Path:
+        """A folder in which two recipes were compared."""
+        folder = self.whole / "compared"
+        folder.mkdir()
+        os.chdir(folder)
+        self.run(compare.main, TWINS)
+        os.chdir(self.place)
+        return folder
+
+    @functools.cached_property
     def features(self) -> Path:
         """A run's folder with stored outputs of the target."""
         folder = self.whole / "stored"
@@ -157,5 +188,15 @@ class Corpus:
         code, out, err = self.run(train.main, command[3:])
         if code is None:
             raise RuntimeError(f"a trial ended in a traceback: {err}")
-        named["stdout"].write((out + err).encode("utf-8", "surrogateescape"))
-        return subprocess.CompletedProcess(list(command), code)
+        if hasattr(named["stdout"], "write"):
+            named["stdout"].write((out + err).encode("utf-8", "surrogateescape"))
+        else:
+            sys.stderr.write(err)
+        return subprocess.CompletedProcess(list(command), code, out)
+
+
+def packed(folder: Path) -> None:
+    """Beside each file of text in a folder the same one as `.gz`."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix != ".parquet":
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 
-from align import features, plan, synthesize, train
+from align import features, plan, sweep, synthesize, train
 from align.common.checksums import CHECKSUMS
-from decode import eval, export, generate, parity, report
+from align.common.errors import cli
+from decode import compare, eval, export, generate, parity, report
+from decode.losslessness.cases import VerifyConfig
+from decode.losslessness.verdict import Caught, Check, read_tested, write_verdict
 from decode.method_names import EXPORTS
-from tests.fuzz.corpus import COMPARED, DATA, QUICK, STEPS, Corpus
-from tests.fuzz.hostile import changed_gguf, copied, damage
-from tests.fuzz.options import Case
+from tests.fuzz.corpus import COMPARED, DATA, QUICK, STEPS, TWINS, Corpus
+from tests.fuzz.hostile import changed_gguf, copied, damage, put
+from tests.fuzz.options import SWEPT, Case
 
 
 def damaged(corpus: Corpus, r: random.Random, name: str, choose: Callable[[Path], bool]) -> tuple[Path, str]:
@@ -59,6 +63,71 @@ def prompts_file(corpus: Corpus, r: random.Random) -> Case:
         "data.max_answer_tokens=4",
     ]
     return synthesize.main, words, what
+
+
+def texts_file(corpus: Corpus, r: random.Random) -> Case:
+    """Texts that training reads, or those that they are compared with."""
+    folder, what = damaged(corpus, r, "texts", lambda p: True)
+    path = folder / what.split(":")[0].rpartition("/")[2]
+    read, left_out = r.choice(((path, ""), (path, ""), (folder, ""), (corpus.whole / "texts/t.jsonl", path)))
+    words = ["recipe=debug_block", "output=out", f"data.text=[{read}]", f"data.exclude=[{left_out}]"]
+    words += ["data.text_tokens=400", "data.samples=2", "data.max_answer_tokens=4"]
+    return synthesize.main, words, what
+
+
+def verdict_file(corpus: Corpus, r: random.Random) -> Case:
+    """The record of a self-test that was stopped, read and written again."""
+    asked, folder = VerifyConfig(self_test=True).asked(), Path("verdict")
+    right = Check("greedy", "block", True, 3, {"drafted": 9, "accepted": 4}, "equal")
+    pair = {
+        "target": "t",
+        "drafter": "d",
+        "prompts": 3,
+        "max_new_tokens": 8,
+        "device": "cpu",
+        "git_commit": None,
+    }
+    write_verdict(folder, [right], pair, False, [Caught("odd", "greedy", "chain", True, "")], asked)
+    what = damage(folder / "verdict.json", r)
+
+    @cli
+    def resumed(words: list[str]) -> None:
+        found = read_tested(folder, asked)
+        write_verdict(folder, found.checks, pair, True, found.caught, asked)
+
+    resumed.__module__ = "decode.verify"
+    return resumed, [], f"verdict.json: {what}"
+
+
+def compared_file(corpus: Corpus, r: random.Random) -> Case:
+    """What two recipes that were compared have left: a comparison's record, a run's drafters."""
+    os.chdir(copied(corpus.compared, Path("compared")))
+    files = sorted(p for p in Path().rglob("*") if p.is_file() and {*p.parts} & {"out", "milestones"})
+    path = r.choice(
+        [*files, *(p for p in files if p.parts[0] == "out"), *(p for p in files if p.suffix == ".json")]
+    )
+    return compare.main, TWINS, f"{path}: {damage(path, r)}"
+
+
+def written_file(corpus: Corpus, r: random.Random) -> Case:
+    """Where a command writes lies something else than a file."""
+    data = [f"data.path={corpus.whole / 'run/data'}", *STEPS, "trainer.max_steps=1"]
+    prompts = ["--prompts", str(corpus.whole / "prompts/p.txt"), "--methods", "lookup", "--no-hf-check"]
+    main, words, names = r.choice((
+        (train.main, ["recipe=debug_block", "output=out", *data],
+         ("metrics.csv", "samples.txt", "recipe.yaml", "run.json", "drafter", "drafter/config.json", "checkpoints", "data")),
+        (synthesize.main, ["recipe=debug_block", "output=out", "data.samples=2", "data.max_answer_tokens=4"],
+         ("data/manifest.json", "data/shard-00000.safetensors", "data/near-duplicates.sqlite", "data/near-duplicates.sqlite-journal",
+          "data/.lock", "data", "data/text")),
+        (eval.main, [*QUICK, *prompts, "--out", "out"],
+         ("records.jsonl", "run.json", "summary.json", "report.html", "report.png", "tuning")),
+        (plan.main, ["recipe=debug_block", "--no-pilot", "--json", "out/plan.json"], ("plan.json",)),
+        (sweep.main, ["recipe.yaml", *data, "--method", "random", "--count", "1", "--out", "out"], ("sweep.md", "sweep.json", "trials")),
+    ))  # fmt: skip
+    Path("recipe.yaml").write_text(json.dumps(SWEPT))
+    path = Path("out", r.choice([*names, ".lock"]))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return main, words, f"{path} is {put(path, r)}"
 
 
 def data_file(corpus: Corpus, r: random.Random) -> Case:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import os
 import random
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
+
 TEXTS = (
     "", " ", "~", "~nobody_here/x", "-", "--", "null", "true", "0", "-1", "1e300", "-1e300", "nan", "inf", "1e-300",
     "9" * 400, "9" * 5000, str(2**53), str(2**63), str(2**64), "10**9", "a" * 300, "a/" * 3000 + "a", "/proc/nowhere", "/dev/null",
-    "/dev/full", ".", "..", "/", "file", "file/inside", "folder", "nowhere", "no/where", "[/b]", "[red]x[/red]", "$5_vs_$10",
+    "/dev/full", ".", "..", "/proc", "pipe", "file", "file/inside", "folder", "nowhere", "no/where", "[/b]", "[red]x[/red]", "$5_vs_$10",
     "<script>alert(1)</script>", "a|b", "\x1b[2J\x1b[31m", "\x00", "\x07\x08", "\x9b2J", "\u202e", "\ud800", "é語👩‍🔬", "{", "}", "[]", "{}",
     "[1,2", "&a", "*a", "!!python/object/apply:os.system ['touch ran']", "%s%n", "{0}", "{task}", "a=b", "a,b,,c", "lookup:gamma=",
     "lookup:gamma=1e9", "block:gamma=99999", "drafter:nodes=-1", "debug", "debug_block", "wheel:", "x.gguf", "x.yaml", "x.jsonl",
@@ -157,16 +163,16 @@ def damage(path: Path, r: random.Random) -> str:
     if r.random() < 0.08:
         path.unlink()
         return "removed"
-    if r.random() < 0.08:
+    if r.random() < 0.18:
         path.unlink()
-        path.mkdir()
-        return "made a folder"
-    if r.random() < 0.05:
-        path.unlink()
-        path.symlink_to(
-            r.choice(("/dev/null", "/dev/zero", "/nowhere", path.name, "/proc/self/mem", "/etc/passwd", ".."))
-        )
-        return f"made a link to {path.readlink()}"
+        return "made " + put(path, r)
+    if path.suffix == ".parquet" and r.random() < 0.6:
+        raw, what = changed_parquet(r)
+        path.write_bytes(raw)
+        return what
+    if path.suffix == ".gz" and r.random() < 0.6:
+        path.write_bytes(gzip.compress(changed_bytes(gzip.decompress(path.read_bytes()), r)))
+        return "changed bytes, packed"
     if path.suffix == ".safetensors" and r.random() < 0.6:
         raw, what = changed_safetensors(path.read_bytes(), r)
         path.write_bytes(raw)
@@ -183,6 +189,52 @@ def damage(path: Path, r: random.Random) -> str:
         return f"changed line {i + 1}: {lines[i][:200] if lines else ''}"
     path.write_bytes(changed_bytes(path.read_bytes(), r))
     return "changed bytes"
+
+
+def put(path: Path, r: random.Random) -> str:
+    """Something else in the place of a file; what it is, in words."""
+    match r.randrange(3):
+        case 0:
+            path.mkdir()
+            return "a folder"
+        case 1:
+            os.mkfifo(path)
+            return "a pipe"
+        case _:
+            to = (
+                "/dev/null",
+                "/dev/zero",
+                "/dev/full",
+                "/nowhere",
+                path.name,
+                "/proc/self/mem",
+                "..",
+                "/etc/passwd",
+            )
+            path.symlink_to(r.choice(to))
+            return f"a link to {path.readlink()}"
+
+
+def changed_parquet(r: random.Random) -> tuple[bytes, str]:
+    """A table of other columns or types, and which."""
+    types = {
+        "text": pyarrow.array(["one two three", None, ""]),
+        "a number": pyarrow.array([1, 2, 3]),
+        "bytes": pyarrow.array([b"\xff\xfe", b"", b"x"]),
+        "no UTF-8": pyarrow.array([b"\xff\xfe", b"a", b"x"]).view(pyarrow.string()),
+        "messages": pyarrow.array([[{"role": "user", "content": "1 2"}], [], None]),
+        "days beyond the calendar": pyarrow.array([2**31 - 1, -(2**31), 0], pyarrow.date32()),
+        "nothing": pyarrow.nulls(3),
+        "words": pyarrow.array(["a", "b", "a"]).dictionary_encode(),
+        "no rows": pyarrow.array([], pyarrow.string()),
+    }
+    kind, name = (
+        r.choice(list(types)),
+        r.choice(("text", "prompt", "messages", text(r).replace("\ud800", "?"))),
+    )
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({name: types[kind]}), buffer)
+    return buffer.getvalue(), f"a column {name!r} of {kind}"
 
 
 def copied(source: Path, to: Path) -> Path:

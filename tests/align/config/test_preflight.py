@@ -10,7 +10,7 @@ import pytest
 
 from align.common.errors import UserError
 from align.config.parser import load_recipe
-from align.config.preflight import check_training, check_writing
+from align.config.preflight import check_file, check_training, check_writing
 from align.data.prompts import check_source
 from align.training.run import train
 
@@ -135,3 +135,13 @@ def test_data_are_not_begun_beside_other_things(tmp_path: Path) -> None:
     (tmp_path / "d/config.json").touch()
     with pytest.raises(UserError, match="no data there, but 'config.json'"):
         check_training(recipe)
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "samples.txt"])
+def test_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    """Lines are added to it while training runs; a pipe would be waited for."""
+    (tmp_path / name).symlink_to("/dev/null")
+    with pytest.raises(OSError, match=f"is no ordinary file.*{name}"):
+        check_training(load_recipe(["recipe=debug_block", f"output={tmp_path}"]))
+    with pytest.raises(OSError, match=f"is no ordinary file.*{name}"):
+        check_file(tmp_path / name, "--json")

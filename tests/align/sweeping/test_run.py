@@ -207,3 +207,12 @@ def test_wrong_words_stop_it_before_anything_runs(trainer: Trainer, tmp_path: Pa
     with pytest.raises(UserError, match="did you mean 'trainer.learning_rate'"):
         run(own, trials(own, None, 0), Plan(tmp_path), quiet)
     assert trainer.ran == [] and not (tmp_path / "sweep.json").exists()
+
+
+def test_a_device_in_the_place_of_the_log_is_refused(trainer: Trainer, tmp_path: Path) -> None:
+    log = tmp_path / "trials" / trials(sweep(), None, 0)[0].name / "log.txt"
+    log.parent.mkdir(parents=True)
+    log.symlink_to("/dev/null")
+    with pytest.raises(OSError, match=r"is no ordinary file.*log.txt"):
+        run(sweep(), trials(sweep(), None, 0), Plan(tmp_path), quiet)
+    assert not trainer.ran

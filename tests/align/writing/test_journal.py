@@ -62,3 +62,10 @@ def test_what_is_a_shard_is_kept_no_longer(tmp_path: Path) -> None:
     journal.forget(1)
     assert [path.name for path in tmp_path.iterdir()] == [".answers-00002.jsonl"]
     journal.close()
+
+
+def test_a_device_in_its_place_is_refused(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 100)
+    journal.path(1).symlink_to("/dev/null")
+    with pytest.raises(OSError, match=r"is no ordinary file.*answers-00001"):
+        journal.restore(1, rows())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decode.speculation.drafts import Drafts, rows_at
-from decode.speculation.proposal import DraftProbs, Proposal
+from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Proposal
 
 Q = torch.tensor([[0.2, 0.3, 0.5, 0.0]] * 3)
 
@@ -31,6 +31,7 @@ def test_smaller_ones_are_padded_and_not_live() -> None:
     assert both.live().tolist() == [[True] * 3, [True, True, False]]
     assert both.above()[0].tolist() == [0, 0, 1] and both.above()[1, :2].tolist() == [0, 1]
     assert bool((both.q()[1, 2] == 0).all())
+    assert bool((Drafts.of([tree(), NO_DRAFTS], 4).q()[1] == 0).all())
     alone = Drafts.of([CHAIN], 4)
     assert alone.chains and alone.whole and alone.steps_BN is None
 

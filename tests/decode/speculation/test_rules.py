@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decode.speculation.proposal import DraftProbs, Proposal
-from decode.speculation.rules import Drafts, accept_probability
+from decode.speculation.rules import Drafts, accept_probability, selected
 from decode.speculation.verifiers import VERIFIERS, run_verifier
 
 
@@ -24,3 +24,11 @@ def test_p_equal_to_q_accepts_everything_and_rounding_leaves_no_nan() -> None:
         assert all(int(run_verifier(name, [proposal], p_BMV, [generator]).end_B) == 2 for _ in range(20))
         out = VERIFIERS[name].rule(p_BMV, Drafts.of([proposal], 4))  # type: ignore[misc]
         assert bool(out.rest_BMV.isfinite().all())
+
+
+def test_self_selection_accepts_nothing_off_its_path() -> None:
+    """Of two siblings the likelier one is tested, and the other is not, though p would take it."""
+    for tokens, stop in (([0, 1], [0.5, 0.5, 0.0]), ([1, 0], [0.5, 0.0, 0.5])):
+        drafts = Drafts.of([Proposal(torch.tensor(tokens), "point", parents=(-1, -1))], 3)
+        found = selected(torch.tensor([[[0.5, 0.3, 0.2]] * 3]), drafts)
+        assert found.stop_BM[0].tolist() == pytest.approx(stop)

@@ -117,6 +117,7 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert probs(row, Sampling(1.0, top_k=1)).tolist() == [0, 1, 0, 0, 0]
     assert probs(row, Sampling(1.0, top_p=0.4)).tolist() == [0, 0.5, 0.5, 0, 0]
     assert probs(torch.zeros(9), Sampling(1.0, top_p=0.2)).tolist() == [0.5, 0.5] + [0.0] * 7
+    assert probs(torch.zeros(4), Sampling(1.0, top_p=0.9)).tolist() == [0.25] * 4  # none is left out
 
 
 def test_top_p_ranks_as_many_candidates_as_it_needs() -> None:
