@@ -1,0 +1,84 @@
+"""The further commands of docs/scale.md (those that start training: `tests/align/training/parallel/test_launchers.py`), at tiny size, as they
+are written there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from align.target.loading import load_target
+from tests.loopback_server import Loopback
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+LINES = [
+    line.partition("  #")[0].strip()
+    for line in PAGE.partition("## What it will cost")[2].splitlines()
+    if line.startswith("    python -m align.")
+]
+TINY = ["trainer.max_steps=2", "trainer.warmup_steps=1", "trainer.validation_rows=2"]
+WRITTEN = ["data.samples=12", "data.batch_size=4", "data.max_answer_tokens=6"]
+
+
+def test_the_page_has_these_commands() -> None:
+    assert [line.split()[2] for line in LINES] == [
+        *["align.plan"] * 2, *["align.synthesize"] * 2, "align.features", "align.train", *["align.sweep"] * 3,
+    ]  # fmt: skip
+
+
+def few_trials(folder: Path) -> str:
+    """The sweep of the page with two trials in place of six."""
+    text = (ROOT / "recipes/sweeps/block_objective.yaml").read_text(encoding="utf-8")
+    for values, fewer in (
+        ("[d_pace, exponential, uniform]", "[uniform]"),
+        ("[0.0004, 0.0008]", "[0.0004, 0.02]"),
+    ):
+        assert values in text
+        text = text.replace(values, fewer)
+    (folder / "few.yaml").write_text(text)
+    return str(folder / "few.yaml")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(LINES)))
+def test_a_command_of_the_page(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    _, _, module, *words = shlex.split(LINES[number])
+    folder = tmp_path / "target"
+    folder.mkdir()
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 300, **sizes}))
+    with Loopback(load_target("debug")) as server:
+        for theirs, mine in (
+            ("smollm2_block", "debug_block"),
+            ("runs/mine", str(tmp_path / "run")),
+            ("FOLDER", str(folder)),
+            ("YOUR/MODEL", "debug"),
+            ("http://127.0.0.1:8000", server.url),
+            ("devices=4", "devices=2"),
+            ("20", "2"),
+        ):
+            words = [word.replace(theirs, mine) for word in words]
+        if module == "align.sweep":
+            words = [few_trials(tmp_path), *words[1:], *TINY, "--out", str(tmp_path / "sweep")]
+        else:
+            words += [*(TINY if module in ("align.features", "align.train") else []), *WRITTEN]
+            words += (
+                [] if any(word.startswith("output=") for word in words) else [f"output={tmp_path / 'run'}"]
+            )
+        importlib.import_module(module).main(words)
+    said = capsys.readouterr().out
+    left = {
+        "align.plan": "parameters",
+        "align.synthesize": "12 samples",
+        "align.features": "rows, ",
+        "align.train": "the drafter is in",
+        "align.sweep": "| runs |",
+    }
+    assert left[module] in said, said
