@@ -35,5 +35,9 @@ EQUIVALENT: dict[str, str] = {
     "return torch.where(weights_BV.sum((1), keepdim=True) > 0, weights_BV, p_BV)": _MATRIX,
     "decode/speculation/processors.py History.__init__: self.min_length_mask_V = marked((*sampling.banned, *eos_ids)) if self.min_new_tokens else None → "
     "self.min_length_mask_V = (marked((*sampling.banned, *eos_ids)))": "without a minimum length `_barred` returns before it looks at the mask",
+    "align/losses/divergence_gradients.py _slope_of_logits: total = forward * p_U.sum(-1, keepdim=True)[where] - label → "
+    "total = forward * p_U.sum((1), keepdim=True)[where] - label": _MATRIX,
+    "align/losses/divergence_gradients.py _slope_of_logits: return slope if work.draft_temperature == 1.0 else slope.div_(work.draft_temperature) → "
+    "return (slope.div_(work.draft_temperature))": "dividing by 1 changes nothing",
 }
 """By name, as `python -m tests.mutation` prints it."""
