@@ -51,5 +51,7 @@ EQUIVALENT: dict[str, str] = {
     "top = q_KV.double().topk(min(most, q_KV.shape[1]), dim=(1))": _MATRIX,
     "decode/drafters/diffuspec.py DiffuSpecSession._q: return probs(logits_KV, sampling, before, overwrite=True) → "
     "return probs(logits_KV, sampling, before, overwrite=False)": "the same numbers in other memory",
+    "decode/drafters/d2sd.py D2SDSession.propose: draft_1J = torch.tensor([[self.request.tokens[-1]] + [0] * k], device=self.request.target.device) → "
+    "draft_1J = torch.tensor([[self.request.tokens[-1]] + [1] * k], device=self.request.target.device)": "whatever stands there is masked until it is drafted",
 }
 """By name, as `python -m tests.mutation` prints it."""
