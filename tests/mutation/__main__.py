@@ -5,9 +5,9 @@ python -m tests.mutation --rooms decode/engine --per-room 60 --seed 2
 python -m tests.mutation --only Engine._commit    # of these mutants, those with this in their name
 python -m tests.mutation --list                   # names, nothing is run
 
-One folder of tests after the other is run on the tree as it is, and recorded with the lines that each test executes. Then
-every mutant that is still alive, in a copy of the tree, meets those that execute its line, until one fails; at most two
-minutes of each folder at a time. All goes to runs/mutants/, a folder for each state of the code, and nothing is done
+While a mutant is alive, one folder of tests after the other is run on the tree as it is, and recorded with the lines that each
+test executes. Then every mutant that is still alive, in a copy of the tree, meets those that execute its line, until one fails;
+at most two minutes of each folder at a time. All goes to runs/mutants/, a folder for each state of the code, and nothing is done
 twice: after an interruption it goes on, and with new tests only their files are recorded and run against the survivors.
 A survivor is killed by a new test or argued in tests/mutation/equivalent.py.
 """
@@ -74,6 +74,8 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         fates = read_fates(folder / "fates.jsonl")
         for i, tests_of in enumerate(recording.FOLDERS, 1):
+            if not alive(mutants, fates):
+                break
             tests += recorded(root, folder, tests_of, pool, tree)
             # a mutant does not meet other rooms' tests before its own
             ripe = [m for m in mutants if m.tests not in recording.FOLDERS[i:]]
@@ -149,17 +151,21 @@ def read_fates(path: Path) -> dict[str, Fate]:
     return fates
 
 
+def alive(mutants: list[Mutant], fates: dict[str, Fate]) -> list[Mutant]:
+    """Those that neither a test nor an argument has done away with."""
+    return [m for m in mutants if m.name not in EQUIVALENT and not fates.get(m.name, Fate()).killed]
+
+
 def report(mutants: list[Mutant], tests: list[Test], fates: dict[str, Fate]) -> int:
-    argued = [m for m in mutants if m.name in EQUIVALENT]
-    alive = [m for m in mutants if not fates[m.name].killed and m.name not in EQUIVALENT]
-    for mutant in alive:
+    argued, left = [m for m in mutants if m.name in EQUIVALENT], alive(mutants, fates)
+    for mutant in left:
         keys = {test.key for test in choice.reaching(ROOT, mutant, tests)}
         met = f"survived {len(keys & fates[mutant.name].survived)} of {len(keys)} tests"
         say(f"{mutant.path}:{mutant.line} {met if keys else 'no test reaches it'}")
         say(f"  - {mutant.old.strip()}\n  + {mutant.new.strip()}")
-    killed = len(mutants) - len(alive) - len(argued)
-    say(f"{len(mutants)} mutants: {killed} killed, {len(argued)} argued equivalent, {len(alive)} alive")
-    return bool(alive)
+    killed = len(mutants) - len(left) - len(argued)
+    say(f"{len(mutants)} mutants: {killed} killed, {len(argued)} argued equivalent, {len(left)} alive")
+    return bool(left)
 
 
 if __name__ == "__main__":

@@ -35,5 +35,23 @@ EQUIVALENT: dict[str, str] = {
     "return torch.where(weights_BV.sum((1), keepdim=True) > 0, weights_BV, p_BV)": _MATRIX,
     "decode/speculation/processors.py History.__init__: self.min_length_mask_V = marked((*sampling.banned, *eos_ids)) if self.min_new_tokens else None → "
     "self.min_length_mask_V = (marked((*sampling.banned, *eos_ids)))": "without a minimum length `_barred` returns before it looks at the mask",
+    "align/losses/divergence_gradients.py _slope_of_logits: total = forward * p_U.sum(-1, keepdim=True)[where] - label → "
+    "total = forward * p_U.sum((1), keepdim=True)[where] - label": _MATRIX,
+    "align/losses/divergence_gradients.py _slope_of_logits: return slope if work.draft_temperature == 1.0 else slope.div_(work.draft_temperature) → "
+    "return (slope.div_(work.draft_temperature))": "dividing by 1 changes nothing",
+    "decode/engine/engine.py _begin: for engine, outcome in zip(engines, verify_rounds(rounds), strict=True): → "
+    "for engine, outcome in zip(engines, verify_rounds(rounds), strict=False):": "a round for each request, an outcome for each round",
+    "decode/engine/processed.py ProcessedEngine._commit: for kept, rows in zip(self.kept, self.rows, strict=True): → "
+    "for kept, rows in zip(self.kept, self.rows, strict=False):": "both are pairs: raw and processed",
+    "decode/engine/detokenizer.py TextStream._cut: start = max(0, len(self.text) - self.longest + 1) → "
+    "start = max(0, (len(self.text) - self.longest))": "looks again at text in which no stop string ended before",
+    "decode/drafters/diffuspec_search.py columns: likeliest = q_KV[:, ids].double().max(-1) → "
+    "likeliest = q_KV[:, ids].double().max((1))": _MATRIX,
+    "decode/drafters/diffuspec_search.py columns: top = q_KV.double().topk(min(most, q_KV.shape[1]), dim=-1) → "
+    "top = q_KV.double().topk(min(most, q_KV.shape[1]), dim=(1))": _MATRIX,
+    "decode/drafters/diffuspec.py DiffuSpecSession._q: return probs(logits_KV, sampling, before, overwrite=True) → "
+    "return probs(logits_KV, sampling, before, overwrite=False)": "the same numbers in other memory",
+    "decode/drafters/d2sd.py D2SDSession.propose: draft_1J = torch.tensor([[self.request.tokens[-1]] + [0] * k], device=self.request.target.device) → "
+    "draft_1J = torch.tensor([[self.request.tokens[-1]] + [1] * k], device=self.request.target.device)": "whatever stands there is masked until it is drafted",
 }
 """By name, as `python -m tests.mutation` prints it."""

@@ -17,6 +17,7 @@ from align.losses.objective import (
     LOSSES,
     WEIGHTINGS,
     Objective,
+    after_prefix,
     d_pace_weights,
     exponential_weights,
     likelihood_of_acceptance,
@@ -221,10 +222,21 @@ def test_lk_learns_where_nothing_is_accepted() -> None:
     torch.testing.assert_close(loss.detach(), -acceptance.clamp_min(1e-12).log())
 
 
-def test_nothing_valid_is_no_loss() -> None:
-    case = make()
+def test_nothing_valid_is_no_loss_and_one_block_is_its_own_mean() -> None:
+    case, objective = make(), Objective(dict.fromkeys(LOSSES, 1.0))
     valid = torch.zeros(case.shape, dtype=torch.bool)
-    assert float(Objective(dict.fromkeys(LOSSES, 1.0))(case.statistics(), valid)) == 0.0
+    assert float(objective(case.statistics(), valid)) == 0.0
+    valid[2] = True
+    got = case.statistics()
+    assert float(objective(got, valid)) == float(objective.per_position(got, valid).sum()) > 0
+
+
+def test_what_a_block_shows_is_shifted_out() -> None:
+    case = make(anchors=3)
+    got, valid = case.statistics(), torch.ones(case.shape, dtype=torch.bool)
+    shifted, inside = after_prefix(got, valid, torch.tensor([0, 1, 3]))
+    assert inside.tolist() == [[True] * 3, [True, True, False], [False] * 3]
+    assert torch.equal(shifted.p_label[inside], torch.cat((got.p_label[0], got.p_label[1, 1:])))
 
 
 def test_a_non_finite_row_outside_the_text_does_no_harm() -> None:

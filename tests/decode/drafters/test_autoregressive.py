@@ -246,3 +246,4 @@ def test_a_writer_stops_at_its_models_context(target: Target) -> None:
     assert len(session.propose(6, Sampling())) == 1
     session.extend(9, [7])
     assert session.propose(6, Sampling()) == []
+    assert AutoregressiveWriter(target, 6).start([]).propose(6, Sampling()) == []  # nothing to read

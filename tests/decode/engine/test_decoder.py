@@ -99,8 +99,9 @@ def test_ends_of_sequence_and_stop_strings_in_a_batch(kind: str) -> None:
 
 def test_bad_batches_are_refused(target: Target) -> None:
     decoder = Decoder(target)
-    with pytest.raises(UserError, match="batch_size=0"):
-        decoder.generate_batch([[1]], batch_size=0)
+    for size in (0, True, 2.0):
+        with pytest.raises(UserError, match=f"batch_size={size}"):
+            decoder.generate_batch([[1]], batch_size=size)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="max_new_tokens: 1 for 2 prompts"):
         decoder.generate_batch([[1], [2]], max_new_tokens=[3])
     with pytest.raises(UserError, match="the prompt must be text"):

@@ -277,6 +277,8 @@ def test_gaps_belong_to_the_tokens(target: Target) -> None:
     row[PROMPT] = torch.where(row[PROMPT] > 0, row[PROMPT] / 1.4, row[PROMPT] * 1.4)
     top = row.topk(2).values
     assert expected.top2_gaps[0] == pytest.approx(float(top[0] - top[1]), abs=1e-4)
+    two = Decoder(TableTarget(2)).generate([0, 1], max_new_tokens=3, record_gaps=True)  # type: ignore[arg-type]
+    assert two.top2_gaps is not None and len(two.top2_gaps) == 3  # of the only two tokens
 
 
 def test_an_interrupted_generation_leaves_nothing_behind(target: Target) -> None:
@@ -300,6 +302,19 @@ def test_a_request_that_ended_gives_its_cache_back_where_others_run(target: Targ
     run_together(engines, most)
     assert [len(engine.out.tokens) for engine in engines] == [4, 9, 4]
     assert [hasattr(engine, "request") for engine in engines] == [most == 1] * 3
+
+
+def test_no_more_requests_share_a_call_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, calls = TableTarget(4), list[int]()
+    together = table.forward_together
+    monkeypatch.setattr(
+        table,
+        "forward_together",
+        lambda tokens, *given: calls.append(len(tokens)) or together(tokens, *given),
+    )
+    engines = [Engine(table, [0, 1], limit, Sampling()) for limit in (3, 5, 4, 6, 3)]  # type: ignore[arg-type]
+    run_together(engines, 2)
+    assert [len(engine.out.tokens) for engine in engines] == [3, 5, 4, 6, 3] and set(calls) == {2}
 
 
 # ---- sampled output has the target's joint law: every draft law, verifier and processor, on a table ----

@@ -15,6 +15,7 @@ def test_without_a_call_or_time_there_is_no_speed() -> None:
     assert Generation([1, 2], "", 3, "length", calls=1).tokens_per_second == 0.0
     out = Generation([1], "", 3, "length")
     assert (out.nodes, out.tau, out.tokens_per_second) == ([], 0.0, 0.0)
+    assert repr(out).endswith("no speed>")
 
 
 def test_shown_it_is_one_short_line() -> None:
