@@ -52,11 +52,15 @@ KINDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", KINDS)
-def test_every_kind_trains_as_in_one_process(tmp_path: Path, debug_data: Path, recipe: str) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "strategy"), [*((kind, "fsdp") for kind in KINDS), ("debug_mdlm", "deepspeed_3")]
+)
+def test_every_kind_trains_as_in_one_process(
+    tmp_path: Path, debug_data: Path, recipe: str, strategy: str
+) -> None:
     words = [*KINDS[recipe], "trainer.max_steps=4", f"data.path={debug_data}", "trainer.ema=0.9"]
     alone = train(tmp_path / "one", recipe, 1, *words)
-    assert train(tmp_path / "two", recipe, 2, *words, "launch.strategy=fsdp") == pytest.approx(
+    assert train(tmp_path / "two", recipe, 2, *words, f"launch.strategy={strategy}") == pytest.approx(
         alone, rel=1e-5
     )
     assert same_drafter(tmp_path / "two", tmp_path / "one")
