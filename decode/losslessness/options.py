@@ -199,12 +199,14 @@ def _judged(options: Options, setting: Setting, expected: Written, out: Generati
 
 def drawn_options(method: str, options: Options, decoder: Decoder, bug: Any = nullcontext) -> Check:
     """Draw texts under each setting of `Options.drawn`, with a method's own verifier, two alone and the others in one batch: is
-    every token one that the setting allows, and does another seed give another text?"""
+    every token one that the setting allows, does another seed give another text, and is a text of the batch the one that its
+    prompt, settings and seed give alone?"""
     target, prompt, wrong = options.target, options.prompt, []
     alone = [s for s in options.drawn if s.name == "seed" or s.ends is not None]
     seed = next(s for s in alone if s.name == "seed")
     others = [_with_seed(seed, more) for more in (1, 2, FAR)]
-    batch = [others[0], *(s for s in options.drawn if s not in alone), *others[1:]]
+    batch = [others[0], *(s for s in options.drawn if s not in alone), seed, *others[1:]]
+    alone.append(others[1])
     outs: list[tuple[Setting, Generation]] = []
     for setting in alone:
         with as_asked(target, setting), bug():
@@ -227,10 +229,33 @@ def drawn_options(method: str, options: Options, decoder: Decoder, bug: Any = nu
             wrong.append(setting.name)
         if setting.name == seed.name:
             free.append((out.tokens, probability))
-    if any(a[0] == b[0] and a[1] < UNLIKELY for a, b in combinations(free, 2)):
+    one, two, *rest = free  # seed and others[1] alone, others[0], seed again, others[1] again, others[2]
+    if any(a[0] == b[0] and a[1] < UNLIKELY for a, b in combinations([one, two, rest[0], rest[3]], 2)):
         wrong.append(seed.name)
+    # either might fall on another side of a draw by rounding, but not both
+    twins = [out for setting, out in outs if setting in (seed, others[1])]
+    if all(_parted(a, b) for a, b in zip(twins[:2], twins[2:], strict=True)):
+        wrong.append("alone and in a batch")
     drafted = sum(sum(out.nodes) for _, out in outs)
     return _said("options, drawn", method, options.drawn, list(dict.fromkeys(wrong)), drafted)
+
+
+def _parted(one: Generation, other: Generation) -> bool:
+    """Whether texts part, where as much was drafted for both: a drafter may look at the clock."""
+    end = 1
+    if one.tokens[:end] != other.tokens[:end]:
+        return True
+    for (drafted, accepted), (its, also) in zip(
+        zip(one.drafted, one.accepted, strict=True),
+        zip(other.drafted, other.accepted, strict=True),
+        strict=False,
+    ):
+        if drafted != its:
+            return False
+        end += 1 + accepted
+        if accepted != also or one.tokens[:end] != other.tokens[:end]:
+            return True
+    return False
 
 
 def _with_seed(setting: Setting, more: int) -> Setting:

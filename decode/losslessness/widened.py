@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from align.target.cache import KVCache
@@ -121,6 +122,19 @@ def _few_seeds(right: Callable[[Engine], Round]) -> Callable[[Engine], Round]:
         first = right(self)
         self.request.generator.manual_seed(self.sampling.seed % 4)
         return first
+
+    return prefill
+
+
+def _one_generator(right: Callable[[Engine], Round]) -> Callable[[Engine], Round]:
+    """All requests that begin while the bug is planted draw from the first one's generator."""
+    first: list[torch.Generator] = []
+
+    def prefill(self: Engine) -> Round:
+        found = right(self)
+        first.append(self.request.generator)
+        self.request.generator = first[0]
+        return found._replace(generator=first[0])
 
     return prefill
 
@@ -240,6 +254,7 @@ WIDENED = (
     Bug("a seed given by name is dropped", "options", (decoder, "named", _unnamed), setting="all together, by name"),
     Bug("a seed given by name is dropped in a batch", "batch", (decoder, "named", _unnamed)),
     Bug("four seeds in all", "options drawn", (Engine, "prefill", _few_seeds)),
+    Bug("requests of a batch draw from one generator", "options drawn", (Engine, "prefill", _one_generator)),
     Bug(
         "banned tokens are allowed in the round that reaches the minimum length",
         "options scripted",
