@@ -57,8 +57,7 @@ EQUIVALENT: dict[str, str] = {
     "wrong = (match < 0.25) & valid": "match is 0 or 1",
     "align/losses/divergence_gradients.py _logits: if z_Rr is not None and basis_rV is not None: → "
     "if z_Rr is not None or basis_rV is not None:": "a drafter has both factors or neither",
-    "decode/speculation/tree.py : MOST_NODES = 512 → "
-    "MOST_NODES = 513": "the bound is a choice",
+    "decode/speculation/tree.py : MOST_NODES = 512 → MOST_NODES = 513": "the bound is a choice",
     "align/losses/target_places.py TargetPlaces: temperature: float = 1.0 → "
     "temperature: float = 0.5": "whatever makes places gives their temperature",
 }
