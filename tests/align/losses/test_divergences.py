@@ -33,6 +33,7 @@ def test_statistics_of_logits_are_those_of_rows() -> None:
         total = sum((i + 1) * getattr(s, n).sum() for i, n in enumerate(["log_q_label", *DIVERGENCES]))
         total.backward()
         grads.append((s, own.grad))
+        assert not any(x.requires_grad for x in (s.acceptance, s.p_label, s.match, s.greedy_label))
     for name in ("log_q_label", "acceptance", "p_label", "match", "greedy_label", *DIVERGENCES):
         torch.testing.assert_close(getattr(grads[0][0], name), getattr(grads[1][0], name))
     torch.testing.assert_close(grads[0][1], grads[1][1], atol=1e-5, rtol=1e-4)

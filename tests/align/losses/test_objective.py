@@ -172,6 +172,7 @@ def test_objective_sums_its_terms(weighting: str) -> None:
         return decayed / sums.clamp_min(1e-9)
 
     objective = Objective(terms, weighting, decay=0.5, alpha=0.3)
+    assert not objective.weights(case.statistics(), valid).requires_grad
     got = objective.per_position(case.statistics(objective.wanted), valid)
     want = objective_reference(case, valid, terms, weights)
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
@@ -234,9 +235,19 @@ def test_nothing_valid_is_no_loss_and_one_block_is_its_own_mean() -> None:
 def test_what_a_block_shows_is_shifted_out() -> None:
     case = make(anchors=3)
     got, valid = case.statistics(), torch.ones(case.shape, dtype=torch.bool)
+    valid[1, 2] = False
     shifted, inside = after_prefix(got, valid, torch.tensor([0, 1, 3]))
-    assert inside.tolist() == [[True] * 3, [True, True, False], [False] * 3]
-    assert torch.equal(shifted.p_label[inside], torch.cat((got.p_label[0], got.p_label[1, 1:])))
+    assert inside.tolist() == [[True] * 3, [True, False, False], [False] * 3]
+    assert torch.equal(shifted.p_label[inside], torch.cat((got.p_label[0], got.p_label[1, 1:2])))
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_the_blocks_of_several_texts_are_each_its_own(weighting: str) -> None:
+    case, objective = make(seed=2), Objective(dict.fromkeys(LOSSES, 1.0), weighting)
+    valid = torch.tensor([[True] * 3, [True, True, False]]).repeat(3, 1)
+    got = case.statistics()
+    apart = objective.per_position(got.each(lambda value: value.view(2, 3, 3)), valid.view(2, 3, 3))
+    assert torch.equal(apart.view(case.shape), objective.per_position(got, valid))
 
 
 def test_a_non_finite_row_outside_the_text_does_no_harm() -> None:

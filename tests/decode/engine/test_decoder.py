@@ -141,6 +141,8 @@ def test_prompts_of_every_kind(endless: Target) -> None:
     decoder = Decoder(endless)
     text = decoder.generate("hello", max_new_tokens=5)
     messages = decoder.generate([{"role": "user", "content": "hello"}], max_new_tokens=5)
+    silent = [{"role": "system", "content": ""}, {"role": "user", "content": "hello"}]
+    assert decoder.generate(silent, max_new_tokens=1).prompt_tokens == len(endless.chat_tokens(silent))
     tokens = decoder.generate(endless.chat_tokens("hello"), max_new_tokens=5)
     raw = decoder.generate("hello", max_new_tokens=5, raw=True)
     assert text.tokens == messages.tokens == tokens.tokens

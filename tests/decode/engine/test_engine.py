@@ -136,6 +136,7 @@ def test_length_limit(target: Target, limit: int) -> None:
         assert out.finish == "length" and out.prompt_tokens == len(PROMPT)
         check_counts(out)
         assert all(d <= max(0, limit - 2) for d in out.drafted)
+        assert name != "oracle" or out.drafted[:1] in ([], [min(K, limit - 2)])
 
 
 @pytest.mark.parametrize("room", range(1, 2 * K + 3))
@@ -315,6 +316,7 @@ def test_no_more_requests_share_a_call_than_asked_for(monkeypatch: pytest.Monkey
     engines = [Engine(table, [0, 1], limit, Sampling()) for limit in (3, 5, 4, 6, 3)]  # type: ignore[arg-type]
     run_together(engines, 2)
     assert [len(engine.out.tokens) for engine in engines] == [3, 5, 4, 6, 3] and set(calls) == {2}
+    assert engines[0].out.top2_gaps is None  # nobody asked for them
 
 
 # ---- sampled output has the target's joint law: every draft law, verifier and processor, on a table ----

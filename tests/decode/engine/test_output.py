@@ -16,6 +16,7 @@ def test_without_a_call_or_time_there_is_no_speed() -> None:
     out = Generation([1], "", 3, "length")
     assert (out.nodes, out.tau, out.tokens_per_second) == ([], 0.0, 0.0)
     assert repr(out).endswith("no speed>")
+    assert out.seconds == out.prefill_seconds == out.draft_seconds == out.verify_seconds == 0.0
 
 
 def test_shown_it_is_one_short_line() -> None:

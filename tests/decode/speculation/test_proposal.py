@@ -30,6 +30,8 @@ def test_a_law_and_its_q_belong_together() -> None:
         Proposal(TOKENS, "unmasked", Q)
     with pytest.raises(ValueError, match="has no unmask steps"):
         Proposal(TOKENS, "independent", Q, steps_K=TOKENS)
+    with pytest.raises(ValueError, match="have no siblings$"):
+        Proposal(TOKENS, "independent", Q, siblings="iid")
     with pytest.raises(ValueError, match="int64"):
         Proposal(TOKENS.int(), "point")
     with pytest.raises(ValueError, match="as many ids"):

@@ -32,3 +32,4 @@ def test_self_selection_accepts_nothing_off_its_path() -> None:
         drafts = Drafts.of([Proposal(torch.tensor(tokens), "point", parents=(-1, -1))], 3)
         found = selected(torch.tensor([[[0.5, 0.3, 0.2]] * 3]), drafts)
         assert found.stop_BM[0].tolist() == pytest.approx(stop)
+        assert found.rest_BMV[0, 0].tolist() == pytest.approx([0.0, 0.3, 0.2])
