@@ -90,6 +90,19 @@ OWN: dict[str, dict[str, Any]] = {
     "zamba2": {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "n_mamba_heads": 8, "head_dim": 32},
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 32},
     **dict.fromkeys(("inkling2_text", "inkling2_loop_text"), {"unpadded_vocab_size": 260, "eos_token_id": 2}),
+    **dict.fromkeys(
+        ("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart", "whisper"),
+        {"decoder_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 96, "d_model": 64, "max_target_positions": 512},
+    ),
+    "prophetnet": {"num_decoder_layers": 4, "num_decoder_attention_heads": 4, "decoder_ffn_dim": 96},
+    "inkling_text": {"unpadded_vocab_size": 250},
+    "mistral4": {"num_key_value_heads": 4, "head_dim": 32, "first_k_dense_replace": 1},
+    "qwen4_exp_text": {
+        "layer_types": ["linear_attention", "indexed_attention"] * 2, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16,
+        "indexer_budget": 16, "indexer_compress_ratio": 4, "hc_lowrank": 8,
+    },
+    "xlnet": {"d_head": 16, "n_layer": 4, "d_inner": 96},
+    "reformer": {"is_decoder": True, "axial_pos_embds": False},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
 }  # fmt: skip
 """By architecture, what it needs beside."""
@@ -116,7 +129,7 @@ def tiny_config(name: str, vocab_size: int) -> Any:
     text = made.get_text_config(decoder=True)
     given = {key: value for key, value in COMMON.items() if _takes(text, key)}
     given |= {"vocab_size": vocab_size, **OWN.get(name, {})}
-    if text is made:
+    if type(text) is type(made):  # of an encoder and a decoder it is a copy
         return transformers.AutoConfig.for_model(kind, **given)
     whole = copy.deepcopy(made)
     key = next(k for k in whole.sub_configs if getattr(made, k) is text)

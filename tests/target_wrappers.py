@@ -34,7 +34,7 @@ def _sections(*parts: int) -> dict[str, Any]:
 
 TEXT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
-        ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "qwen2_5_omni_thinker", "glm4v", "glm46v", "glm_ocr"),
+        ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "qwen2_5_omni_thinker", "glm4v", "glm46v", "glm_ocr", "glmga", "cosmos3_edge"),
         _sections(2, 3, 3),
     ),
     "glm4v_moe": _sections(1, 1, 2),
@@ -42,16 +42,55 @@ TEXT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma4", "gemma4_unified"), {"num_kv_shared_layers": 0}),
     "ernie4_5_vl_moe": {"moe_intermediate_size": [32, 32], **_sections(3, 3, 2)},
     "step3p7": {"sliding_window": WINDOW},
+    "hunyuan_vl": _sections(2, 2, 2, 2),
+    "chameleon": {
+        "vocabulary_map": {"<image>": 5, **{f"IMGIMG{'ABCD'[i]}Z": 200 + i for i in range(4)}},
+        "vq_config": {"base_channels": 32, "channel_multiplier": [1, 1], "latent_channels": 8, "embed_dim": 8, "num_embeddings": 4, "num_res_blocks": 1},
+    },
+    "phi4_multimodal": {
+        "vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "crop_size": 28, "image_size": 28},
+        "audio_config": {
+            "hidden_size": 32, "intermediate_size": 48, "num_blocks": 2, "num_attention_heads": 2, "ext_pw_out_channel": 32,
+            "depthwise_separable_out_channel": 32, "nemo_conv_channels": 32,
+        },
+    },
+    **dict.fromkeys(
+        ("deepseek_ocr2", "unlimited_ocr"),
+        {"mlp_layer_types": ["dense", "sparse"] * 2, "num_key_value_heads": 4, "num_experts_per_tok": 2},
+    ),
+    "mistral_large4": {"num_key_value_heads": 4, "head_dim": 16, "index_topk": 16, "index_head_dim": 16, "index_n_heads": 2},
+    "hy_v4_vl": {
+        "index_topk": 16, "index_head_dim": 16, "index_n_heads": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+    },
+    "glm5_next": {"num_key_value_heads": 4, "qk_rope_head_dim": 0, "head_dim": 0, "index_topk": 16, "index_kpool": 4, "index_head_dim": 16, "index_n_heads": 2, "linear_head_dim": 16, "linear_num_heads": 2},
+    "molmo2": {"additional_vocab_size": 8},
+    "qwen4_exp": OWN["qwen4_exp_text"],
+    "kyutai_speech_to_text": {"audio_pad_token_id": 5, "num_codebooks": 2, "ffn_dim": 96},
 }  # fmt: skip
 """By architecture, what its text model needs beside."""
+PARTS: dict[str, dict[str, dict[str, Any]]] = {
+    "emu3": {
+        "": {"vocabulary_map": {"<image>": 5, "<|extra_200|>": 6, **{f"<|visual token {i:06d}|>": 200 + i for i in range(4)}}},
+        "vq_config": {"base_channels": 32, "channel_multiplier": [1, 1], "codebook_size": 4, "num_res_blocks": 1},
+    },
+    "janus": {"vq_config": {"base_channels": 32, "channel_multiplier": [1, 1], "latent_channels": 8, "num_embeddings": 16, "num_res_blocks": 1}},
+    "apertus1p5": {"": {"image_token_offset": 100, "audio_token_offset": 104}, "vision_config": {"codebook_size": 4, "base_channels": 32, "num_res_blocks": 1}, "audio_config": {"codebook_dim": 32, "codebook_size": 4}},
+    "molmo2": {"vision_config": {"image_size": [28, 28]}, "adapter_config": {"vision_feature_layer": [0]}},
+    "muse_spark": {"audio_config": {"num_hidden_layers": 4, "hidden_sizes": [16, 32, 32, 32]}},
+    "fun_asr_nano": {"adaptor_config": {"hidden_size": 64, "intermediate_size": 16}},
+    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
+    "granite4_vision": {"": {"deepstack_layer_map": [], "spatial_target_layers": [], "downsample_rate": "1/2"}, "vision_config": {"hidden_size": 64}},
+}  # fmt: skip
+"""By architecture, what its towers need beside, and under "" what its config itself."""
 
 
-def _tower(config: Any) -> Any:
+def _tower(config: Any, **more: Any) -> Any:
     given = {key: value for key, value in TOWER.items() if _takes(config, key)}
     for name in getattr(config, "sub_configs", None) or {}:
         if hasattr(part := getattr(config, name, None), "to_dict"):
             given[name] = _tower(part)
-    return type(config)(**given)
+    return type(config)(**given | more)
 
 
 def wrapper_config(kind: str, vocab_size: int, **more: Any) -> Any:
@@ -63,14 +102,14 @@ def wrapper_config(kind: str, vocab_size: int, **more: Any) -> Any:
     if text is made:
         return type(made)(**given)
     parts = {
-        name: type(text)(**given) if part is text else _tower(part)
+        name: type(text)(**given) if part is text else _tower(part, **PARTS.get(kind, {}).get(name, {}))
         for name in made.sub_configs
         if (part := getattr(made, name, None)) is not None
     }
     marks = ("image_token_id", "video_token_id", "image_token_index", "audio_token_id", "audio_token_index")
     top = {mark: 5 for mark in marks if _takes(made, mark)}
     top |= {"vocab_size": vocab_size} if _takes(made, "vocab_size") else {}
-    config = type(made)(**parts, **top)
+    config = type(made)(**parts, **top | PARTS.get(kind, {}).get("", {}))
     if kind in (
         "qwen2_5_omni_thinker",
         "qwen3_omni_moe_thinker",

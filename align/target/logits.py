@@ -1,4 +1,4 @@
-"""What a model does to its head's product before it is a logit: a scale, a cap. It is part of p.
+"""What a model does to its head's product before it is a logit: a scale, a cap, columns that it never writes. It is part of p.
 
 The values stand in configs under many names, and one name is a factor here and a divisor there. So the form is chosen by
 what the model itself gives (`align.target.proof`), never by its name.
@@ -13,8 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
+SCALES = (
+    "logit_scale",
+    "logits_scaling",
+    "logits_mup_width_multiplier",
+    "lm_head_multiplier",
+    "output_multiplier",
+)
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
+NEVER = -1e9
+"""The logit of a token that is never written: a probability of 0, and finite in every sum."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,22 @@ def candidates(config: Any) -> Iterator[LogitForm]:
     for cap in caps:
         for scale in dict.fromkeys(scales):
             yield LogitForm(scale, cap)
+
+
+def over_the_head(logits_LV: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
+    """Logits as a model gives them, over all `size` columns of its head and in fp32; and which of them it never writes, bool (size,),
+    None = it writes all.
+
+    Chameleon gives its images' tokens the lowest number that there is; Inkling leaves the padding of its vocabulary out.
+    """
+    lowest, width = torch.finfo(logits_LV.dtype).min, logits_LV.shape[1]
+    if width < size:
+        logits_LV = torch.cat((logits_LV, logits_LV.new_full((len(logits_LV), size - width), lowest)), dim=1)
+    never_V = (logits_LV <= lowest).all(0)
+    logits_LV = logits_LV.float()
+    if not bool(never_V.any()):
+        return logits_LV, None
+    return logits_LV.masked_fill(never_V, NEVER), never_V
 
 
 def _number(config: Any, name: str) -> float | None:

@@ -23,7 +23,7 @@ from align.target.cache import KVCache, SharedCache
 from align.target.fused import FusedLayers, fused
 from align.target.inspection.anatomy import Anatomy, context_limit, decoder, eos_ids, examine
 from align.target.interface import install
-from align.target.logits import PLAIN, LogitForm
+from align.target.logits import NEVER, PLAIN, LogitForm
 from align.target.long_tables import States, across, steady, switch_length
 from align.target.masks import Layout, Together, laid
 from align.target.recurrent import MOST_REPLAYED
@@ -82,6 +82,8 @@ class Target:
         self.stepwise = False
         """Whether its recurrent states go on by single tokens alone."""
         self.logit_form: LogitForm = PLAIN
+        self.never_V: Tensor | None = None
+        """Tokens that the model never writes, bool: its own tokens of images, padding of its vocabulary."""
         self.stand_ins: dict[int, int] = {}
         """Tokens that the model reads as others: placeholders of images and sound that are not there."""
         self.unproved: tuple[int, ...] = ()
@@ -323,17 +325,17 @@ class Target:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits in fp32, (…, D) → (…, V): all that the model does from its last hidden state on."""
-        return self.logit_form(self.head_product(hidden))
+        return self._formed(self.head_product(hidden), self.never_V)
 
     def head_product(self, hidden: Tensor) -> Tensor:
-        """The head's product alone, before a scale or a cap, in fp32, (…, D) → (…, V)."""
+        """The head's product alone, before all that follows it, in fp32, (…, D) → (…, V)."""
         return self.model.get_output_embeddings()(hidden.contiguous()).float()
 
     @property
     def finish(self) -> Callable[[Tensor, Tensor | None], Tensor] | None:
         """What makes logits of hidden @ head_weight_VD.T: the product (…, columns) and the columns' ids, None = all, → logits;
         None where that is nothing."""
-        if self.head_bias_V is None and self.logit_form == PLAIN:
+        if self.head_bias_V is None and self.logit_form == PLAIN and self.never_V is None:
             return None
         return self._finish
 
@@ -341,7 +343,12 @@ class Target:
         if self.head_bias_V is not None:
             bias = self.head_bias_V if columns is None else self.head_bias_V[columns]
             product = product + bias.to(product.dtype)
-        return self.logit_form(product)
+        never = self.never_V if self.never_V is None or columns is None else self.never_V[columns]
+        return self._formed(product, never)
+
+    def _formed(self, product: Tensor, never: Tensor | None) -> Tensor:
+        logits = self.logit_form(product)
+        return logits if never is None else logits.masked_fill(never, NEVER)
 
     @property
     def has_chat_template(self) -> bool:

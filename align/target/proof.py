@@ -21,7 +21,7 @@ from align.common.errors import UserError
 from align.kernels.linear import speed_up_linears
 from align.target.fused import fused
 from align.target.inspection.anatomy import decoder, eos_ids
-from align.target.logits import LogitForm, candidates
+from align.target.logits import LogitForm, candidates, over_the_head
 from align.target.model import Target
 
 TEXT = "One model, run in two ways, says the same: first whole, then piece by piece through a cache."
@@ -40,6 +40,13 @@ class Own:
     head_input_LD: Tensor
     placed: dict[int, tuple[Tensor, Tensor]]
     """By placeholder (of an image, of sound), a text that holds it, and its logits, (LENGTH, V)."""
+    never_V: Tensor | None = None
+    """Tokens that it never writes."""
+
+    @property
+    def written_LV(self) -> Tensor:
+        """The logits of the tokens that it writes."""
+        return self.logits_LV if self.never_V is None else self.logits_LV[:, ~self.never_V]
 
 
 @torch.no_grad()
@@ -70,7 +77,8 @@ def own_output(model: Any, tokenizer: Any) -> Own:
     hidden = [x[0] if x.dim() == 3 else x for x in seen]
     placed = {token: _with_placeholder(model, tokens_1L, token) for token in _placeholders(model)}
     known = {token: found for token, found in placed.items() if found is not None}
-    return Own(tokens_1L, torch.cat(logits).float(), torch.cat(hidden), known)
+    found_LV, never_V = over_the_head(torch.cat(logits), len(model.get_output_embeddings().weight))
+    return Own(tokens_1L, found_LV, torch.cat(hidden), known, never_V)
 
 
 def _keep_last(output: Any, found: list[Tensor]) -> None:
@@ -91,7 +99,8 @@ def _with_placeholder(model: Any, tokens_1L: Tensor, token: int) -> tuple[Tensor
     text_1L = tokens_1L.clone()
     text_1L[:, LENGTH // 2] = token
     try:
-        return text_1L, model(input_ids=text_1L, use_cache=False).logits[0].float()
+        logits_LV = model(input_ids=text_1L, use_cache=False).logits[0]
+        return text_1L, over_the_head(logits_LV, len(model.get_output_embeddings().weight))[0]
     except Exception:  # it has a form of its own in each model
         return None
 
@@ -157,6 +166,7 @@ def proven(model: Any, tokenizer: Any, spec: str, fast: bool = True, round_to_bf
                 fuse=attempt == "fused",
             )
             was_fused = target.fused is not None
+            target.never_V = own.never_V
             target.logit_form = _form(target, own)
             said = _difference(target, own, target.dtype)
             _read_placeholders(target, own)
@@ -180,11 +190,14 @@ def first_line(error: Exception) -> str:
 def _form(target: Target, own: Own) -> LogitForm:
     """What the model does behind its head: the form that gives its own logits out of what its head saw."""
     product = target.model.get_output_embeddings()(own.head_input_LD).float()
-    size = float(own.logits_LV.abs().max())
+    wanted_LV = own.written_LV
+    size = float(wanted_LV.abs().max())
+    if own.never_V is not None:
+        product = product[:, ~own.never_V]
 
     def error(form: LogitForm) -> float:
         logits = form(product)
-        return float((logits - own.logits_LV).abs().max()) if logits.shape == own.logits_LV.shape else size
+        return float((logits - wanted_LV).abs().max()) if logits.shape == wanted_LV.shape else size
 
     best = min(candidates(target.config), key=error)
     if error(best) > (1e-4 if target.dtype == torch.float32 else 0.03) * size:
@@ -236,7 +249,7 @@ def _apart(logits_1LV: Tensor | None, own: Own, places: Sequence[int], dtype: to
     router may flip at one of them."""
     assert logits_1LV is not None
     wanted = own.logits_LV[list(places)]
-    apart_L = (logits_1LV[0] - wanted).abs().amax(-1) / own.logits_LV.std()
+    apart_L = (logits_1LV[0] - wanted).abs().amax(-1) / own.written_LV.std()
     return float(apart_L.max() if dtype == torch.float32 else apart_L.median())
 
 
@@ -276,7 +289,7 @@ def _trace(target: Target, own: Own) -> float:
         found.append(target.forward(own.tokens_1L[:, CUT : CUT + 1], cache=cache).logits_BLV)
     one, other = found
     assert one is not None and other is not None
-    return float((one - other).abs().max() / own.logits_LV.std())
+    return float((one - other).abs().max() / own.written_LV.std())
 
 
 def _side_by_side(target: Target, own: Own, dtype: torch.dtype) -> float:

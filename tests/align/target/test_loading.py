@@ -175,6 +175,15 @@ def test_a_model_with_towers_runs_on_text(kind: str, tmp_path: Path) -> None:
         assert again.tokenizer.decode(again.chat_tokens("Hi")) == "Hi!"
 
 
+def test_a_whole_whose_text_model_finds_no_weights_is_opened_whole(tmp_path: Path) -> None:
+    """Emu3 is listed as a causal language model too, under whose names nothing of a whole checkpoint lies."""
+    own, tokens = tiny_wrapper("emu3"), torch.arange(30, 50)[None]
+    save_wrapper(own, tmp_path)
+    loaded = load_target(str(tmp_path), "float32", "cpu")
+    assert type(loaded.model) is type(own)
+    torch.testing.assert_close(loaded.forward(tokens).logits_BLV, own(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("config", "says"),
     [

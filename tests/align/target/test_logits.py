@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
-from align.target.logits import PLAIN, LogitForm, candidates
+from align.target.logits import NEVER, PLAIN, LogitForm, candidates, over_the_head
 
 
 def test_scale_then_cap() -> None:
@@ -25,6 +26,25 @@ def test_every_value_of_a_config_as_factor_and_divisor_the_plain_form_first() ->
 
 
 def test_the_names_under_which_a_scale_stands() -> None:
-    for name in ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"):
+    for name in (
+        "logit_scale",
+        "logits_scaling",
+        "lm_head_multiplier",
+        "output_multiplier",
+        "logits_mup_width_multiplier",
+    ):
         found = candidates(SimpleNamespace(**{name: 0.25, "final_logit_softcapping": 20.0}))
         assert LogitForm(0.25, 20.0) in found, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_columns_that_a_model_never_writes(dtype: torch.dtype) -> None:
+    """The lowest number at every place, and what a head has beyond a model's logits; low at one place is none."""
+    lowest = torch.finfo(dtype).min
+    given = torch.tensor([[1.0, lowest, lowest, 2.0], [3.0, lowest, 4.0, lowest]], dtype=dtype)
+    logits, never = over_the_head(given, 6)
+    assert never is not None and never.tolist() == [False, True, False, False, True, True]
+    assert logits.dtype == torch.float32 and (logits[:, never] == NEVER).all()
+    assert logits[:, [0, 2, 3]].tolist() == given[:, [0, 2, 3]].float().tolist()
+    same, none = over_the_head(given[:, :1], 1)
+    assert none is None and same.tolist() == [[1.0], [3.0]]

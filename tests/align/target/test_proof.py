@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -30,6 +32,27 @@ def test_what_follows_the_head_is_part_of_p(kind: str, scale: float, cap: float 
     torch.testing.assert_close(finished, own.logits_LV[:, columns], atol=1e-4, rtol=1e-4)
     target.logit_form, without = PLAIN, (scale, cap) == (1.0, None)
     assert without is torch.allclose(target.head(own.head_input_LD), own.logits_LV, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("made", "never"),
+    [(lambda: tiny_wrapper("chameleon"), range(200, 204)), (lambda: tiny_model("inkling_text", 260), range(250, 260))],
+)  # fmt: skip
+def test_tokens_that_a_model_never_writes_have_no_probability(made: Any, never: range) -> None:
+    """Chameleon's images, masked behind its head; the padding of Inkling's vocabulary, cut off there."""
+    target, own = proven(made(), debug_model("Llama")[1], "mine"), made()
+    tokens = some_text(target, 40)
+    p = target.forward(tokens).logits_BLV.softmax(-1)
+    with torch.no_grad():
+        wanted = own(tokens).logits.softmax(-1)
+    torch.testing.assert_close(p[..., : wanted.shape[-1]], wanted, rtol=1e-4, atol=1e-6)
+    assert not p[..., list(never)].any() and target.never_V.nonzero()[:, 0].tolist() == [*never]
+    hidden = target.forward(tokens).hidden_BLD
+    product, columns = hidden @ target.head_weight_VD.T, torch.arange(1, 260, 3)
+    assert target.finish is not None
+    for some in (None, columns):
+        finished = target.finish(product if some is None else product[..., some], some)
+        torch.testing.assert_close(finished, target.head(hidden)[..., slice(None) if some is None else some])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
