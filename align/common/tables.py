@@ -80,7 +80,7 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
-        raise UserError(f"{path} can't be read: {error}") from None
+        raise UserError(f"{path} can't be read: {error.strerror or error}") from None
 
 
 def _jsonl(path: Path) -> list[Any]:
@@ -101,8 +101,9 @@ def _jsonl(path: Path) -> list[Any]:
 
 
 def _json(path: Path) -> list[Any]:
+    text = read_text(path)
     try:
-        data = json.loads(read_text(path))
+        data = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
     except (ValueError, RecursionError) as error:

@@ -37,19 +37,24 @@ def run(corpus: Corpus, seed: int, number: int, show: bool = False) -> str:
     taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
     if show:
         say(f"exit {code}\n--- stdout\n{printable(out)}\n--- stderr\n{printable(err)}")
-    why = fault(code, out, err) or (f"takes {taken:.1f} GiB" if taken > MOST_GIB else "")
+    why = fault(code, out, err, words) or (f"takes {taken:.1f} GiB" if taken > MOST_GIB else "")
     return f"{why}: {printable(name)}" if why else ""
 
 
-def fault(code: int | None, out: str, err: str) -> str:
+def fault(code: int | None, out: str, err: str, words: list[str]) -> str:
     if code is None:
         return f"traceback ({' '.join(err.strip().splitlines()[-1:])[:300]})"
     if "Traceback (most recent call last)" in err:
         return f"a traceback on standard error ({err[-1500:]!r})"
     if code not in (0, 1, 2):
         return f"exit code {code}"
-    if code == 2 and not re.search(r"(^|\n)error: [^\n]*[=/'.\":-][^\n]*\n\Z", err):
-        return f"exit code 2 without one line that names something ({err[-200:]!r})"
+    if code == 2:
+        line = re.search(r"(?:^|\n)error: ([^\n]+)\n\Z", err)
+        if not line:
+            return f"exit code 2 without one line ({err[-200:]!r})"
+        given = {part for word in words for part in re.split("[=/]", word) if part}
+        if not re.search(r"prompt|[=/'.\":-]", line[1]) and not any(part in line[1] for part in given):
+            return f"exit code 2 with a line that names nothing ({line[1]!r})"
     raw = [c for c in out + err if printable(c) != c and c != "\r"]
     return f"control characters on the terminal: {raw[:5]}" if raw else ""
 
