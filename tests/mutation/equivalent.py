@@ -82,5 +82,7 @@ EQUIVALENT: dict[str, str] = {
     "for lengths in ((WIDE + 8, WIDE + 7, 1, 1), (5, 3, 1, 1)):": "any width that counts as wide",
     "decode/speculation/processors.py History._barred: if self.min_length_mask_V is None or self.count + min(depth) >= self.min_new_tokens: → "
     "if self.min_length_mask_V is None or self.count + min(depth) > self.min_new_tokens:": "at the length itself no row is barred, whether by one mask or by none",
+    "decode/engine/compiled.py compiled: for lengths in ((WIDE + 8, WIDE + 6, 1, 1), (5, 3, 1, 1)): → "
+    "for lengths in ((WIDE - 8, WIDE + 6, 1, 1), (5, 3, 1, 1)):": "a long first prompt takes the program of a long later call: else the test would see one compiled anew",
 }
 """By name, as `python -m tests.mutation` prints it."""

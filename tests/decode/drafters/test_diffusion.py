@@ -13,7 +13,7 @@ from align.models.checkpoints.standalone import save_standalone
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
-from decode.drafters.diffusion import ORDERS, DiffusionProposer
+from decode.drafters.diffusion import ORDERS, DiffusionProposer, DiffusionWriter
 from decode.wrappers.copying import CopyingDrafter
 from tests.builders import DIFFUSION_KINDS as KINDS
 from tests.builders import PROMPT, VARIED
@@ -228,6 +228,13 @@ def test_a_long_text_keeps_half_of_the_longest_context(target: Target, monkeypat
     monkeypatch.setattr(diffusion, "LONGEST_CONTEXT", 24)
     session = diffusion.DiffusionWriter(drafter(target, "ddit"), 3).start(list(range(4, 34)))
     assert session.context.tokens == list(range(22, 34))
+
+
+def test_a_writers_drafts_are_those_of_one_pass(target: Target) -> None:
+    made = drafter(target, "ddit")
+    _, session = sessions(target, DiffusionProposer(made, 3), Sampling())
+    written = DiffusionWriter(made, 3).start(session.request.tokens).propose(3, Sampling())
+    assert written == session.propose(3).tokens_K.tolist()
 
 
 def test_what_may_not_come_yet_is_barred_as_far_as_the_last_position(target: Target) -> None:

@@ -297,6 +297,15 @@ def test_an_interrupted_generation_leaves_nothing_behind(target: Target) -> None
     assert decoder.generate(PROMPT, max_new_tokens=30, sampling=VARIED).tokens == expected.tokens
 
 
+def test_a_call_without_drafts_lies_where_the_target_lies() -> None:
+    """`NO_DRAFTS` are on the CPU."""
+    table = TableTarget(4)
+    engine = Engine(table, [0, 1], 3, Sampling())  # type: ignore[arg-type]
+    engine.begin()
+    table.device = torch.device("meta")
+    assert engine.begin_round().tokens_1L.device == table.device
+
+
 @pytest.mark.parametrize("most", [1, 2])
 def test_a_request_that_ended_gives_its_cache_back_where_others_run(target: Target, most: int) -> None:
     engines = [Engine(target, PROMPT, limit, VARIED, None, "greedy") for limit in (4, 9, 4)]
