@@ -41,7 +41,7 @@ COMMON: dict[str, Any] = {
     "mamba_d_ssm": 128, "state_size": 8, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 1, "ssm_state_size": 8,
     "block_size": 4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "laurel_rank": 8,
     "query_pre_attn_scalar": 16, "final_logit_softcapping": 5.0, "attn_logit_softcapping": 5.0, "logit_scale": 0.25,
-    "logits_scaling": 4.0,
+    "logits_scaling": 4.0, "init_std": 0.15,
 }  # fmt: skip
 """What a config gets where it has a key of that name."""
 OWN: dict[str, dict[str, Any]] = {
@@ -92,7 +92,7 @@ OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("inkling2_text", "inkling2_loop_text"), {"unpadded_vocab_size": 260, "eos_token_id": 2}),
     **dict.fromkeys(
         ("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart", "whisper"),
-        {"decoder_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 96, "d_model": 64, "max_target_positions": 512},
+        {"decoder_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 96, "d_model": 64, "max_target_positions": 512, "forced_eos_token_id": None},
     ),
     "prophetnet": {"num_decoder_layers": 4, "num_decoder_attention_heads": 4, "decoder_ffn_dim": 96},
     "inkling_text": {"unpadded_vocab_size": 250},

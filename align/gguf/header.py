@@ -156,6 +156,15 @@ class _Reader:
         return int(count)
 
 
+_UNREAD = {
+    "gptoss": "leaves out the experts of",
+    "gemma4": "leaves out the layers' scales of",
+    "deci": "has no model for",
+}
+"""Architectures that its list names and that it can't read: names of tensors are others than llama.cpp's, and it takes for one number
+what Gemma 4 has for each layer; DeciLM's files name a model that transformers does not have."""
+
+
 def check_known(path: Path, header: Header) -> None:
     """Raises UserError for one part of several, and for an architecture that no reader here knows."""
     architecture, parts = header.architecture, header.values.get("split.count", 0)
@@ -168,12 +177,8 @@ def check_known(path: Path, header: Header) -> None:
         raise UserError(
             f"{path}: GGUF architecture {architecture!r} is not supported{nearest(architecture, [*OWN, *theirs])}"
         )
-    if (
-        _plain(architecture) == "gptoss"
-    ):  # its names are none that llama.cpp writes, and it fails at the scale of positions
-        raise UserError(
-            f"{path}: transformers' reader leaves out the experts of {architecture!r}: {TAKE_FOLDER}"
-        )
+    if (why := _UNREAD.get(_plain(architecture))) is not None:
+        raise UserError(f"{path}: transformers' reader {why} {architecture!r}: {TAKE_FOLDER}")
 
 
 def _plain(name: str) -> str:

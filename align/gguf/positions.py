@@ -18,8 +18,6 @@ FREQUENCIES = "rope_freqs.weight"
 """Factors of the frequencies, as Llama 3.1 has them."""
 _SCALES = ("rope.scaling.factor", "rope.scale_linear")
 _FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight", FREQUENCIES)
-_FACTORS_KNOWN = ("gemma4",)
-"""Whose factors follow from its config."""
 
 
 def check_positions(path: Path, header: Header) -> None:
@@ -35,8 +33,7 @@ def check_positions(path: Path, header: Header) -> None:
     ):
         _refuse(path, header, "rope.scaling.type", f"{short(kind, 40)} positions are not read from this file")
     for tensor in _FACTORS:
-        read = name in _FACTORS_KNOWN or name in OWN and tensor == FREQUENCIES
-        if tensor in header.shapes and not read:
+        if tensor in header.shapes and not (name in OWN and tensor == FREQUENCIES):
             raise UserError(
                 f"{path}: tensor {tensor!r}: factors of rotary positions are not read from GGUF files of {name!r}: {TAKE_FOLDER}"
             )

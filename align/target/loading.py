@@ -195,7 +195,8 @@ def _cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
     known = (
         similar(str(spec)) if is_hub_id(str(spec)) and "not a valid model identifier" in str(error) else ""
     )
-    return UserError(f"{what} {str(spec)!r} can't be loaded{known}: {lines[0]}")
+    why = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
+    return UserError(f"{what} {str(spec)!r} can't be loaded{known}: {why}")
 
 
 def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:

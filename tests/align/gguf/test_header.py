@@ -12,6 +12,7 @@ import pytest
 
 from align.common.errors import UserError
 from align.gguf.header import check_known, read_by_transformers, read_header
+from tests.target_models import tiny_model
 
 
 def text(value: str) -> bytes:
@@ -87,6 +88,11 @@ def test_what_is_no_header_is_refused_in_a_line(tmp_path: Path, content: bytes) 
         ),
         ([], "architecture 'None' is not supported"),
         ([pair("general.architecture", 8, text("gpt-oss"))], "reader leaves out the experts of 'gpt-oss'"),
+        (
+            [pair("general.architecture", 8, text("gemma4"))],
+            "reader leaves out the layers' scales of 'gemma4'",
+        ),
+        ([pair("general.architecture", 8, text("deci"))], "reader has no model for 'deci'"),
     ],
 )
 def test_what_no_reader_knows_is_refused(tmp_path: Path, pairs: list[bytes], says: str) -> None:
@@ -102,6 +108,16 @@ def test_known_architectures_are_transformers_own() -> None:
     theirs: set[Any] = {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS}
     theirs -= {"general", "tokenizer", "t5", "t5encoder", "umt5"}
     assert {"gemma3", "phi3", "qwen35", "qwen35moe"} <= read_by_transformers() == theirs
+
+
+def test_what_is_said_of_the_reader_is_so() -> None:
+    """llama.cpp writes Gemma 4's scales as `layer_output_scale.weight`."""
+    from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    names = get_gguf_hf_weights_map(tiny_model("gemma4_text", 260), TensorProcessor())
+    assert {n for n in names if n.startswith("blk.0.layer_output_scale")} == {"blk.0.layer_output_scale"}
+    assert "deci" not in CONFIG_MAPPING
 
 
 def test_commands_refuse_it_before_torch_is_imported(tmp_path: Path) -> None:

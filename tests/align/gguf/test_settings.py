@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
+from align.gguf.header import Header
+from align.gguf.settings import take_settings
 from align.target.loading import load_target
+from tests.gguf_layouts import LAYOUTS, write_layout
 from tests.target_models import add_pieces, piece_fields, tiny_config, tiny_model, write_out
 
 VOCAB = len(piece_fields()["tokenizer.ggml.tokens"])
@@ -21,7 +24,8 @@ TOKENS = torch.randint(
     4, VOCAB, (1, 60), generator=torch.Generator().manual_seed(9)
 )  # longer than the window
 USUAL = {"rope_type": "default", "rope_theta": 1e4}
-ARCHITECTURES = {"gemma2": "gemma2", "gemma3": "gemma3_text"}
+ARCHITECTURES = {"gemma2": "gemma2", "gemma3": "gemma3_text", **LAYOUTS}
+HALF = {**USUAL, "partial_rotary_factor": 0.5}
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +87,6 @@ def write(
     [
         ("gemma2", {}, {}),
         ("gemma2", {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}, {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
-        ("gemma2", {"num_attention_heads": 2, "query_pre_attn_scalar": 32, "num_hidden_layers": 46, "layer_types": ["sliding_attention", "full_attention"] * 23}, {}),
         ("gemma3", {"layer_types": ["sliding_attention"] * 4, "final_logit_softcapping": 3.0}, {"final_logit_softcapping": 3.0}),
         ("gemma3", {"layer_types": ["full_attention"] * 4, "rope_parameters": {"full_attention": USUAL, "sliding_attention": USUAL}}, {"attention__sliding_window": 0}),
         ("falcon", {"layer_norm_epsilon": 0.3, "num_kv_heads": 1}, {"attention__layer_norm_epsilon": 0.3}),
@@ -98,14 +101,41 @@ def test_what_the_file_says_is_the_models(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the 27B the scores are scaled by the width for each head: it is known by its layers alone. Phi-3's padding is the class's, beyond a
-    small vocabulary."""
+    """Phi-3's padding is the class's, beyond a small vocabulary."""
     if architecture == "gemma2":  # the reader's own where the file says nothing
         of_model = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, **of_model}
     own = model_of(architecture, monkeypatch, **of_model)
     if architecture.startswith("gemma"):
         of_file = {"attention__sliding_window": 24, **of_file}
     target = load_target(str(write(tmp_path / "m.gguf", own, architecture, **of_file)), "float32", "cpu")
+    found = target.forward(TOKENS).logits_BLV
+    torch.testing.assert_close(found, own(TOKENS).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("layers", "scalar"), [(46, 32), (26, 16)])
+def test_scores_of_the_27b_are_scaled_by_the_width_for_each_head(layers: int, scalar: int) -> None:
+    """It is known by its layers alone."""
+    config = tiny_config("gemma2", VOCAB)
+    config.num_hidden_layers, config.num_attention_heads, config.query_pre_attn_scalar = layers, 2, 1
+    take_settings(Header({"general.architecture": "gemma2"}, {}, {}, {}), config)
+    assert config.query_pre_attn_scalar == scalar
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values"),
+    [
+        ("qwen2moe", {"layer_types": ["full_attention"] * 4, "norm_topk_prob": False}),
+        ("minimax-m2", {"rope_parameters": HALF}),
+        ("lfm2", {}),
+        ("qwen35", {"rope_parameters": {**HALF, "mrope_section": [2, 1, 1]}}),
+        ("qwen35moe", {"rope_parameters": {**HALF, "mrope_section": [2, 1, 1]}}),
+    ],
+)
+def test_layouts_of_experts_and_states_are_the_models(
+    architecture: str, values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = model_of(architecture, monkeypatch, **values)
+    target = load_target(str(write_layout(tmp_path / "m.gguf", own, architecture)), "float32", "cpu")
     found = target.forward(TOKENS).logits_BLV
     torch.testing.assert_close(found, own(TOKENS).logits, rtol=1e-4, atol=1e-4)
 

@@ -324,6 +324,18 @@ def test_absurd_sizes_of_a_hub_model_are_refused_before_anything_is_built(
     assert refusal(4 * 10**15) == said.format(4 * 10**15, "no machine has room for that")
 
 
+def test_a_config_that_transformers_refuses_says_why_in_one_line(target: Target, tmp_path: Path) -> None:
+    target.model.save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"hidden_act": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        UserError,
+        match=r"can't be loaded: Validation error for field 'hidden_act': TypeError: .*expected str, got int.*",
+    ):
+        load_target(str(tmp_path))
+
+
 def test_a_weight_in_another_shape_is_named(tmp_path: Path) -> None:
     whole, name = load_target("debug", fast=False), "model.layers.1.mlp.up_proj.weight"
     whole.model.save_pretrained(tmp_path)
