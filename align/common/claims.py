@@ -84,6 +84,13 @@ class Claim:
         self.release()
 
 
+def tidy(folder: Path) -> None:
+    """Remove what a killed writer left in the folder, its lock too. Nothing happens where a process writes there, or nobody may."""
+    if (folder / LOCK).exists():
+        with suppress(UserError, OSError), Claim(folder, "folder"):
+            pass
+
+
 def check_folder(folder: Path, key: str) -> None:
     """Whether the folder can be written, or made; it is not made yet. `key`: the option or key that named it.
 

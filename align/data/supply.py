@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from align.common.claims import Claim
+from align.common.claims import Claim, tidy
 from align.common.commands import command
 from align.common.errors import UserError
 from align.common.text import say
@@ -143,6 +143,8 @@ def _text(recipe: Recipe, target: Target, quiet: bool) -> Texts:
                 read_texts(recipe, target, quiet)
         while not is_read(recipe):
             time.sleep(WAIT)
+    elif main_process():
+        tidy(folder)
     return open_text(recipe, target)
 
 
@@ -178,9 +180,11 @@ def _missing(recipe: Recipe) -> str:
 
 
 def _write_missing(recipe: Recipe, target: Target, quiet: bool) -> None:
-    if not is_missing(recipe, target):
-        return
     d, folder = recipe.data, recipe.data_folder
+    if not is_missing(recipe, target):
+        if main_process():
+            tidy(folder)
+        return
     _may_write(recipe, folder)
     if main_process():
         if not quiet:

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 _TIMES = re.compile(
-    r"seconds|per_s(econd)?$|speedup|(draft|verify)_(ms|share)$|^load$|started|^baseline$|^load|^plain_spread$|^verdict$"
+    r"seconds|per_s(econd)?$|speedup|(draft|verify)_(ms|share)$|^load$|started|^baseline$|^load|^plain_spread$|^verdict$|^git_commit$"
 )
-"""Keys whose values depend on the clock."""
+"""Keys whose values depend on the clock, or on what is committed meanwhile."""
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _database(path: Path) -> Any:
 
 
 def _card(path: Path) -> str:
-    return re.sub(r"[\d.]+ minutes", "minutes", path.read_text())
+    return re.sub(r"[\d.]+ minutes|commit [^|]*", "", path.read_text())
 
 
 def timeless(value: Any) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from align.common.claims import LOCK, Claim, scratch
+from align.common.claims import LOCK, Claim, scratch, tidy
 from align.common.errors import UserError
 from align.common.files import UNFINISHED
 
@@ -67,6 +67,15 @@ def test_temporary_folders_of_the_dead_are_removed(tmp_path: Path) -> None:
         alive.kill()
         alive.wait()
     assert not folder.exists() and (tmp_path / "far/kind-c").is_dir()
+
+
+def test_a_finished_folder_is_tidied(tmp_path: Path) -> None:
+    """Its writer was killed after its last file, and nobody writes there again."""
+    for name in (LOCK, "manifest.json"):
+        (tmp_path / name).write_text("1\n")
+    (tmp_path / f".x{UNFINISHED}").mkdir()
+    tidy(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["manifest.json"]
 
 
 def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from align.common.claims import LOCK
 from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
@@ -46,7 +47,9 @@ def test_missing_own_words_are_written(tmp_path: Path, target: Target) -> None:
     assert is_missing(more, target) and not is_missing(recipe, target)
     other = recipe_of(tmp_path / "run", "data.samples=40", "data.top_k=3")  # another recipe's folder
     assert not is_missing(other, target)
+    (recipe.data_folder / LOCK).touch()  # its writer was killed after the last shard
     assert "warning: the recipe asks for 40 samples" in open_supply(other, target).line(other)
+    assert not (recipe.data_folder / LOCK).exists()
 
 
 def test_prompts_that_have_ended_are_not_asked_for_again(tmp_path: Path, target: Target) -> None:
@@ -60,7 +63,10 @@ def test_text_comes_before_own_words(tmp_path: Path, target: Target) -> None:
     path.write_text("".join(f"line {i} of the text\n" for i in range(60)))
     words = [f"data.text=[{path}]", "data.exclude=[]", "data.text_share=0.5", "trainer.max_steps=6"]
     recipe = recipe_of(tmp_path / "run", *words, "trainer.batch_size=2", "trainer.warmup_steps=1")
+    open_supply(recipe, target, quiet=True)
+    (recipe.data_folder / "text" / LOCK).touch()
     supply = open_supply(recipe, target, quiet=True)
+    assert not (recipe.data_folder / "text" / LOCK).exists()
     stream = supply.stream(recipe)
     assert [stream.key(place) >= TEXT for place in range(12)] == [True] * 6 + [False] * 6
     assert bool((supply.validation.temperature >= 0).all())  # τ is told by own words alone
