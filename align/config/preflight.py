@@ -31,6 +31,12 @@ def check_training(recipe: Recipe) -> None:
     check_record(recipe)
     check_processes(recipe)
     check_memory(recipe)
+    stored = recipe.features_folder
+    if recipe.target.parallel == "absent" and not (stored / "manifest.json").is_file():
+        raise UserError(
+            f"target.parallel=absent: {stored} holds nothing yet; {command('align.features')} with the words of this run, without "
+            "target.parallel, stores what it reads"
+        )
     _check_data(recipe)
 
 

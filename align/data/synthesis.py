@@ -175,9 +175,14 @@ class Synthesis:
         self.batches.source.forget(manifest["shards"] - 1)
         self.fruitless = 0 if len(samples) or self.prompts else self.fruitless + 1
         if self.fruitless == FRUITLESS:
+            theirs = all(reason.endswith("in the server's reply") for reason in dropped)
+            decide = (
+                "another server may do (data.writer)"
+                if theirs
+                else "data.near_duplicate_threshold, data.prompt_temperature and data.max_prompt_tokens decide"
+            )
             raise UserError(
-                f"{folder}: nothing of {FRUITLESS} batches in a row was kept (dropped so far: {_counts(dropped)}); "
-                "data.near_duplicate_threshold, data.prompt_temperature and data.max_prompt_tokens decide"
+                f"{folder}: nothing of {FRUITLESS} batches in a row was kept (dropped so far: {_counts(dropped)}); {decide}"
             )
         return True
 

@@ -239,6 +239,7 @@ def read_texts(recipe: Recipe, target: Told, quiet: bool = False) -> dict[str, A
         manifest["finished"] = manifest["tokens"] >= d.text_tokens
         data.write_manifest(folder, manifest)
     if not manifest["samples"]:
+        (folder / "manifest.json").unlink()  # else the folder would count as one that was read
         raise UserError(f"data.text={list(d.text)}: no text in it ({_counts(manifest)} left out)")
     if not quiet:
         say(f"{manifest['tokens']} tokens of text in {folder}; left out: {_counts(manifest)}")

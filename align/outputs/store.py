@@ -103,7 +103,7 @@ class OutputStore:
             self._where[key] = (shard, index)
 
     def _remove(self, shard: Path, why: str) -> None:
-        say(f"warning: {shard} {why}; its rows are computed again", error=True)
+        say(f"warning: {shard} {why}; its rows count as not stored", error=True)
         shard.with_suffix(".json").unlink(missing_ok=True)
         shard.unlink(missing_ok=True)
         self._sizes.pop(shard, None)

@@ -47,7 +47,9 @@ def render(plan: Plan, rate: float | None = None) -> str:
     ]
     lines += [f"note: {note}" for note in plan.notes]
     lines += (
-        ["", *(f"DOES NOT FIT: {m.line}" for m in plan.misfits)] if plan.misfits else ["", "everything fits"]
+        ["", *(f"DOES NOT FIT: {m.line}" for m in plan.misfits)]
+        if plan.misfits
+        else ["", f"everything fits in memory; {_gib(plan.disk.bytes)} of disk are needed"]
     )
     return "\n".join(lines)
 

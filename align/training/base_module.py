@@ -84,7 +84,11 @@ class DrafterModule(lightning.LightningModule, ABC):
         if how != "replicate" and self.shared_target is None:
             target, device = self.drafter.target, strategy.root_device
             absent = how == "absent"
-            self.shared_target = AbsentTarget(target, device) if absent else SharedTarget(target, how, device)
+            self.shared_target = (
+                AbsentTarget(target, device, self.recipe.features_folder)
+                if absent
+                else SharedTarget(target, how, device)
+            )
             if self.target_cache is not None:
                 self.target_cache.run = self.shared_target.features
                 self.target_cache.missing = self.shared_target.anywhere

@@ -111,11 +111,11 @@ def run_id(folder: Path, fresh: bool) -> str:
     """W&B's id of the run in this folder: the agent's, the one that the run began with, or a new one, which is written down."""
     path, given = folder / "wandb-run-id", os.environ.get("WANDB_RUN_ID")
     if given is None and path.is_file() and not fresh:
-        if not (kept := path.read_bytes()[:_LONGEST].decode("utf-8", "replace").strip()):
-            return uuid.uuid4().hex[:8]
-        if not re.fullmatch(r"[\w.-]+", kept, re.ASCII):
+        kept = path.read_bytes()[:_LONGEST].decode("utf-8", "replace").strip()
+        if kept and not re.fullmatch(r"[\w.-]+", kept, re.ASCII):
             raise UserError(f"{path}: holds no id of a W&B run; remove it to begin another run there")
-        return kept
+        if kept:
+            return kept
     found = given or uuid.uuid4().hex[:8]
     if main_process():
         write_text(path, found + "\n")

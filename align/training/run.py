@@ -96,10 +96,13 @@ def _check_stored(recipe: Recipe, module: DrafterModule, rows: RowsModule) -> No
     every = chain(read, ((rows.stream.row(key), recipe.objective.temperature) for _, key in places))
     lacking = sum(row_key(collate([row]), heat) not in store for row, heat in every)
     if lacking:
+        gigabytes = recipe.trainer.features_gb
+        if len(store):  # what all rows take, with some to spare
+            gigabytes = max(gigabytes, 1.1e-9 * store.bytes / len(store) * (len(store) + lacking))
         words = [
             f"recipe={recipe.name}",
             f"output={recipe.output}",
-            f"trainer.features_gb={recipe.trainer.features_gb:g}",
+            f"trainer.features_gb={gigabytes:.3g}",
         ]
         raise UserError(
             f"target.parallel=absent: {plural(lacking, 'row')} of this run not in {recipe.features_folder} "

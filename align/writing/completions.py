@@ -236,6 +236,9 @@ def _ended(ids: Sequence[int], request: Request, choice: dict[str, Any], usual: 
     for place, token in enumerate(ids):
         if token in request.ends:
             return Continuation(list(ids[:place]), token)
+    if (choice["finish_reason"] == "length") != (len(ids) >= request.most):
+        # an engine with a limit of its own, or one that says why a text ended and is wrong: its end would be learnt
+        raise Mismatch(f"{len(ids)} of {request.most} tokens and finish_reason {choice['finish_reason']}")
     if choice["finish_reason"] == "length":
         return Continuation(list(ids), None)
     said = choice.get("stop_reason", choice.get("matched_stop"))

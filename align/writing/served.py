@@ -78,7 +78,11 @@ class Served:
         await ask.greet(requests[0])
         said = f"{self.client.url} writes as {name!r}, up to {d.concurrency} requests at once, {ask.dialect.said}"
         if d.server_check == "auto" and isinstance(plan.target, Target):
-            answers = await asyncio.gather(*(self._probe(ask, request) for request in requests))
+            found = await asyncio.gather(*(self._probe(ask, request) for request in requests))
+            answers = [[] if isinstance(one, Mismatch) else one for one in found]
+            if not any(answers):
+                why = next((f" ({one})" for one in found if isinstance(one, Mismatch)), "")
+                raise UserError(f"{self.client.url}: {name!r} gave no answer that can be used{why}")
             share = check_answers(plan.target, prompts, answers, f"{self.client.url}: {name!r}")
             said += f"; {share:.0%} of its greedy tokens to {PROBES} prompts are the target's"
         if not self.quiet:
@@ -86,11 +90,11 @@ class Served:
         return ask
 
     @staticmethod
-    async def _probe(ask: Completions, request: Request) -> list[int]:
+    async def _probe(ask: Completions, request: Request) -> list[int] | Mismatch:
         try:
             found = await ask(request)
-        except Mismatch:
-            return []
+        except Mismatch as why:
+            return why
         return found.tokens if found.end is None else [*found.tokens, found.end]
 
     def write(self, number: int, needed: int, progress: Progress) -> list[Row] | None:

@@ -14,8 +14,6 @@ import numpy as np
 from decode.advising.costs import VerifyCosts
 from decode.advising.observed import PLAIN, Observed, Setting
 
-MOST_BATCH = 32
-
 
 @dataclass
 class Costs:
@@ -62,15 +60,16 @@ class Costs:
         )
 
 
-def with_shorter_chains(costs: Costs, longest: Setting) -> None:
-    """Add the chains shorter than the one that was tried: their acceptance is its beginning, their cost lies between it and none.
-
-    Drafting one pass over a block costs the same whatever is kept of it, so a shorter chain is charged the same.
+def with_shorter_chains(costs: Costs, longest: Setting, shortest: float = 1.0) -> None:
+    """Add the chains shorter than the one that was tried: their acceptance is its beginning, and their drafting costs, straight in
+    between, from `shortest` of its cost for one token on: about all of it where a block is drafted in one pass, little where token
+    follows token.
     """
     for temperature in costs.temperatures(longest):
         own = costs.observed[longest, temperature]
         for tokens in range(1, longest.tokens):
-            shorter = Setting(tokens)
+            shorter, rest = Setting(tokens), (longest.tokens - tokens) / (longest.tokens - 1)
+            share = 1 - rest * (1 - shortest)
             tau = own.tau_of(tokens)
             costs.observed.setdefault(
                 (shorter, temperature),
@@ -78,9 +77,9 @@ def with_shorter_chains(costs: Costs, longest: Setting) -> None:
                     shorter,
                     temperature,
                     own.reach[:tokens],
-                    own.draft,
+                    share * own.draft,
                     own.host,
-                    own.further,
+                    share * own.further,
                     own.context,
                     round(tau * 1000),
                     1000,
@@ -91,27 +90,30 @@ def with_shorter_chains(costs: Costs, longest: Setting) -> None:
 @dataclass(frozen=True)
 class Advice:
     """At one context and temperature. best: for a single request. gains: batch → (setting, speed-up) of the fastest. last: the largest
-    batch up to which drafting gains; 0 = none."""
+    batch up to which drafting gains, of `most`, the largest that was timed; 0 = none."""
 
     context: int
     temperature: float
     best: Setting
     gains: dict[int, tuple[Setting, float]]
     last: int
+    most: int
 
 
 def advise(
     costs: Costs, contexts: Sequence[int], temperatures: Sequence[float], batches: Sequence[int]
 ) -> list[Advice]:
     """For every context and temperature."""
-    found = []
+    found, most = [], max(batches)
     for context in contexts:
         for temperature in temperatures:
-            every = {b: _best(costs, b, context, temperature) for b in range(1, MOST_BATCH + 1)}
+            every = {b: _best(costs, b, context, temperature) for b in range(1, most + 1)}
             last = 0
-            while last < MOST_BATCH and every[last + 1][1] > 1:
+            while last < most and every[last + 1][1] > 1:
                 last += 1
-            found.append(Advice(context, temperature, every[1][0], {b: every[b] for b in batches}, last))
+            found.append(
+                Advice(context, temperature, every[1][0], {b: every[b] for b in batches}, last, most)
+            )
     return found
 
 
@@ -133,11 +135,11 @@ def applies(costs: Costs, setting: Setting, temperature: float) -> bool:
 def sentence(found: Sequence[Advice]) -> str:
     """What to do, in one: the setting that is fastest for most, and up to which batch."""
     best = max({a.best for a in found}, key=lambda s: sum(a.best == s for a in found))
-    lasts = [a.last for a in found]
+    lasts, most = [a.last for a in found], found[0].most
     if max(lasts) == 0:
         return "leave drafting off: nowhere here is it faster than plain decoding"
-    if min(lasts) == MOST_BATCH:
-        off = f"it pays up to batch {MOST_BATCH} everywhere that was looked at"
+    if min(lasts) == most:
+        off = f"it pays up to batch {most} everywhere that was looked at"
     elif min(lasts) == max(lasts):
         off = f"switch it off above batch {lasts[0]}"
     else:

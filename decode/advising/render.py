@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from decode.advising.advice import MOST_BATCH, Advice, Costs, sentence
+from decode.advising.advice import Advice, Costs, sentence
 from decode.advising.observed import PLAIN
 from decode.advising.run import Point
 
@@ -74,7 +74,7 @@ def _gains(found: Sequence[Advice]) -> list[str]:
     ]
     for a in found:
         cells = " | ".join(f"{setting.words} {gain:.2f}×" for setting, gain in a.gains.values())
-        last = f"{MOST_BATCH} and more" if a.last == MOST_BATCH else str(a.last) if a.last else "never"
+        last = f"{a.most}, the largest timed" if a.last == a.most else str(a.last) if a.last else "never"
         lines.append(f"| {a.context} | {a.temperature:g} | {cells} | {last} |")
     return lines
 

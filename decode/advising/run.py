@@ -57,9 +57,18 @@ def measure(
             )
             paces.append(pace(target))
     costs.draft_slope = _draft_slope(target, decoder, costs, settings[0], trial)
-    with_shorter_chains(costs, settings[0])
+    with_shorter_chains(costs, settings[0], _shortest(decoder, costs, settings[0], trial))
     costs.pace = statistics.median(paces)
     return costs
+
+
+def _shortest(decoder: Callable[[Setting], Decoder], costs: Costs, chain: Setting, trial: Trial) -> float:
+    """What drafting one token costs, as a share of the longest chain's cost."""
+    one, heat = Setting(1), trial.temperatures[0]
+    if chain == one:
+        return 1.0
+    found = observe(decoder(one), trial.prompts, one, Sampling(heat, seed=trial.seed), trial.max_new_tokens)
+    return min(1.0, found.draft / max(costs.observed[chain, heat].draft, 1e-9))
 
 
 def _draft_slope(
@@ -105,6 +114,8 @@ def held_out(costs: Costs, trial: Trial) -> list[tuple[Setting, int, float]]:
         (chain, 5, between),
         (PLAIN, 3, heat[-1]),
     ]
+    largest = max(trial.batches)
+    points = [(s, b, t) if b <= largest else (s, largest, between) for s, b, t in points]
     return [point for point in points if applies(costs, point[0], point[2])]
 
 

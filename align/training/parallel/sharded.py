@@ -7,6 +7,7 @@ FSDP2 is `torch.distributed.fsdp.fully_shard`. Tensor parallelism follows the pl
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -116,7 +117,8 @@ def _move(target: Target, device: torch.device) -> None:
 class AbsentTarget:
     """The frozen target without its layers, which are given up: what they compute is on disk. Embedding and head stay."""
 
-    def __init__(self, target: Target, device: torch.device) -> None:
+    def __init__(self, target: Target, device: torch.device, folder: Path) -> None:
+        self.folder = folder
         target.hash  # noqa: B018 (of the whole weights, while they are)
         target.fused = None
         for layer in target.layers:
@@ -126,8 +128,8 @@ class AbsentTarget:
     def features(self, target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
         """Raises UserError: a row that is not on disk, or no longer whole."""
         raise UserError(
-            f"target.parallel=absent: a row that is trained on is not in trainer.features_path ({command('align.features')} with the "
-            "words of this run stores it)"
+            f"target.parallel=absent: a row that is trained on is missing or damaged in {self.folder} ({command('align.features')} with the "
+            "words of this run, without target.parallel, stores it)"
         )
 
     anywhere = staticmethod(bool)

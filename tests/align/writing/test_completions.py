@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from align.writing.client import Trouble
 from align.writing.completions import Completions, Continuation, Dialect, Drawing, Mismatch, Request
 
 REQUEST = Request((1, 40, 41), 6, 0.7, 11, frozenset((2, 7)))
+OF_TWO = replace(REQUEST, most=2)
 
 
 class NoClient:
@@ -37,13 +39,23 @@ def reply(target: Target, ids: list[int], finish: str = "length", **more: Any) -
 
 def test_exact_ids_end_at_the_first_end(target: Target) -> None:
     read = completions(target).read
-    assert read(REQUEST, reply(target, [50, 51])) == Continuation([50, 51], None)
+    assert read(OF_TWO, reply(target, [50, 51])) == Continuation([50, 51], None)
     assert read(REQUEST, reply(target, [50, 2], "stop")) == Continuation([50], 2)
     assert read(REQUEST, reply(target, [50, 7, 60], "length")) == Continuation([50], 7)
     for name in ("stop_reason", "matched_stop"):
         left_out = reply(target, [50, 51], "stop", choice={name: 7})
         assert read(REQUEST, left_out) == Continuation([50, 51], 7)
     assert read(REQUEST, reply(target, [50], "stop")) == Continuation([50], 2)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_text_that_the_server_cut_or_that_has_no_end_is_not_taken(target: Target, exact: bool) -> None:
+    """An engine's own limit of tokens would teach the drafter texts without ends, a wrong reason ends that were never written."""
+    read = completions(target, **({} if exact else {"ids_in": False, "ids_out": False})).read
+    for ids, why in (([50, 51], "length"), ([50] * 6, "stop")):
+        usage = {"prompt_tokens": 3, "completion_tokens": len(ids)}
+        with pytest.raises(Mismatch, match=f"{len(ids)} of 6 tokens and finish_reason {why}"):
+            read(REQUEST, reply(target, ids, why, usage=usage))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +71,7 @@ def test_exact_ids_end_at_the_first_end(target: Target) -> None:
 )
 def test_what_contradicts_itself_is_not_taken(target: Target, change: dict[str, Any], says: str) -> None:
     with pytest.raises(Mismatch, match=says):
-        completions(target).read(REQUEST, reply(target, [50, 51], **change))
+        completions(target).read(OF_TWO, reply(target, [50, 51], **change))
     with pytest.raises(Mismatch, match="another number"):
         completions(target).read(REQUEST, reply(target, [50] * 7))
 
@@ -77,7 +89,7 @@ def test_what_is_no_reply_is_trouble(target: Target, broken: dict[str, Any]) -> 
 
 def test_texts_are_tokenised_again(target: Target) -> None:
     read = completions(target, ids_in=False, ids_out=False).read
-    assert read(REQUEST, reply(target, [50, 51])) == Continuation([50, 51], None)
+    assert read(OF_TWO, reply(target, [50, 51])) == Continuation([50, 51], None)
     ended = reply(target, [50, 51], "stop", usage={"prompt_tokens": 3, "completion_tokens": 3})
     assert read(REQUEST, ended) == Continuation([50, 51], 2)
     for count in (1, 3):  # a text that was cut has no end that is counted

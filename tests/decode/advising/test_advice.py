@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from decode.advising.advice import MOST_BATCH, Costs, advise, contexts_up_to, sentence, with_shorter_chains
+from decode.advising.advice import Costs, advise, contexts_up_to, sentence, with_shorter_chains
 from decode.advising.costs import SHORT, VerifyCosts
 from decode.advising.observed import PLAIN, Observed, Setting
 
@@ -50,7 +50,7 @@ def test_the_fastest_stops_where_drafts_are_no_longer_accepted() -> None:
 def test_drafting_is_switched_off_where_it_stops_paying() -> None:
     found = costs(0.05)
     cold, hot = advise(found, [256], [0.0, 1.0], [1, 8, 32])
-    assert 0 < hot.last < cold.last < MOST_BATCH
+    assert 0 < hot.last < cold.last < 32
     for a in (cold, hot):
         gain = [
             max(found.speed_up(s, b, 256, a.temperature) for s in found.settings())
@@ -67,7 +67,18 @@ def test_drafting_is_switched_off_where_it_stops_paying() -> None:
 def test_useless_drafts_are_called_so() -> None:
     found = advise(costs(0.01, (0.0, 0.0, 0.0, 0.0)), [256], [0.0], [1])
     assert found[0].last == 0 and sentence(found).startswith("leave drafting off")
-    assert "pays up to batch 32 everywhere" in sentence(advise(costs(0.0, draft=0.0), [256], [0.0], [1]))
+    assert "pays up to batch 32 everywhere" in sentence(advise(costs(0.0, draft=0.0), [256], [0.0], [1, 32]))
+    assert "pays up to batch 2 everywhere" in sentence(advise(costs(0.0, draft=0.0), [256], [0.0], [1, 2]))
+
+
+def test_token_after_token_a_shorter_chain_costs_less() -> None:
+    found = costs(0.01)
+    for tokens in (1, 2, 3):
+        del found.observed[Setting(tokens), 0.0]
+    with_shorter_chains(found, CHAIN, shortest=0.25)
+    assert [found.value(Setting(n), 0.0, "draft") for n in (1, 2, 3, 4)] == pytest.approx(
+        [0.025, 0.05, 0.075, 0.1]
+    )
 
 
 def test_context_adds_to_both_sides() -> None:
