@@ -122,13 +122,13 @@ def _takes(config: Any, key: str) -> bool:
         return False
 
 
-def tiny_config(name: str, vocab_size: int) -> Any:
-    """A small config of the architecture `name`."""
+def tiny_config(name: str, vocab_size: int, **own: Any) -> Any:
+    """A small config of the architecture `name`; `own`: further values of it."""
     kind = KINDS.get(name, name)
     made = transformers.AutoConfig.for_model(kind)
     text = made.get_text_config(decoder=True)
     given = {key: value for key, value in COMMON.items() if _takes(text, key)}
-    given |= {"vocab_size": vocab_size, **OWN.get(name, {})}
+    given |= {"vocab_size": vocab_size, **OWN.get(name, {}), **own}
     if type(text) is type(made):  # of an encoder and a decoder it is a copy
         return transformers.AutoConfig.for_model(kind, **given)
     whole = copy.deepcopy(made)
@@ -137,9 +137,9 @@ def tiny_config(name: str, vocab_size: int) -> Any:
     return whole
 
 
-def tiny_model(name: str, vocab_size: int, seed: int = 0) -> Any:
+def tiny_model(name: str, vocab_size: int, seed: int = 0, **own: Any) -> Any:
     """A random model of it, with its own attention, in fp32."""
-    config = tiny_config(name, vocab_size)
+    config = tiny_config(name, vocab_size, **own)
     kind = KINDS.get(name, name)
     names = (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -158,10 +158,10 @@ def tiny_model(name: str, vocab_size: int, seed: int = 0) -> Any:
     return model.eval()
 
 
-def tiny_target(name: str, tokenizer: Any = None, seed: int = 0) -> Target:
+def tiny_target(name: str, tokenizer: Any = None, seed: int = 0, **own: Any) -> Target:
     """The architecture as a proved target. Raises UserError where it is refused."""
     tokenizer = debug_model("Llama")[1] if tokenizer is None else tokenizer
-    return proven(tiny_model(name, len(tokenizer), seed), tokenizer, name)
+    return proven(tiny_model(name, len(tokenizer), seed, **own), tokenizer, name)
 
 
 def generated(own: Any, target: Target, tokens: list[int], new: int) -> list[int]:

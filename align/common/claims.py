@@ -59,7 +59,10 @@ class Claim:
             raise UserError(f"{key}={folder}: can't be written ({why})") from None
         if not count:
             for part in (*folder.glob(f".*{UNFINISHED}"), *folder.glob(f"*/.*{UNFINISHED}")):
-                shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
+                if part.is_dir() and not part.is_symlink():
+                    shutil.rmtree(part)
+                else:
+                    part.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Others may write there again."""

@@ -95,8 +95,13 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
     """The data of a recipe. What is missing is written first, unless `data.write` forbids it.
 
     Raises:
-        UserError: data that are missing, can't be read, or that another target wrote.
+        UserError: data that are missing, can't be read, or that another target wrote; rows that are too long for the target.
     """
+    if target.anatomy.by_place and recipe.data.length > target.context_limit:
+        raise UserError(
+            f"data.length={recipe.data.length}: target {target.spec!r} counts places in a packed row, and its context is "
+            f"{target.context_limit} tokens (data.length={target.context_limit})"
+        )
     folder, d = recipe.data_folder, recipe.data
     text = _text(recipe, target, quiet) if d.text else None
     if d.follow:

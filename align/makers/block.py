@@ -142,6 +142,11 @@ def from_target(
 def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) -> BlockConfig:
     """The architecture of a fresh block drafter. Raises UserError for an option that does not fit the target."""
     shared = options.context == "shared_kv"
+    if (width := target.embedding_VD.shape[-1]) != target.hidden_size:
+        raise UserError(
+            f"drafter.kind=block: target {target.spec!r} embeds tokens in {width} numbers and computes in {target.hidden_size} "
+            "(drafter.kind=autoregressive or masked_lm)"
+        )
     check_count(target, options.layers)
     check_rank(target, options.markov_rank)
     rotaries: list[Rotary] = []

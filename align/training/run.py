@@ -29,7 +29,7 @@ from align.target.loading import load_target
 from align.target.model import Target
 from align.training import checkpoints
 from align.training.base_module import DrafterModule
-from align.training.build import KINDS, draft_vocab, save_trained
+from align.training.build import KINDS, conditioning, draft_vocab, save_trained
 from align.training.callbacks import CheckpointCallback, MilestoneCallback, ProgressLogger
 from align.training.datamodule import RowsModule, distinct_places
 from align.training.loggers import build_loggers, log_artifacts
@@ -51,6 +51,8 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     # what can't be opened is said before the target writes for hours
     later = kind.chosen_vocabulary and recipe.drafter.init is None  # one to start from has its vocabulary
     drafter = None if later else kind.make(target, recipe, None)
+    if later:
+        conditioning(recipe, target)
     supply = open_supply(recipe, target, quiet)
     resume = checkpoints.newest(output / "checkpoints", recipe.trainer.resume, target.hash)
     if drafter is None:

@@ -31,8 +31,18 @@ BONUSES: dict[str, tuple[Any, ...]] = {
 """Tried for the sake of the tokens of a round, each with `TRIED` seeds, until `ENOUGH` places show it."""
 IN_A_ROUND = " in a round"
 TRIED, ENOUGH = 8, 2
-USUAL = {"top-p, usual": {"top_p": 0.95}, "min-p, usual": {"min_p": 0.05}}
-"""Values as requests have them, which leave out little: `TRIED` seeds are looked at for a text that shows it."""
+USUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "top-p, usual": ({"top_p": 0.95}, {}),
+    "top-p, wide": ({"top_p": 0.98}, {}),
+    "min-p, usual": ({"min_p": 0.05}, {}),
+    "min-p, strong": ({"min_p": 0.2}, {}),
+    "top-k, wide": ({"top_k": 100}, {}),
+    "repetition penalty, usual": ({"repetition_penalty": 1.1, "temperature": 0.3}, {"temperature": 0.3}),
+    "presence penalty, strong": ({"presence_penalty": 1.8}, {"presence_penalty": 1.0}),
+    "usual temperature": ({"temperature": 0.7}, {"temperature": 1.0}),
+}
+"""Values as requests have them, which change little, and what an engine might take in their place: `TRIED` seeds are looked at for a
+text that shows the difference."""
 ROOTS = (1, 6, 9)
 """Places of a text at which a round of scripted drafts begins: the token before them is no draft of theirs."""
 
@@ -69,13 +79,17 @@ def twice(target: Target, prompt: list[int], seed: int) -> Setting:
 
 
 def usual(target: Target, prompt: list[int], seed: int) -> Iterator[Setting]:
-    """Of each of `USUAL` the seed whose text most differs from the one without it."""
+    """Of each of `USUAL` the seed whose text most differs from the other value's."""
     hot = [Sampling(1.5, seed=(seed + i) % 2**63) for i in range(TRIED)]
-    kinds: dict[str, dict[str, Any]] = {"": {}, **USUAL}
-    settings = [Setting(name, replace(s, **own), NEW) for name, own in kinds.items() for s in hot]
+    others = list({str(other): other for _, other in USUAL.values()}.values())
+    kinds = [*(("", other) for other in others), *((name, own) for name, (own, _) in USUAL.items())]
+    settings = [Setting(name, replace(s, **values), NEW) for name, values in kinds for s in hot]
     texts = [text.tokens for text in write_all(target, [(prompt, setting) for setting in settings])]
-    for start in range(TRIED, len(settings), TRIED):
-        differ = [sum(a != b for a, b in zip(texts[i], texts[start + i], strict=False)) for i in range(TRIED)]
+    for number, (_, other) in enumerate(USUAL.values(), len(others)):
+        start, its = TRIED * number, TRIED * others.index(other)
+        differ = [
+            sum(a != b for a, b in zip(texts[its + i], texts[start + i], strict=False)) for i in range(TRIED)
+        ]
         yield settings[start + differ.index(max(differ))]
 
 

@@ -85,8 +85,12 @@ class Options:
     def _others(self, seed: int) -> list[Setting]:
         """Requests that differ from those of `exact` in prompt, length or seed."""
         last = tuple(self.prompts[-1][1:])
+        another = Setting("another seed", Sampling(2.0, seed=(seed + 1) % 2**63), NEW)
+        # beside requests that draw alike and ban nothing: what they write
+        banned = tuple(sorted({*write(self.target, self.prompt, another).tokens}))
         return [
-            Setting("another seed", Sampling(2.0, seed=(seed + 1) % 2**63), NEW),
+            another,
+            Setting("banned tokens beside others", replace(another.sampling, seed=(seed + 3) % 2**63, banned=banned), NEW),
             Setting("another prompt", Sampling(), NEW - 3, prompt=last),
             Setting("another prompt, seed", Sampling(1.0, seed=(seed + 2) % 2**63), NEW, prompt=last),
         ]  # fmt: skip

@@ -126,6 +126,15 @@ def _few_seeds(right: Callable[[Engine], Round]) -> Callable[[Engine], Round]:
     return prefill
 
 
+def _lent(masks: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
+    """As `_joined`, but a request without a mask is lent another's."""
+    own = next((t for t in masks if t is not None), None)
+    if own is None:
+        return None
+    rows = [(own[0] if own.dim() == 2 else own) if t is None else t for t in masks]
+    return torch.cat([t if t.dim() == 2 else t.expand(n, -1) for t, n in zip(rows, heights, strict=True)])
+
+
 def _one_generator(right: Callable[[Engine], Round]) -> Callable[[Engine], Round]:
     """All requests that begin while the bug is planted draw from the first one's generator."""
     first: list[torch.Generator] = []
@@ -216,6 +225,29 @@ WIDENED = (
         engine_asked(lambda s: replace(s, min_p=0.0 if s.min_p < 0.3 else s.min_p)),
         setting="min-p, usual",
     ),
+    *(
+        Bug(f"{name} is ignored", "options", engine_asked(change), setting=setting)
+        for name, setting, change in (
+            ("a top-p above 0.95", "top-p, wide", lambda s: replace(s, top_p=1.0 if s.top_p > 0.95 else s.top_p)),
+            ("a min-p of 0.1 to 0.45", "min-p, strong", lambda s: replace(s, min_p=0.0 if 0.1 <= s.min_p <= 0.45 else s.min_p)),
+            ("a top-k above 64", "top-k, wide", lambda s: replace(s, top_k=0 if s.top_k > 64 else s.top_k)),
+            (
+                "a repetition penalty near 1",
+                "repetition penalty, usual",
+                lambda s: replace(s, repetition_penalty=1.0 if abs(s.repetition_penalty - 1) < 0.19 else s.repetition_penalty),
+            ),
+            (
+                "a presence penalty beyond 1",
+                "presence penalty, strong",
+                lambda s: replace(s, presence_penalty=min(s.presence_penalty, 1.0)),
+            ),
+            (
+                "a temperature of 0.55 to 0.95",
+                "usual temperature",
+                lambda s: replace(s, temperature=1.0 if 0.55 <= s.temperature <= 0.95 else s.temperature),
+            ),
+        )
+    ),
     Bug("hot temperatures are lowered", "options", engine_asked(_cooled), setting="hot, seed"),
     Bug("cold temperatures are raised where drafts are verified", "sampled", verified(lambda one: one._replace(sampling=_warm(one.sampling)))),
     Bug("one seed for all requests of a batch", "batch", _batch(_seed)),
@@ -230,6 +262,7 @@ WIDENED = (
         "batch",
         _batch(lambda first, one: setattr(one, "limit", first.limit)),
     ),
+    Bug("a request that bans nothing takes its neighbour's banned tokens", "batch", (distribution, "_joined", lambda right: _lent)),
     Bug("requests of a batch draw by the settings of the first", "batch", (verification, "_kind", lambda right: _coarse)),
     Bug("rejected drafts stay in a long cache", "long", (KVCache, "keep", _kept)),
     Bug(

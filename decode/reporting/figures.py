@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib import rc_context, rcdefaults, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -164,9 +164,12 @@ def picture(summary: dict[str, Any], records: Sequence[Record], title: str) -> b
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """Inside this context pictures show names as they are: `$` begins no formula, and nothing is said of characters that the font lacks."""
-    with rc_context({"text.parse_math": False}), warnings.catch_warnings():
+    """Inside this context pictures show names as they are: `$` begins no formula, and nothing is said of characters that the font lacks.
+    A matplotlibrc changes nothing: one that asks for TeX would ask for its programs after all was measured."""
+    with rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        rcdefaults()
+        rcParams["text.parse_math"] = False
         yield
 
 

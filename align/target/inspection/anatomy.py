@@ -22,7 +22,14 @@ from align.target.masks import Layout, laid
 
 UNLIMITED = 1 << 20
 """The context of a model whose config names none (ALiBi, recurrent states)."""
-_CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length", "n_positions", "n_ctx")
+_CONTEXTS = (
+    "max_position_embeddings",
+    "max_target_positions",
+    "max_seq_len",
+    "seq_length",
+    "n_positions",
+    "n_ctx",
+)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from align.data.stream import TEXT
 from align.data.supply import is_missing, open_supply
 from align.data.synthesis import synthesize
 from align.target.model import Target
+from tests.target_models import tiny_target
 
 
 def recipe_of(folder: Path, *words: str) -> Recipe:
@@ -75,3 +76,14 @@ def test_text_comes_before_own_words(tmp_path: Path, target: Target) -> None:
     both, own = (frequent_tokens(supply.training, target, size, text) for text in (supply.text, None))
     assert both is not None and own is not None and not torch.equal(both, own)
     assert data.read_manifest(recipe.data_folder)["samples"] == 8
+
+
+def test_rows_longer_than_a_table_of_places_are_refused(tmp_path: Path) -> None:
+    """GPT-Neo and MPT count places in a packed row; Whisper's decoder names its context in another key."""
+    for name, key in (("gpt_neo", "max_position_embeddings"), ("mpt", "max_seq_len")):
+        target = tiny_target(name, **{key: 40})
+        with pytest.raises(
+            UserError, match=r"data.length=48: target .* its context is 40 tokens \(data.length=40\)"
+        ):
+            open_supply(recipe_of(tmp_path / "data"), target)
+    assert tiny_target("whisper", max_target_positions=64).context_limit == 64

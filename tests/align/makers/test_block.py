@@ -17,6 +17,7 @@ from align.models.checkpoints.block import load_drafter, save_drafter
 from align.target.model import Target
 from tests.builders import block_options as options
 from tests.builders import trained_block
+from tests.target_models import tiny_target
 
 
 def test_starting_weights_are_the_targets(target: Target, samples: data.Samples) -> None:
@@ -82,3 +83,11 @@ def test_a_layout_is_that_of_the_drafter_to_start_from(
         UserError, match=r"drafter.block_layout=anchor_first: .* was trained in fill_in; leave it out"
     ):
         make_block(target, options(init=str(tmp_path), block_layout="anchor_first"), None)
+
+
+def test_a_target_whose_embedding_is_narrower_has_no_block_drafter() -> None:
+    narrow = tiny_target("opt", word_embed_proj_dim=32, do_layer_norm_before=False)
+    with pytest.raises(
+        UserError, match="embeds tokens in 32 numbers and computes in 64 .drafter.kind=autoregressive"
+    ):
+        from_target(narrow, options(context="taps", layers=1), None)

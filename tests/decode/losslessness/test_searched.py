@@ -69,8 +69,8 @@ def test_a_banned_token_would_come_once_the_minimum_length_is_reached(options: O
 
 
 def test_a_usual_value_shows(options: Options) -> None:
-    for name, own in USUAL.items():
+    for name, (own, other) in USUAL.items():
         setting = named(options, name)
-        off = {key: getattr(Sampling(), key) for key in own}
+        off = {key: other.get(key, getattr(Sampling(), key)) for key in own}
         without = replace(setting, sampling=replace(setting.sampling, **off))
         assert write(options.target, options.prompt, without).tokens != options.text(setting).tokens
