@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.target_models import add_pieces, write_out
+from tests.target_models import add_piece_tokenizer, tensor_names, write_out
 
 LAYOUTS = {
     "qwen2moe": "qwen2_moe",
@@ -124,12 +124,8 @@ def write_layout(path: Path, model: Any, architecture: str) -> Path:
             )
     writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_tokenizer_model("llama")
-    add_pieces(writer)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    add_piece_tokenizer(writer)
+    names = tensor_names(architecture, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue

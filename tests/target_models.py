@@ -249,6 +249,20 @@ def add_pieces(writer: gguf.GGUFWriter) -> None:
     writer.add_token_types(pieces["tokenizer.ggml.token_type"])
 
 
+def add_piece_tokenizer(writer: gguf.GGUFWriter) -> None:
+    """The whole tokenizer: its kind, that vocabulary, the ids of its ends."""
+    writer.add_tokenizer_model("llama")
+    add_pieces(writer)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def tensor_names(architecture: str, layers: int) -> gguf.TensorNameMap:
+    """llama.cpp's names of an architecture's tensors."""
+    kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    return gguf.get_tensor_name_map(kind, layers)
+
+
 def write_out(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

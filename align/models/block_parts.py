@@ -51,7 +51,7 @@ def _start_from_layers(drafter: BlockDrafter, target: Target) -> list[str]:
     in some layer."""
     config, fresh = drafter.config, dict[str, None]()
     # q has no scale behind its head: the norm before it starts with the target's
-    if (weight := last_norm(target)) is not None and weight.shape == drafter.norm.weight.shape:
+    if (weight := last_norm(target)) is not None:
         drafter.norm.weight.copy_(weight * target.logit_form.scale)
     for layer, index in zip(drafter.blocks, config.init_layer_ids, strict=True):
         fresh |= dict.fromkeys(_copy_layer(layer, layer_parts(target, index)))

@@ -83,10 +83,9 @@ class DrafterModule(lightning.LightningModule, ABC):
         strategy, how = self.trainer.strategy, self.recipe.target.parallel
         if how != "replicate" and self.shared_target is None:
             target, device = self.drafter.target, strategy.root_device
-            absent = how == "absent"
             self.shared_target = (
                 AbsentTarget(target, device, self.recipe.features_folder)
-                if absent
+                if how == "absent"
                 else SharedTarget(target, how, device)
             )
             if self.target_cache is not None:

@@ -1,7 +1,8 @@
 """Which setting is fastest at a batch size, context and temperature, and from where on drafting costs more than it gives.
 
 A round of a batch takes one call of the target over all requests' rows, and for each request the drafting and the host's work (less for
-further requests than for the first: the drafter's weights are in the processor's caches); it commits τ tokens a request. Plain decoding is the same with one row and nothing drafted.
+further requests than for the first: the drafter's weights are in the processor's caches); it commits τ tokens a request. Plain decoding
+is the same with one row and nothing drafted.
 """
 
 from __future__ import annotations
@@ -97,7 +98,10 @@ class Advice:
     best: Setting
     gains: dict[int, tuple[Setting, float]]
     last: int
-    most: int
+
+    @property
+    def most(self) -> int:
+        return max(self.gains)
 
 
 def advise(
@@ -111,9 +115,7 @@ def advise(
             last = 0
             while last < most and every[last + 1][1] > 1:
                 last += 1
-            found.append(
-                Advice(context, temperature, every[1][0], {b: every[b] for b in batches}, last, most)
-            )
+            found.append(Advice(context, temperature, every[1][0], {b: every[b] for b in batches}, last))
     return found
 
 

@@ -55,9 +55,8 @@ def verify_costs(target: Target, batches: Sequence[int], rows: Sequence[int], lo
         caches = [_filled(target, context, max(rows)) for _ in range(max(b for b, *_ in own))]
         for turn in range(REPEATS + 1):
             for batch, count, _ in own:
-                _call(
-                    target, caches[:batch], count
-                )  # after another shape's call a processor has other things in its caches
+                # after a call of another shape a processor has other things in its caches
+                _call(target, caches[:batch], count)
                 if turn:  # the first one warms up
                     seconds[batch, count, context].append(_call(target, caches[:batch], count))
     middle = {shape: statistics.median(times) for shape, times in seconds.items()}

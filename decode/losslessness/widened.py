@@ -126,13 +126,15 @@ def _few_seeds(right: Callable[[Engine], Round]) -> Callable[[Engine], Round]:
     return prefill
 
 
-def _lent(masks: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
-    """As `_joined`, but a request without a mask is lent another's."""
-    own = next((t for t in masks if t is not None), None)
-    if own is None:
-        return None
-    rows = [(own[0] if own.dim() == 2 else own) if t is None else t for t in masks]
-    return torch.cat([t if t.dim() == 2 else t.expand(n, -1) for t, n in zip(rows, heights, strict=True)])
+def _lent(right: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """A request without a mask is lent another's."""
+
+    def joined(masks: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
+        own = next((t for t in masks if t is not None), None)
+        lent = own[0] if own is not None and own.dim() == 2 else own
+        return right([lent if t is None else t for t in masks], heights)
+
+    return joined
 
 
 def _one_generator(right: Callable[[Engine], Round]) -> Callable[[Engine], Round]:
@@ -262,7 +264,7 @@ WIDENED = (
         "batch",
         _batch(lambda first, one: setattr(one, "limit", first.limit)),
     ),
-    Bug("a request that bans nothing takes its neighbour's banned tokens", "batch", (distribution, "_joined", lambda right: _lent)),
+    Bug("a request that bans nothing takes its neighbour's banned tokens", "batch", (distribution, "_joined", _lent)),
     Bug("requests of a batch draw by the settings of the first", "batch", (verification, "_kind", lambda right: _coarse)),
     Bug("rejected drafts stay in a long cache", "long", (KVCache, "keep", _kept)),
     Bug(

@@ -17,7 +17,14 @@ from align.gguf.header import Header
 from align.gguf.settings import take_settings
 from align.target.loading import load_target
 from tests.gguf_layouts import LAYOUTS, write_layout
-from tests.target_models import add_pieces, piece_fields, tiny_config, tiny_model, write_out
+from tests.target_models import (
+    add_piece_tokenizer,
+    piece_fields,
+    tensor_names,
+    tiny_config,
+    tiny_model,
+    write_out,
+)
 
 VOCAB = len(piece_fields()["tokenizer.ggml.tokens"])
 TOKENS = torch.randint(
@@ -63,12 +70,8 @@ def write(
     for key, value in values.items():
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{architecture}.{key.replace('__', '.')}", value)
-    writer.add_tokenizer_model("llama")
-    add_pieces(writer)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    add_piece_tokenizer(writer)
+    names = tensor_names(architecture, config.num_hidden_layers)
     stored = {
         f"{names.get_name(name.rpartition('.')[0])}.{name.rpartition('.')[2]}": tensor
         + (gemma and "norm" in name)
