@@ -23,7 +23,7 @@ ROOMS = {
     "align.config": "align.common align.target align.importing",
     "align.diffusion": "align.common",
     "align.models": "align.common align.kernels align.target align.importing align.diffusion",
-    "align.losses": "align.common align.diffusion",
+    "align.losses": "align.common align.diffusion align.kernels",
     "align.writing": "align.common align.config align.folder align.target",
     "align.data": "align.common align.config align.folder align.target align.writing",
     "align.outputs": "align.common align.config align.target align.diffusion align.models align.losses",

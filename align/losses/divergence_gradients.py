@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from align.diffusion.parameterization import LOG_ZERO
+from align.kernels.linear import many_rows
 from align.losses.target_places import TargetPlaces
 
 ALWAYS = ("log_q_label", "acceptance", "p_label", "match", "greedy_label")
@@ -23,7 +24,8 @@ ALWAYS = ("log_q_label", "acceptance", "p_label", "match", "greedy_label")
 
 @dataclass
 class Work:
-    """What all chunks of rows share. keep: save log q for the backward pass instead of computing it again."""
+    """What all chunks of rows share. keep: save log q for the backward pass instead of computing it again; halves_VdD: the head's
+    rows in 16 bits where gradients are products of 16-bit factors, else None."""
 
     places: TargetPlaces
     head_VdD: Tensor
@@ -31,11 +33,13 @@ class Work:
     names: tuple[str, ...]
     draft_temperature: float
     keep: bool
+    halves_VdD: Tensor | None = None
 
 
 def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
     """left @ right, or left @ rightᵀ: fp32 out of fp32 sums. A GPU multiplies two 16-bit factors as they are; a CPU
-    cannot give fp32 sums of them, and rounding logits to bf16 (±0.03 at 16) would show in every divergence.
+    cannot give fp32 sums of them, and rounding logits to bf16 (±0.03 at 16) would show in every divergence. Gradients bear it
+    (`_gradient`).
 
     Both are made contiguous: a strided bf16 product onto a wide head is hundreds of times slower.
     """
@@ -43,7 +47,15 @@ def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
     left, right = left.to(dtype).contiguous(), right.to(dtype).contiguous()
     if dtype != torch.float32:
         return torch.mm(left, right.t() if transposed else right, out_dtype=torch.float32)
-    return F.linear(left, right) if transposed else torch.mm(left, right)
+    return many_rows(left, right if transposed else right.t())
+
+
+def _gradient(left: Tensor, right: Tensor, transposed: bool, work: Work) -> Tensor:
+    """`_product` for a gradient: where the other layers' gradients are products of factors in 16 bits, on a CPU, this one is too."""
+    if work.halves_VdD is None:
+        return _product(left, right, transposed)
+    left, right = left.to(work.halves_VdD.dtype), right.to(work.halves_VdD.dtype)
+    return (F.linear(left, right) if transposed else torch.mm(left, right)).float()
 
 
 def factor_dtype(*factors: Tensor) -> torch.dtype:
@@ -116,14 +128,15 @@ class Rows(torch.autograd.Function):
             by_name = dict(zip(ALWAYS + work.names, grads, strict=True))
             slope = _slope_of_logits(by_name, log_q, log_p_U, where, place_R, work)
             need_hidden, need_z, need_basis = ctx.needs_input_grad[:3]
-            # rounded to 16 bits only to meet a 16-bit factor on a GPU
             hidden = z = basis = None
+            # rounded to 16 bits only to meet a 16-bit factor on a GPU
             if need_hidden:
-                hidden = _product(slope.to(factor_dtype(work.head_VdD)), work.head_VdD, False)
+                head = work.head_VdD if work.halves_VdD is None else work.halves_VdD
+                hidden = _gradient(slope.to(factor_dtype(head)), head, False, work)
             if need_z:
-                z = _product(slope.to(factor_dtype(basis_rV)), basis_rV, True)
+                z = _gradient(slope.to(factor_dtype(basis_rV)), basis_rV, True, work)
             if need_basis:
-                basis = _product(z_Rr.t(), slope.to(factor_dtype(z_Rr)), False)
+                basis = _gradient(z_Rr.t(), slope.to(factor_dtype(z_Rr)), False, work)
         return hidden, z, basis, None, None
 
 

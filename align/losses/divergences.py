@@ -105,8 +105,9 @@ def row_statistics(
     count, step = rows.hidden_RD.shape[0], chunk_rows
     if rows.hidden_RD.device.type == "cpu":
         step = min(step, max(_BLOCK_ROWS, _BLOCK_BYTES // (4 * head_VdD.shape[0])))
+    halves = _halves(head_VdD)
     head_VdD = head_VdD.detach().to(factor_dtype(rows.hidden_RD, places.hidden_PD, head_VdD)).contiguous()
-    work = Work(places, head_VdD, draft_vocab, names, draft_temperature, count <= chunk_rows)
+    work = Work(places, head_VdD, draft_vocab, names, draft_temperature, count <= chunk_rows, halves)
     parts: list[tuple[Tensor, ...]] = []
     for start in range(0, count, step):
         cut = slice(start, start + step)
@@ -135,6 +136,12 @@ def logit_statistics(
     head_VD = head_VD.detach().to(factor_dtype(places.hidden_PD, head_VD)).contiguous()
     values = Logits.apply(logits_RV, place_R, Work(places, head_VD, None, names, 1.0, True))
     return RowStatistics(**dict(zip(ALWAYS + names, values, strict=True)))
+
+
+def _halves(head_VdD: Tensor) -> Tensor | None:
+    """The head's rows in 16 bits where training multiplies 16-bit factors on a CPU; else None."""
+    half = head_VdD.dtype == torch.get_autocast_dtype("cpu") and torch.is_autocast_enabled("cpu")
+    return head_VdD.detach().contiguous() if half and head_VdD.device.type == "cpu" else None
 
 
 def _known(wanted: frozenset[str]) -> tuple[str, ...]:

@@ -36,6 +36,27 @@ def test_few_rows(outputs: int, inputs: int, bias: bool) -> None:
     assert linear.few_rows(x[:0], weight).shape == (0, outputs)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_many_rows(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through oneDNN where torch has its operator, and without: any strides, in fp32 to its rounding, other types as they are."""
+    if not there:
+        monkeypatch.setattr(linear, "_one_dnn", lambda: False)
+    torch.manual_seed(0)
+    wide, tall = torch.randn(3, 40, 48), torch.randn(24, 70)
+    for weight, bias in (
+        (torch.randn(70, 24), torch.randn(70)),
+        (tall.t(), None),
+        (torch.randn(70, 48)[:, ::2], None),
+    ):
+        x = wide[:, :, ::2]
+        got = linear.many_rows(x, weight, bias)
+        exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+        torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-4)
+        assert torch.equal(
+            linear.many_rows(x.double(), weight.double()), F.linear(x.double(), weight.double())
+        )
+
+
 def test_rows_apart_in_memory() -> None:
     weight, x = torch.randn(16, 24), torch.randn(5, 48)[:, ::2]
     torch.testing.assert_close(linear.few_rows(x, weight), F.linear(x, weight))

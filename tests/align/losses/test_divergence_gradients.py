@@ -86,6 +86,22 @@ def test_autocast_changes_nothing() -> None:
     assert torch.equal(grad, torch.autograd.grad(plain.forward_kl.sum(), case.rows.hidden_RD)[0])
 
 
+@pytest.mark.parametrize("kind", ["markov", "pruned_markov"])
+def test_gradients_are_rounded_where_autocast_rounds_all_others(kind: str) -> None:
+    """A head in bf16 under autocast, which is how a processor with bf16 products trains: values as without, gradients of 16-bit factors."""
+    case = make(seed=13, dtype=torch.bfloat16, **KINDS[kind])
+    plain = case.statistics()
+    want = torch.autograd.grad(plain.forward_kl.sum(), case.leaves)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = case.statistics()
+        got = torch.autograd.grad(cast.forward_kl.sum(), case.leaves)
+    assert torch.equal(plain.forward_kl, cast.forward_kl)
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=0.03, atol=0.03)
+    assert not torch.equal(got[-1], want[-1])  # the Markov basis is in fp32
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_factors_that_are_not_fp32_are_multiplied_as_they_are(
     transposed: bool, monkeypatch: pytest.MonkeyPatch
