@@ -273,9 +273,9 @@ AVX2 void layers_forward(
             share(R, t, T, &from, &to);
             for (int64_t r = from; r < to; r++) rms_norm(x + r * D, layer->before_attention, normed + r * D, D, s->eps);
 #pragma omp barrier
-            share((Q + 1) / 2, t, T, &from, &to);
+            share(STRIPS(Q), t, T, &from, &to);
             product(&layer->q, normed, q, R, D, Q, from, to, 0);
-            share((KV + 1) / 2, t, T, &from, &to);
+            share(STRIPS(KV), t, T, &from, &to);
             product(&layer->k, normed, k, R, D, KV, from, to, 0);
             product(&layer->v, normed, v, R, D, KV, from, to, 0);
 #pragma omp barrier
@@ -357,19 +357,19 @@ AVX2 void layers_forward(
                 room += its * parts * size;
             }
 #pragma omp barrier
-            share((D + 1) / 2, t, T, &from, &to);
+            share(STRIPS(D), t, T, &from, &to);
             product(&layer->o, mix, x, R, Q, D, from, to, 1);
 #pragma omp barrier
             share(R, t, T, &from, &to);
             for (int64_t r = from; r < to; r++) rms_norm(x + r * D, layer->before_mlp, normed + r * D, D, s->eps);
 #pragma omp barrier
-            share((F + 1) / 2, t, T, &from, &to);
+            share(STRIPS(F), t, T, &from, &to);
             product(&layer->gate, normed, h, R, D, F, from, to, 0);
             product(&layer->up, normed, u, R, D, F, from, to, 0);
-            const int64_t begin = 2 * from, end = 2 * to < F ? 2 * to : F;
+            const int64_t begin = STRIP * from, end = STRIP * to < F ? STRIP * to : F;
             for (int64_t r = 0; r < R && begin < end; r++) gate(h + r * F + begin, u + r * F + begin, end - begin);
 #pragma omp barrier
-            share((D + 1) / 2, t, T, &from, &to);
+            share(STRIPS(D), t, T, &from, &to);
             product(&layer->down, h, x, R, F, D, from, to, 1);
 #pragma omp barrier
             share(R, t, T, &from, &to);

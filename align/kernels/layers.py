@@ -10,14 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.kernels.linear import MOST_ROWS, rows_library
-
-
-class MatrixFields(Structure):
-    """`Matrix` of rows.h."""
-
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("half", c_int64)]
-
+from align.kernels.linear import MOST_ROWS, MatrixFields, rows_library
 
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 _NORMS = ("before_attention", "before_mlp", "q_norm", "k_norm")

@@ -29,33 +29,47 @@ MOST_ROWS = 32
 (53M parameters, AVX512), for 32 26 where it takes 42."""
 
 
+LIBRARIES = ("_rows512", "_rows")
+"""The same files, compiled for AVX512 and for AVX2."""
+
+
 @cache
 def rows_library() -> Any:
-    """`rows.c` as a library; None where it was not compiled or the processor lacks AVX2."""
+    """`rows.c` as a library, the fastest that this processor runs; None where none was compiled or the processor lacks AVX2."""
+    return next((library for name in LIBRARIES if (library := opened(name)) is not None), None)
+
+
+@cache
+def opened(name: str) -> Any:
+    """One of `LIBRARIES`; None where it was not compiled, from older files too, or not for this processor."""
     for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_rows{suffix}")
+        path = Path(__file__).with_name(f"{name}{suffix}")
         if path.is_file():
             try:
                 library = ctypes.CDLL(str(path))  # torch is loaded: they share one OpenMP
-                for product in (library.rows_product, library.rows_product_bf16):
-                    product.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3
-                    product.restype = None
-                library.layers_scratch.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64]
-                library.layers_scratch.restype = ctypes.c_int64
-                library.layers_forward.argtypes = (
-                    [ctypes.c_void_p] * 5 + [ctypes.c_int64] + [ctypes.c_void_p] * 2
-                )
-                library.layers_forward.restype = None
-                library.tree_scratch.argtypes = [ctypes.c_void_p] + [ctypes.c_int64] * 2
-                library.tree_scratch.restype = ctypes.c_int64
-                library.draft_tree.argtypes = [
-                    *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_float, *[ctypes.c_void_p] * 4,
-                ]  # fmt: skip
-                library.draft_tree.restype = ctypes.c_int64
+                pointers, number = ctypes.c_void_p, ctypes.c_int64
+                for function, arguments, result in (
+                    (library.matrix_product, [pointers] * 3 + [number] * 3, None),
+                    (library.layers_scratch, [pointers] * 2 + [number], number),
+                    (library.layers_forward, [pointers] * 5 + [number] + [pointers] * 2, None),
+                    (library.tree_scratch, [pointers] + [number] * 2, number),
+                    (
+                        library.draft_tree,
+                        [pointers] * 2 + [number] * 3 + [ctypes.c_float] + [pointers] * 4,
+                        number,
+                    ),
+                ):
+                    function.argtypes, function.restype = arguments, result
                 return library if library.rows_available() else None
             except (OSError, AttributeError):
                 return None
     return None
+
+
+class MatrixFields(ctypes.Structure):
+    """`Matrix` of rows.h."""
+
+    _fields_ = [("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("half", ctypes.c_int64)]
 
 
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -69,13 +83,11 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     known = x.dtype == torch.float32 and weight.dtype in (torch.float32, torch.bfloat16)
     if not fits or not known or rows_library() is None:
         return many_rows(x, weight.to(x.dtype), bias)
-    product = (
-        rows_library().rows_product if weight.dtype == torch.float32 else rows_library().rows_product_bf16
-    )
     x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], outputs))
     where = None if bias is None else bias.data_ptr()
-    product(x.data_ptr(), weight.data_ptr(), where, y.data_ptr(), rows, inputs, outputs)
+    matrix = MatrixFields(weight.data_ptr(), where, weight.dtype == torch.bfloat16)
+    rows_library().matrix_product(ctypes.byref(matrix), x.data_ptr(), y.data_ptr(), rows, inputs, outputs)
     return y
 
 

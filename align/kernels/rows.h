@@ -1,8 +1,10 @@
-/* Two rows of a weight times a few rows of x: what rows.c, layers.c and tree.c multiply with.
+/* A strip of rows of a weight times a few rows of x: what rows.c, layers.c and tree.c multiply with.
  *
- * The time of such a product is the time to read W once. Two rows of W at a time are streamed past up to six rows of
- * x, whose sums stay in registers; the arithmetic hides behind the reading. Every output is the sum over k in the same
- * order however many rows there are, so a row's result does not depend on its company, to the bit.
+ * The time of such a product is the time to read W once. A strip of W, two rows (four with ROWS512, which takes AVX512's
+ * registers: twice as wide and twice as many), is streamed past up to six rows of x at a time, whose sums stay in registers; the
+ * arithmetic hides behind the reading. Wide rows are cut into blocks of columns, so that those of x stay in the nearest cache for
+ * several strips. Every output is the sum over k in the same order however many rows there are, so a row's result does not depend
+ * on its company, to the bit.
  */
 #ifndef ROWS_H
 #define ROWS_H
@@ -18,7 +20,29 @@ typedef struct {
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2,fma")))
 #define ROWS_HERE 1
-#define GROUP 6
+#ifdef ROWS512
+#define WIDE __attribute__((target("avx512f,avx2,fma")))
+#define LANES 16
+#define STRIP 4
+typedef __m512 Lanes;
+#define NEAR 8192
+#define ZERO _mm512_setzero_ps()
+#define FMA _mm512_fmadd_ps
+#else
+#define WIDE AVX2
+#define LANES 8
+#define STRIP 2
+typedef __m256 Lanes;
+#define NEAR INT64_MAX
+#define ZERO _mm256_setzero_ps()
+#define FMA _mm256_fmadd_ps
+#endif
+enum { GROUP = 6, MOST = 32, STRIPS_A_BLOCK = 4, COLUMNS = 640 };
+/* Rows of x of more numbers in all are cut into blocks of at most so many columns. */
+
+
+/* How many strips hold N rows of a weight. */
+#define STRIPS(N) (((N) + STRIP - 1) / STRIP)
 
 static inline __attribute__((always_inline)) AVX2 float total(__m256 v)
 {
@@ -34,112 +58,162 @@ static inline __attribute__((always_inline)) AVX2 float largest_of(__m256 v)
     return _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
 }
 
-/* Eight weights of row w from column k on, and one weight; half: bf16, whose bits are the upper half of an fp32. */
-static inline __attribute__((always_inline)) AVX2 __m256 eight(const void *w, int64_t k, const int half)
+/* `LANES` numbers from column k on, `many` where fewer are left, the rest 0; half: bf16, whose bits are the upper half of an fp32. */
+static inline __attribute__((always_inline)) WIDE Lanes load(const void *row, int64_t k, int64_t many, const int half)
 {
-    if (!half) return _mm256_loadu_ps((const float *)w + k);
-    const __m128i bits = _mm_loadu_si128((const __m128i *)((const uint16_t *)w + k));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+    const void *from = half ? (const void *)((const uint16_t *)row + k) : (const void *)((const float *)row + k);
+    float few[LANES] = {0};
+    if (many < LANES) from = __builtin_memcpy(few, from, many * (half ? 2 : 4));
+#ifdef ROWS512
+    if (!half) return _mm512_loadu_ps(from);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
+#else
+    if (!half) return _mm256_loadu_ps(from);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)), 16));
+#endif
 }
 
-static inline __attribute__((always_inline)) float one(const void *w, int64_t k, const int half)
+/* The sums over the lanes of a strip's vectors, each in the same order. */
+static inline __attribute__((always_inline)) WIDE void totals(const Lanes *v, float *sums)
 {
-    if (!half) return ((const float *)w)[k];
-    const uint32_t bits = (uint32_t)((const uint16_t *)w)[k] << 16;
-    float value;
-    __builtin_memcpy(&value, &bits, 4);
-    return value;
+#ifdef ROWS512
+    __m256 s[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++)
+        s[j] = _mm256_add_ps(
+            _mm512_castps512_ps256(v[j]), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v[j]), 1)));
+    const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(s[0], s[1]), _mm256_hadd_ps(s[2], s[3]));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+#else
+    sums[0] = total(v[0]), sums[1] = total(v[1]);
+#endif
 }
 
-/* m rows of x times two rows of W; m and half are constants wherever this is called. Meanwhile memory from `ahead` on is
- * fetched, `step` bytes for every eight columns. */
-static inline __attribute__((always_inline)) AVX2 void pair(
-    const float *x, const void *w, const void *v, const float *bias, float *y, int64_t K, int64_t N, const int m,
-    const int half, const char *ahead, int64_t step)
+/* What is fetched while sums are made, so that the memory is never idle: a block of columns of the strip that comes next, `step`
+ * bytes at a time, `width` of each row. */
+typedef struct {
+    const char *at, *end;
+    int64_t step, width, row;
+} Fetch;
+
+static inline __attribute__((always_inline)) void fetch(Fetch *f, const int lines)
 {
-    __m256 a[GROUP], b[GROUP];
+#pragma GCC unroll 4
+    for (int i = 0; i < lines; i++) _mm_prefetch(f->at + 64 * i, _MM_HINT_T0);
+    f->at += f->step;
+    if (f->at >= f->end) f->at += f->row - f->width, f->end += f->row;
+}
+
+/* m rows of x times columns `from` to `to` of a strip of W, added to `kept` (m, STRIP), which begins at 0; m, half and lines, those of
+ * the cache that a step fetches, are constants wherever this is called. */
+static inline __attribute__((always_inline)) WIDE void strip(
+    const float *x, const char *const *w, Lanes *kept, int64_t K, int64_t from, int64_t to, const int m, const int half,
+    const int lines, Fetch *next)
+{
+    Lanes sums[GROUP][STRIP];
 #pragma GCC unroll 6
-    for (int i = 0; i < m; i++) a[i] = b[i] = _mm256_setzero_ps();
-    int64_t k = 0;
-    for (; k + 8 <= K; k += 8) {
-        const __m256 p = eight(w, k, half), q = eight(v, k, half);
-        _mm_prefetch(ahead, _MM_HINT_T0);
-        ahead += step;
-#pragma GCC unroll 6
-        for (int i = 0; i < m; i++) {
-            const __m256 r = _mm256_loadu_ps(x + i * K + k);
-            a[i] = _mm256_fmadd_ps(r, p, a[i]);
-            b[i] = _mm256_fmadd_ps(r, q, b[i]);
-        }
+    for (int i = 0; i < m; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < STRIP; j++) sums[i][j] = from ? kept[i * STRIP + j] : ZERO;
+#define ADD(MANY)                                                                                                      \
+    do {                                                                                                               \
+        Lanes p[STRIP];                                                                                                \
+        _Pragma("GCC unroll 4") for (int j = 0; j < STRIP; j++) p[j] = load(w[j], k, MANY, half);                      \
+        _Pragma("GCC unroll 6") for (int i = 0; i < m; i++)                                                            \
+        {                                                                                                              \
+            const Lanes r = load(x + i * K, k, MANY, 0);                                                               \
+            _Pragma("GCC unroll 4") for (int j = 0; j < STRIP; j++) sums[i][j] = FMA(r, p[j], sums[i][j]);             \
+        }                                                                                                              \
+    } while (0)
+    int64_t k = from;
+    for (; k + LANES <= to; k += LANES) {
+        fetch(next, lines);
+        ADD(LANES);
     }
+    if (k < to) ADD(to - k);
+#undef ADD
 #pragma GCC unroll 6
-    for (int i = 0; i < m; i++) {
-        float s = total(a[i]), t = total(b[i]);
-        for (int64_t j = k; j < K; j++) {
-            s += x[i * K + j] * one(w, j, half);
-            t += x[i * K + j] * one(v, j, half);
-        }
-        y[i * N] = s + (bias ? bias[0] : 0.0f);
-        if (v != w) y[i * N + 1] = t + (bias ? bias[1] : 0.0f);
-    }
+    for (int i = 0; i < m; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < STRIP; j++) kept[i * STRIP + j] = sums[i][j];
 }
 
-static inline __attribute__((always_inline)) AVX2 void rows_of(
-    const float *x, const void *w, const void *v, const float *bias, float *y, int64_t M, int64_t K, int64_t N,
-    const char *ahead, const int half)
+/* As `strip`, for any number of rows. */
+static inline __attribute__((always_inline)) WIDE void strip_of(
+    const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const int half,
+    const int lines, Fetch *next)
 {
-    /* the two rows of W that come next, at `ahead`, are fetched in equal shares, so that the memory is never idle while sums
-     * are made */
-    const int64_t size = half ? 2 : 4, groups = (M + GROUP - 1) / GROUP;
-    const int64_t step = 16 * size / groups, share = 2 * K * size / groups;
-    for (int64_t i = 0; i < M; i += GROUP, x += GROUP * K, y += GROUP * N, ahead += share) {
+    for (int64_t i = 0; i < M; i += GROUP, x += GROUP * K, kept += GROUP * STRIP) {
         switch (M - i) {
-        case 1: pair(x, w, v, bias, y, K, N, 1, half, ahead, step); break;
-        case 2: pair(x, w, v, bias, y, K, N, 2, half, ahead, step); break;
-        case 3: pair(x, w, v, bias, y, K, N, 3, half, ahead, step); break;
-        case 4: pair(x, w, v, bias, y, K, N, 4, half, ahead, step); break;
-        case 5: pair(x, w, v, bias, y, K, N, 5, half, ahead, step); break;
-        default: pair(x, w, v, bias, y, K, N, 6, half, ahead, step); break;
+        case 1: strip(x, w, kept, K, from, to, 1, half, lines, next); break;
+        case 2: strip(x, w, kept, K, from, to, 2, half, lines, next); break;
+        case 3: strip(x, w, kept, K, from, to, 3, half, lines, next); break;
+        case 4: strip(x, w, kept, K, from, to, 4, half, lines, next); break;
+        case 5: strip(x, w, kept, K, from, to, 5, half, lines, next); break;
+        default: strip(x, w, kept, K, from, to, 6, half, lines, next); break;
         }
     }
 }
 
-static AVX2 void rows_fp32(
-    const float *x, const void *w, const void *v, const float *bias, float *y, int64_t M, int64_t K, int64_t N,
-    const char *ahead)
+/* The same with all that is constant, by the number of groups of rows. */
+static inline __attribute__((always_inline)) WIDE void strip_ahead(
+    const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead,
+    const int half)
 {
-    rows_of(x, w, v, bias, y, M, K, N, ahead, 0);
+    enum { BYTES = STRIP * LANES }; /* of a step, for weights of one byte */
+    const int64_t size = half ? 2 : 4, groups = (M + GROUP - 1) / GROUP;
+    Fetch next = {ahead + from * size, ahead + to * size, BYTES * size / groups, (to - from) * size, K * size};
+    if (groups == 1)
+        strip_of(x, w, kept, M, K, from, to, half, half ? (2 * BYTES + 63) / 64 : (4 * BYTES + 63) / 64, &next);
+    else
+        strip_of(x, w, kept, M, K, from, to, half, half ? (BYTES + 63) / 64 : (2 * BYTES + 63) / 64, &next);
 }
 
-static AVX2 void rows_bf16(
-    const float *x, const void *w, const void *v, const float *bias, float *y, int64_t M, int64_t K, int64_t N,
-    const char *ahead)
+static WIDE void strip_fp32(
+    const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead)
 {
-    rows_of(x, w, v, bias, y, M, K, N, ahead, 1);
+    strip_ahead(x, w, kept, M, K, from, to, ahead, 0);
 }
 
-/* y (M, N) = x · Wᵀ, or added to y (M ≤ 32): columns 2·from to 2·to. */
-static inline AVX2 void product(
-    const Matrix *m, const float *x, float *y, int64_t M, int64_t K, int64_t N, int64_t from, int64_t to, int add)
+static WIDE void strip_bf16(
+    const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead)
 {
-    const int64_t size = m->half ? 2 : 4;
-    for (int64_t n = from; n < to; n++) {
-        const char *first = (const char *)m->weight + 2 * n * K * size;
-        const char *second = 2 * n + 1 < N ? first + K * size : first;
-        const char *ahead = n + 1 < to ? first + 2 * K * size : first;
-        const float *bias = m->bias ? m->bias + 2 * n : 0;
-        float sums[2 * 32];
-        float *out = add ? sums : y + 2 * n;
-        const int64_t step = add ? 2 : N;
-        if (m->half)
-            rows_bf16(x, first, second, bias, out, M, K, step, ahead);
-        else
-            rows_fp32(x, first, second, bias, out, M, K, step, ahead);
-        if (!add) continue;
-        for (int64_t i = 0; i < M; i++) {
-            y[i * N + 2 * n] += sums[2 * i];
-            if (second != first) y[i * N + 2 * n + 1] += sums[2 * i + 1];
+    strip_ahead(x, w, kept, M, K, from, to, ahead, 1);
+}
+
+/* y (M, N) = x · Wᵀ, or added to y (M ≤ MOST): the strips `first` to `last`. */
+static WIDE void product(
+    const Matrix *m, const float *x, float *y, int64_t M, int64_t K, int64_t N, int64_t first, int64_t last, int add)
+{
+    const int64_t row = K * (m->half ? 2 : 4), blocks = M * K > NEAR ? (K + COLUMNS - 1) / COLUMNS : 1;
+    const int64_t columns = (K + blocks * LANES - 1) / (blocks * LANES) * LANES;
+    Lanes kept[STRIPS_A_BLOCK * MOST * STRIP];
+    const int64_t together = blocks == 1 ? 1 : STRIPS_A_BLOCK;
+    for (int64_t begin = first; begin < last; begin += together) {
+        const int64_t end = begin + together < last ? begin + together : last;
+        for (int64_t from = 0; from < K; from += columns) {
+            const int64_t to = from + columns < K ? from + columns : K;
+            for (int64_t n = begin; n < end; n++) {
+                const char *w[STRIP], *lowest = (const char *)m->weight + n * STRIP * row;
+                /* the last strip may have fewer rows */
+                for (int64_t j = 0; j < STRIP; j++) w[j] = lowest + (n * STRIP + j < N ? j : 0) * row;
+                const char *ahead = n + 1 < last ? lowest + STRIP * row : lowest;
+                Lanes *its = kept + (n - begin) * M * STRIP;
+                if (m->half)
+                    strip_bf16(x, w, its, M, K, from, to, ahead);
+                else
+                    strip_fp32(x, w, its, M, K, from, to, ahead);
+            }
         }
+        for (int64_t n = begin; n < end; n++)
+            for (int64_t i = 0; i < M; i++) {
+                float sums[STRIP], *out = y + i * N + n * STRIP;
+                totals(kept + ((n - begin) * M + i) * STRIP, sums);
+                for (int64_t j = 0; j < STRIP && n * STRIP + j < N; j++) {
+                    const float sum = sums[j] + (m->bias ? m->bias[n * STRIP + j] : 0.0f);
+                    out[j] = add ? out[j] + sum : sum;
+                }
+            }
     }
 }
 

@@ -18,10 +18,7 @@ typedef struct {
     int64_t kind;                 /* of the Markov head: what is between it and the basis */
 } Head;
 
-enum { SILU, TANH, LINEAR, KINDS }; /* silu or tanh of hidden·h + previous·e(x); previous·e(x) alone */
-
-/* How many kinds this library knows. */
-int64_t tree_kinds(void) { return KINDS; }
+enum { SILU, TANH, LINEAR }; /* silu or tanh of hidden·h + previous·e(x); previous·e(x) alone */
 
 #ifdef ROWS_HERE
 #include <omp.h>
@@ -182,17 +179,17 @@ AVX2 int64_t draft_tree(
     {
         const int t = omp_get_thread_num(), T = omp_get_num_threads();
         int64_t from, to;
-        share((V + 1) / 2, t, T, &from, &to);
+        share(STRIPS(V), t, T, &from, &to);
         product(&h->head, hidden, room.logits, levels, D, V, from, to, 0);
-        share((r + 1) / 2, t, T, &from, &to);
+        share(STRIPS(r), t, T, &from, &to);
         if (h->kind != LINEAR) product(&h->hidden, hidden, room.inputs, levels, D, r, from, to, 0);
 #pragma omp barrier
         for (int64_t k = 0; k < levels && level_parents; k++) {
             const int64_t P = level_parents, rows = r ? P : 1;
-            share((r + 1) / 2, t, T, &from, &to);
+            share(STRIPS(r), t, T, &from, &to);
             product(&h->previous, room.embedded, room.mixed, P, D, r, from, to, 0);
             for (int64_t p = 0; p < rows && h->kind != LINEAR; p++)
-                for (int64_t i = 2 * from; i < 2 * to && i < r; i++) {
+                for (int64_t i = STRIP * from; i < STRIP * to && i < r; i++) {
                     const float x = room.inputs[k * r + i] + room.mixed[p * r + i];
                     room.mixed[p * r + i] = h->kind == TANH ? tanhf(x) : x / (1.0f + expf(-x));
                 }
@@ -207,7 +204,7 @@ AVX2 int64_t draft_tree(
                 if (r) {
                     Matrix part = h->basis;
                     part.weight = (const char *)part.weight + first * r * (part.half ? 2 : 4);
-                    product(&part, room.mixed, bias, P, r, many, 0, (many + 1) / 2, 0);
+                    product(&part, room.mixed, bias, P, r, many, 0, STRIPS(many), 0);
                 }
                 for (int64_t p = 0; p < rows; p++) {
                     for (int64_t j = 0; j < many; j++) line[j] = r ? logits[j] + bias[p * many + j] : logits[j];

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from align.kernels.layers import Matrix, MatrixFields, matrix_fields, pointer_of
-from align.kernels.linear import MOST_ROWS, rows_library
+from align.kernels.layers import Matrix, matrix_fields, pointer_of
+from align.kernels.linear import MOST_ROWS, MatrixFields, rows_library
 
 
 class _Head(Structure):
@@ -57,8 +57,6 @@ class TreeHead:
         self._head.head = matrix_fields((head_VdD, None), (self.columns, self.width), self._held)
         if markov is not None:
             self._head.kind = KINDS.index(markov.kind)
-            if self._head.kind and not hasattr(self._library, "tree_kinds"):
-                raise ValueError(f"{markov.kind}: the library was compiled from older files")
             if markov.kind != "linear":
                 if markov.hidden is None:
                     raise ValueError(f"{markov.kind} without a matrix for hidden states")
