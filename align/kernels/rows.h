@@ -143,8 +143,9 @@ static inline __attribute__((always_inline)) WIDE void strip_of(
     const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const int half,
     const int lines, Fetch *next)
 {
-    for (int64_t i = 0; i < M; i += GROUP, x += GROUP * K, kept += GROUP * STRIP) {
-        switch (M - i) {
+    const int64_t groups = (M + GROUP - 1) / GROUP, most = (M + groups - 1) / groups; /* of equal size, nearly */
+    for (int64_t i = 0; i < M; i += most, x += most * K, kept += most * STRIP) {
+        switch (M - i < most ? M - i : most) {
         case 1: strip(x, w, kept, K, from, to, 1, half, lines, next); break;
         case 2: strip(x, w, kept, K, from, to, 2, half, lines, next); break;
         case 3: strip(x, w, kept, K, from, to, 3, half, lines, next); break;
