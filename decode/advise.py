@@ -130,6 +130,7 @@ def advise_and_save(options: argparse.Namespace, contents: Sequence[Any]) -> str
         trust_remote_code=given["trust_remote_code"],
         template_kwargs=given["template_kwargs"],
         system=given["system"],
+        decoding=True,
     )
     made, longest, branches = decoders(target, name, given["drafter"], given["draft_tokens"])
     trial = Trial(

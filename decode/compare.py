@@ -107,6 +107,7 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
         trust_remote_code=t["trust_remote_code"],
         template_kwargs=config.template_kwargs or d["template_kwargs"],
         system=d["system"] if config.system is None else config.system,
+        decoding=True,
     )
     settings = Settings(sampling, config.max_new_tokens)
     records = comparison.measure(found, target, suites, settings, config.out, console)

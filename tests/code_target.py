@@ -26,7 +26,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from align.common.errors import UserError, cli
 from align.common.text import say
-from align.target.loading import has_fast_bf16, resolve_folder
+from align.target.dtypes import has_fast_bf16
+from align.target.loading import resolve_folder
 from align.target.names import DEFAULT_TARGET
 
 HELD_OUT = 10

@@ -120,7 +120,7 @@ def number_types(recipe: Recipe, hardware: Hardware) -> Types:
 def _cpu_takes_bf16() -> bool:
     import torch
 
-    from align.target.loading import has_fast_bf16
+    from align.target.dtypes import has_fast_bf16
 
     return has_fast_bf16(torch.device("cpu"))
 

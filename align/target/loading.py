@@ -13,20 +13,20 @@ import torch
 from align.common.errors import UserError, nearest, what_happened
 from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id, model_folder, package_file
-from align.common.schema import SHORT_DTYPES, read_object
+from align.common.schema import read_object
 from align.common.text import cut, guard_library_output, say
 from align.folder.chat import Chat
 from align.folder.ends import check_ends, note_changes, note_ends
 from align.folder.tokenizer import open_tokenizer
 from align.gguf.convert import converted_folder
 from align.target.debug import DEBUG, debug_model
+from align.target.dtypes import decodes_faster_in_fp32, target_dtype
 from align.target.interface import OWN
 from align.target.model import Target
 from align.target.names import (
     DEFAULT_TARGET,
     WHEELS,
     check_config,
-    check_dtype,
     check_gguf,
     check_name,
     packages,
@@ -45,6 +45,7 @@ def load_target(
     trust_remote_code: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
     system: str | None = None,
+    decoding: bool = False,
 ) -> Target:
     """Load a target, and prove on a few tokens that what it computes here is the model's own (`align.target.proof`).
 
@@ -58,13 +59,15 @@ def load_target(
         trust_remote_code: run Python code that comes with the model or its tokenizer, where there is some.
         template_kwargs: variables of its chat template, by name (`enable_thinking`).
         system: the system prompt of every conversation that has none.
+        decoding: few rows at a time are to be fast: on a CPU with bf16 products `auto` takes fp32 where that decodes faster
+            (`align.target.dtypes`), and bf16 for training, which multiplies many.
 
     Raises:
         UserError: the target can't be found or read; its template does not read such a variable, or takes no system prompt.
     """
     chat = Chat(dict(template_kwargs or {}), system)
     place = _device(device)
-    number = _dtype(dtype, place)
+    number = target_dtype(dtype, place)
     if spec in DEBUG:  # the same on every machine
         number = torch.float32 if dtype == "auto" else number
         model, tokenizer = debug_model(DEBUG[spec])
@@ -85,6 +88,8 @@ def load_target(
         if opens is AutoModelForMultimodalLM and not getattr(tokenizer, "chat_template", None):
             tokenizer.chat_template = processors_template(folder, revision)
         chat.check(tokenizer, spec)
+        if decoding and dtype == "auto" and number != torch.float32:
+            number = torch.float32 if _faster_in_fp32(opens, folder, options, place) else number
         model = _loaded(opens, folder, spec, {"dtype": number, **options}, place)
         target = proven(model, tokenizer, spec, fast, round_to_bf16)
         note_ends(spec, target.eos_ids, tokenizer.eos_token_id)
@@ -95,6 +100,16 @@ def load_target(
         raise
     except Exception as error:  # transformers' errors for broken folders have no common class
         raise _cannot_load("target", spec, error) from None
+
+
+def _faster_in_fp32(opener: Any, folder: Path | str, options: dict[str, Any], place: torch.device) -> bool:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(str(folder), **options)
+    trusted = options["trust_remote_code"]
+    return decodes_faster_in_fp32(
+        config, lambda: opener.from_config(config, trust_remote_code=trusted), place
+    )
 
 
 def _loaded(opener: Any, folder: Path | str, spec: str, options: dict[str, Any], place: torch.device) -> Any:
@@ -283,24 +298,6 @@ def _device(name: str) -> torch.device:
         why = (str(error).strip().splitlines() or ["no such device"])[0]
         raise UserError(f"device {name!r} can't be used: {cut(why, 120)}") from None
     return device
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if has_fast_bf16(device) else torch.float32
-    check_dtype(name)
-    return getattr(torch, SHORT_DTYPES.get(name, name))
-
-
-def has_fast_bf16(device: torch.device) -> bool:
-    """Whether bf16 products run on hardware: without AMX or AVX512-bf16 they take 10 times as long as fp32 on a CPU."""
-    if device.type != "cpu":
-        return device.type == "cuda" and torch.cuda.is_bf16_supported()
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    return "amx_bf16" in flags or "avx512_bf16" in flags
 
 
 def reload(target: Target, device: str | None = None, fast: bool = True) -> Target:

@@ -109,6 +109,7 @@ def decoders_of(config: EvalConfig, plan: Plan) -> tuple[dict[str, Decoder], dic
         trust_remote_code=config.trust_remote_code,
         template_kwargs=config.template_kwargs,
         system=config.system,
+        decoding=True,
     )
     drafting = config.drafting
     parts = open_parts([*plan.methods.values()], plan.drafters, target, drafting.drafter_tokenizer)

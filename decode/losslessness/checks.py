@@ -16,7 +16,8 @@ from align.common.hub import local_path
 from align.common.provenance import decoding_versions, git_commit, machine
 from align.common.schema import finite
 from align.common.text import plural
-from align.target.loading import has_fast_bf16, load_target
+from align.target.dtypes import has_fast_bf16
+from align.target.loading import load_target
 from align.target.model import Target
 from decode.engine.decoder import Decoder
 from decode.losslessness.cases import Cases, VerifyConfig, cases_of

@@ -100,6 +100,7 @@ def _opened(
             trust_remote_code=trust_remote_code,
             template_kwargs=template_kwargs,
             system=system,
+            decoding=True,
         )
     if template_kwargs or system is not None:
         raise UserError(
