@@ -117,8 +117,13 @@ def words_of(sweep: Sweep, trial: Trial, plan: Plan, output: Path) -> list[str]:
 
 
 def full_recipe(sweep: Sweep, trial: Trial, plan: Plan) -> Recipe:
-    """The trial's recipe, every step of it. Raises UserError for words that no recipe takes."""
-    return load_recipe(words_of(sweep, trial, plan, plan.folder / "trials" / trial.name))
+    """The trial's recipe, every step of it. Raises UserError for words that no recipe takes; it names the sweep and the trial."""
+    words = words_of(sweep, trial, plan, plan.folder / "trials" / trial.name)
+    try:
+        return load_recipe(words)
+    except UserError as error:
+        what = str(error).removeprefix("command line: ")
+        raise UserError(f"sweep {sweep.name}, trial {' '.join(trial.words)}: {what}") from None
 
 
 def run(sweep: Sweep, found: Sequence[Trial], plan: Plan, say: Callable[[str], object]) -> list[Result]:

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -206,9 +207,14 @@ def _said(text: str) -> str:
 
 
 def _seconds(text: str | None) -> float:
+    """What a Retry-After asks for, a number of seconds or a date (RFC 9110, 10.2.3); 0 = nothing, or what is neither."""
     try:
         return max(0.0, float(text or 0))
-    except ValueError:  # a date
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(text or "").timestamp() - time.time())
+    except (ValueError, OverflowError):
         return 0.0
 
 

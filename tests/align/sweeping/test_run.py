@@ -204,7 +204,8 @@ def test_text_is_shared_where_no_trial_changes_it(tmp_path: Path) -> None:
 
 def test_wrong_words_stop_it_before_anything_runs(trainer: Trainer, tmp_path: Path) -> None:
     own = sweep(Parameter("trainer.learning_rat", (1,)))
-    with pytest.raises(UserError, match="did you mean 'trainer.learning_rate'"):
+    found = r"^sweep s, trial .*trainer.learning_rat=1: .*did you mean 'trainer.learning_rate'"
+    with pytest.raises(UserError, match=found):
         run(own, trials(own, None, 0), Plan(tmp_path), quiet)
     assert trainer.ran == [] and not (tmp_path / "sweep.json").exists()
 

@@ -182,7 +182,15 @@ def test_packed_replies_are_not_unpacked(target: Target) -> None:
         asked(server.url, lambda c: c.models())
 
 
-def test_a_server_that_asks_for_time_gets_it() -> None:
-    assert (
-        module._seconds("7") == 7.0 and module._seconds("Wed, 21 Oct") == 0.0 and module._seconds(None) == 0.0
-    )
+def test_a_server_that_asks_for_time_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "time", lambda: 1_445_412_470.0)
+    for text, seconds in {
+        "7": 7.0,
+        "Wed, 21 Oct 2015 07:28:00 GMT": 10.0,
+        "Wed, 21 Oct 2015 07:27:00 GMT": 0.0,  # over
+        "Wed, 21 Oct": 0.0,
+        "nan": 0.0,
+        "": 0.0,
+    }.items():
+        assert module._seconds(text) == seconds
+    assert module._seconds(None) == 0.0
