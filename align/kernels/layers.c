@@ -34,7 +34,12 @@ typedef struct {
 #ifdef ROWS_HERE
 #include <omp.h>
 
-enum { PART = 128, TOGETHER = 3 }; /* keys a part; queries at a time */
+#ifdef ROWS512
+#define TOGETHER 6
+#else
+#define TOGETHER 3
+#endif
+enum { PART = 128 }; /* keys a part; TOGETHER: queries at a time */
 
 /* y = x / rms(x) · weight */
 static AVX2 void rms_norm(const float *x, const float *weight, float *y, int64_t size, float eps)
@@ -79,90 +84,92 @@ static AVX2 void rotate(float *x, const float *norm, float eps, const float *cos
     }
 }
 
-/* Scores of m queries with keys, four keys at a time: scores[i] (count). m is a constant wherever this is called; width: a
- * multiple of 8. */
-static inline __attribute__((always_inline)) AVX2 void scores_of(
+/* Scores of m queries with keys, four keys at a time: scores[i] (count). m is a constant wherever this is called. */
+static inline __attribute__((always_inline)) WIDE void scores_of(
     const float *const *q, const float *keys, float (*scores)[PART], int64_t count, int64_t width, const int m)
 {
+    const int64_t whole = width / LANES * LANES;
     int64_t j = 0;
+#define ADD(KEYS, AT, MANY)                                                                                            \
+    do {                                                                                                               \
+        Lanes y[KEYS];                                                                                                 \
+        _Pragma("GCC unroll 4") for (int c = 0; c < KEYS; c++) y[c] = load(keys + c * width, AT, MANY, 0);             \
+        _Pragma("GCC unroll 6") for (int n = 0; n < m; n++)                                                            \
+        {                                                                                                              \
+            const Lanes x = load(q[n], AT, MANY, 0);                                                                   \
+            _Pragma("GCC unroll 4") for (int c = 0; c < KEYS; c++) sums[n][c] = FMA(x, y[c], sums[n][c]);              \
+        }                                                                                                              \
+    } while (0)
     for (; j + 4 <= count; j += 4, keys += 4 * width) {
-        __m256 a[TOGETHER], b[TOGETHER], c[TOGETHER], d[TOGETHER];
-#pragma GCC unroll 3
-        for (int n = 0; n < m; n++) a[n] = b[n] = c[n] = d[n] = _mm256_setzero_ps();
-        for (int64_t i = 0; i < width; i += 8) {
-            __m256 x[TOGETHER];
-#pragma GCC unroll 3
-            for (int n = 0; n < m; n++) x[n] = _mm256_loadu_ps(q[n] + i);
-            const float *k = keys + i;
-            __m256 y = _mm256_loadu_ps(k);
-#pragma GCC unroll 3
-            for (int n = 0; n < m; n++) a[n] = _mm256_fmadd_ps(x[n], y, a[n]);
-            y = _mm256_loadu_ps(k + width);
-#pragma GCC unroll 3
-            for (int n = 0; n < m; n++) b[n] = _mm256_fmadd_ps(x[n], y, b[n]);
-            y = _mm256_loadu_ps(k + 2 * width);
-#pragma GCC unroll 3
-            for (int n = 0; n < m; n++) c[n] = _mm256_fmadd_ps(x[n], y, c[n]);
-            y = _mm256_loadu_ps(k + 3 * width);
-#pragma GCC unroll 3
-            for (int n = 0; n < m; n++) d[n] = _mm256_fmadd_ps(x[n], y, d[n]);
-        }
-#pragma GCC unroll 3
-        for (int n = 0; n < m; n++) {
-            const __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a[n], b[n]), _mm256_hadd_ps(c[n], d[n]));
-            _mm_storeu_ps(scores[n] + j, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
-        }
+        Lanes sums[TOGETHER][4];
+#pragma GCC unroll 6
+        for (int n = 0; n < m; n++) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = ZERO;
+        for (int64_t i = 0; i < whole; i += LANES) ADD(4, i, LANES);
+        if (whole < width) ADD(4, whole, width - whole);
+#pragma GCC unroll 6
+        for (int n = 0; n < m; n++) _mm_storeu_ps(scores[n] + j, four_totals(sums[n]));
     }
-    for (; j < count; j++, keys += width)
-        for (int n = 0; n < m; n++) { /* summed in the same order */
-            __m256 a = _mm256_setzero_ps();
-            for (int64_t i = 0; i < width; i += 8)
-                a = _mm256_fmadd_ps(_mm256_loadu_ps(q[n] + i), _mm256_loadu_ps(keys + i), a);
-            __m256 s = _mm256_hadd_ps(a, a);
-            s = _mm256_hadd_ps(s, s);
-            _mm_store_ss(scores[n] + j, _mm_add_ss(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
-        }
+    for (; j < count; j++, keys += width) { /* summed in the same order */
+        Lanes sums[TOGETHER][4];
+#pragma GCC unroll 6
+        for (int n = 0; n < m; n++) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = ZERO;
+        for (int64_t i = 0; i < whole; i += LANES) ADD(1, i, LANES);
+        if (whole < width) ADD(1, whole, width - whole);
+#pragma GCC unroll 6
+        for (int n = 0; n < m; n++) _mm_store_ss(scores[n] + j, four_totals(sums[n]));
+    }
+#undef ADD
 }
 
-/* out[i] (width) = Σ weights[i] · values for m queries, the keys in their order; m as above, `four`: columns by eights. */
-static inline __attribute__((always_inline)) AVX2 void mixed_columns(
-    float (*weights)[PART], const float *values, float *const *out, int64_t count, int64_t width, const int m, const int four)
+/* out[i] (four · LANES) = Σ weights[i] · values for m queries, the keys in their order; m and four are constants wherever this is
+ * called. */
+static inline __attribute__((always_inline)) WIDE void mixed_columns(
+    float (*weights)[PART], const float *values, float *const *out, int64_t at, int64_t count, int64_t width, const int m,
+    const int four)
 {
-    __m256 sums[TOGETHER][4];
-#pragma GCC unroll 3
+    Lanes sums[TOGETHER][4];
+#pragma GCC unroll 6
     for (int n = 0; n < m; n++)
 #pragma GCC unroll 4
-        for (int c = 0; c < four; c++) sums[n][c] = _mm256_setzero_ps();
-    for (int64_t j = 0; j < count; j++, values += width) {
-        __m256 w[TOGETHER];
-#pragma GCC unroll 3
-        for (int n = 0; n < m; n++) w[n] = _mm256_broadcast_ss(weights[n] + j);
+        for (int c = 0; c < four; c++) sums[n][c] = ZERO;
+    for (int64_t j = 0; j < count; j++) {
+        Lanes v[4];
 #pragma GCC unroll 4
-        for (int c = 0; c < four; c++) {
-            const __m256 v = _mm256_loadu_ps(values + 8 * c);
-#pragma GCC unroll 3
-            for (int n = 0; n < m; n++) sums[n][c] = _mm256_fmadd_ps(w[n], v, sums[n][c]);
+        for (int c = 0; c < four; c++) v[c] = load(values + j * width + at, c * LANES, LANES, 0);
+#pragma GCC unroll 6
+        for (int n = 0; n < m; n++) {
+            const Lanes w = SAME(weights[n][j]);
+#pragma GCC unroll 4
+            for (int c = 0; c < four; c++) sums[n][c] = FMA(w, v[c], sums[n][c]);
         }
     }
-#pragma GCC unroll 3
+#pragma GCC unroll 6
     for (int n = 0; n < m; n++)
 #pragma GCC unroll 4
-        for (int c = 0; c < four; c++) _mm256_storeu_ps(out[n] + 8 * c, sums[n][c]);
+        for (int c = 0; c < four; c++) STORE(out[n] + at + c * LANES, sums[n][c]);
 }
 
-static inline __attribute__((always_inline)) AVX2 void mixed(
+static inline __attribute__((always_inline)) WIDE void mixed(
     float (*weights)[PART], const float *values, float *const *out, int64_t count, int64_t width, const int m)
 {
-    for (int64_t i = 0; i < width; i += 32) {
-        float *at[TOGETHER] = {0};
-        for (int n = 0; n < m; n++) at[n] = out[n] + i;
-        switch ((width - i) / 8) {
-        case 1: mixed_columns(weights, values + i, at, count, width, m, 1); break;
-        case 2: mixed_columns(weights, values + i, at, count, width, m, 2); break;
-        case 3: mixed_columns(weights, values + i, at, count, width, m, 3); break;
-        default: mixed_columns(weights, values + i, at, count, width, m, 4); break;
+    int64_t i = 0;
+    while (i + LANES <= width) {
+        const int64_t columns = (width - i) / LANES;
+        switch (columns) {
+        case 1: mixed_columns(weights, values, out, i, count, width, m, 1); break;
+        case 2: mixed_columns(weights, values, out, i, count, width, m, 2); break;
+        case 3: mixed_columns(weights, values, out, i, count, width, m, 3); break;
+        default: mixed_columns(weights, values, out, i, count, width, m, 4); break;
         }
+        i += (columns < 4 ? columns : 4) * LANES;
     }
+    for (; i < width; i += 8) /* half a register is left */
+        for (int n = 0; n < m; n++) {
+            __m256 sum = _mm256_setzero_ps();
+            for (int64_t j = 0; j < count; j++)
+                sum = _mm256_fmadd_ps(_mm256_broadcast_ss(weights[n] + j), _mm256_loadu_ps(values + j * width + i), sum);
+            _mm256_storeu_ps(out[n] + i, sum);
+        }
 }
 
 /* Scores become exp(score − the largest); returns the largest, −∞ where nothing is seen, and their sum. see: of the keys from
@@ -201,7 +208,7 @@ static AVX2 float softmax_part(
 
 /* m queries of one head over one part of its keys; of each (partial): the largest score, the sum of exp(score − it), and the
  * values mixed by them. rows: which row of the request a query is of. */
-static inline __attribute__((always_inline)) AVX2 void attend_part(
+static inline __attribute__((always_inline)) WIDE void attend_part(
     const float *const *q, const int64_t *rows, float *const *partial, const Request *r, const float *keys,
     const float *values, int64_t first, int64_t count, float scale, int64_t width, const int m)
 {
@@ -214,6 +221,25 @@ static inline __attribute__((always_inline)) AVX2 void attend_part(
         out[n] = partial[n] + 2;
     }
     mixed(scores, values, out, count, width, m);
+}
+
+/* As `attend_part` for any m ≤ TOGETHER. */
+static WIDE void attend(
+    const float *const *q, const int64_t *rows, float *const *partial, const Request *r, const float *keys,
+    const float *values, int64_t first, int64_t count, float scale, int64_t width, int m)
+{
+#define QUERIES(M) attend_part(q, rows, partial, r, keys, values, first, count, scale, width, M)
+    switch (m) {
+    case 1: QUERIES(1); break;
+    case 2: QUERIES(2); break;
+#ifdef ROWS512
+    case 3: QUERIES(3); break;
+    case 4: QUERIES(4); break;
+    case 5: QUERIES(5); break;
+#endif
+    default: QUERIES(TOGETHER); break;
+    }
+#undef QUERIES
 }
 
 /* The parts of one query's attention, `size` numbers each, put together. */
@@ -335,11 +361,7 @@ AVX2 void layers_forward(
                                 ours[j] = q + (start + at) * Q + query * w;
                                 found[j] = room + ((at * s->heads + query) * parts + p) * size;
                             }
-                            switch (m) {
-                            case 1: attend_part(ours, of, found, request, keys, values, first, many, s->scale, w, 1); break;
-                            case 2: attend_part(ours, of, found, request, keys, values, first, many, s->scale, w, 2); break;
-                            default: attend_part(ours, of, found, request, keys, values, first, many, s->scale, w, 3); break;
-                            }
+                            attend(ours, of, found, request, keys, values, first, many, s->scale, w, m);
                         }
                     }
                 start += request->rows;

@@ -28,6 +28,8 @@ typedef __m512 Lanes;
 #define NEAR 8192
 #define ZERO _mm512_setzero_ps()
 #define FMA _mm512_fmadd_ps
+#define SAME _mm512_set1_ps
+#define STORE _mm512_storeu_ps
 #else
 #define WIDE AVX2
 #define LANES 8
@@ -36,6 +38,8 @@ typedef __m256 Lanes;
 #define NEAR INT64_MAX
 #define ZERO _mm256_setzero_ps()
 #define FMA _mm256_fmadd_ps
+#define SAME _mm256_set1_ps
+#define STORE _mm256_storeu_ps
 #endif
 enum { GROUP = 6, MOST = 32, STRIPS_A_BLOCK = 4, COLUMNS = 640 };
 /* Rows of x of more numbers in all are cut into blocks of at most so many columns. */
@@ -73,17 +77,32 @@ static inline __attribute__((always_inline)) WIDE Lanes load(const void *row, in
 #endif
 }
 
-/* The sums over the lanes of a strip's vectors, each in the same order. */
-static inline __attribute__((always_inline)) WIDE void totals(const Lanes *v, float *sums)
+#ifdef ROWS512
+static inline __attribute__((always_inline)) WIDE __m256 halves(__m512 v)
+{
+    return _mm256_add_ps(_mm512_castps512_ps256(v), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)));
+}
+#endif
+
+/* The sums over the lanes of four vectors, each in the same order. */
+static inline __attribute__((always_inline)) WIDE __m128 four_totals(const Lanes *v)
 {
 #ifdef ROWS512
     __m256 s[4];
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; j++)
-        s[j] = _mm256_add_ps(
-            _mm512_castps512_ps256(v[j]), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v[j]), 1)));
+    for (int j = 0; j < 4; j++) s[j] = halves(v[j]);
+#else
+    const __m256 *s = v;
+#endif
     const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(s[0], s[1]), _mm256_hadd_ps(s[2], s[3]));
-    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+    return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+}
+
+/* The sums over the lanes of a strip's vectors, each in the same order. */
+static inline __attribute__((always_inline)) WIDE void totals(const Lanes *v, float *sums)
+{
+#ifdef ROWS512
+    _mm_storeu_ps(sums, four_totals(v));
 #else
     sums[0] = total(v[0]), sums[1] = total(v[1]);
 #endif
