@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from align.common.errors import UserError
 from align.target.loading import load_target
 from align.target.model import Target
-from decode.drafters.base import Drafter, Request
+from decode.drafters.base import Drafter
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
 from decode.engine.engine import Engine, run_together
 from decode.engine.output import Generation
-from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
 from tests.fakes import (
     DRAFTERS,
-    LENGTH,
-    LETTERS,
-    RUNS,
-    SETTINGS,
     ScriptedDrafter,
     TableTarget,
-    frequencies,
     oracle,
-    plausible,
-    right_to_left,
 )
 
 K = 3
@@ -326,98 +316,3 @@ def test_no_more_requests_share_a_call_than_asked_for(monkeypatch: pytest.Monkey
     run_together(engines, 2)
     assert [len(engine.out.tokens) for engine in engines] == [3, 5, 4, 6, 3] and set(calls) == {2}
     assert engines[0].out.top2_gaps is None  # nobody asked for them
-
-
-# ---- sampled output has the target's joint law: every draft law, verifier and processor, on a table ----
-
-CASES = [
-    ("independent", "token", "plain"),
-    ("independent", "token", "sharp top-k"),
-    ("independent", "token", "penalty"),
-    ("independent", "point_mass", "penalty"),
-    ("pruned", "token", "penalty"),
-    ("causal", "token", "penalty"),
-    ("guessed", "point_mass", "plain"),
-    ("guessed", "point_mass", "penalty"),
-    ("branching", "point_mass", "plain"),
-    ("branching", "point_mass", "sharp top-k"),
-    ("branching", "point_mass", "penalty"),
-    ("independent", "block", "penalty"),
-    ("pruned", "block", "plain"),
-    ("causal", "block", "sharp top-k"),
-    ("right to left", "hybrid", "plain"),
-    ("right to left", "point_mass", "penalty"),
-    ("i.i.d. siblings", "recursive", "penalty"),
-    ("i.i.d. siblings", "k_seq", "plain"),
-    ("i.i.d. siblings", "traversal", "penalty"),
-    ("i.i.d. siblings", "point_mass", "plain"),
-    ("without replacement", "recursive", "sharp top-k"),
-    ("without replacement", "traversal", "plain"),
-    ("without replacement", "traversal", "penalty"),
-    ("branching", "gumbel", "penalty"),
-    ("independent", "block", "everything"),
-    ("pruned", "token", "everything"),
-    ("branching", "point_mass", "everything"),
-    ("without replacement", "traversal", "everything"),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "verifier", "setting"), CASES)
-def test_joint_frequencies(kind: str, verifier: str, setting: str) -> None:
-    target = TableTarget(3)
-    if setting == "everything":
-        target = TableTarget(4)
-        target.eos_ids = (3,)
-    decoder = Decoder(target, ScriptedDrafter(*DRAFTERS[kind]), verifier)  # type: ignore[arg-type]
-    law = target.law(LETTERS, LENGTH, SETTINGS[setting])
-    assert plausible(frequencies(decoder, SETTINGS[setting]), law, RUNS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["independent", "branching"])
-def test_joint_frequencies_with_an_end_of_sequence_inside(kind: str) -> None:
-    target = TableTarget(3, seed=3)
-    target.eos_ids = (2,)
-    decoder = Decoder(target, ScriptedDrafter(*DRAFTERS[kind]))  # type: ignore[arg-type]
-    law = target.law(LETTERS, LENGTH, SETTINGS["plain"])
-    assert plausible(frequencies(decoder, SETTINGS["plain"]), law, RUNS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", ["plain", "penalty"])
-def test_joint_frequencies_of_lookup_and_plain_decoding(setting: str) -> None:
-    target = TableTarget(3, seed=5)
-    law = target.law(LETTERS, LENGTH, SETTINGS[setting])
-    for drafter in (LookupDrafter(3), None):
-        found = frequencies(Decoder(target, drafter), SETTINGS[setting])  # type: ignore[arg-type]
-        assert plausible(found, law, RUNS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_coupled_output_is_the_same_with_and_without_drafts(setting: str) -> None:
-    """At any temperature, token for token, whatever drafts and however many."""
-    target, settings = TableTarget(5, seed=2), SETTINGS[setting]
-    plain = Decoder(target, None, "gumbel")  # type: ignore[arg-type]
-    different = set()
-    for seed in range(20):
-        sampling = replace(settings, seed=seed)
-        expected = plain.generate(LETTERS, max_new_tokens=24, sampling=sampling)
-        different.add(tuple(expected.tokens))
-        for kind, (law, propose) in DRAFTERS.items():
-            drafter = ScriptedDrafter(law, propose)
-            out = Decoder(target, drafter, "gumbel").generate(LETTERS, max_new_tokens=24, sampling=sampling)  # type: ignore[arg-type]
-            assert out.tokens == expected.tokens, kind
-    assert len(different) == 20
-
-
-def test_a_drafter_that_lies_about_its_order_is_refused() -> None:
-    def surest_first(request: Request, k: int) -> Proposal:
-        return replace(right_to_left(request, k), state_only=False)
-
-    drafter = ScriptedDrafter("unmasked", surest_first)
-    with pytest.raises(UserError, match="looked at the values drawn"):
-        Decoder(TableTarget(3), drafter, "hybrid").generate(  # type: ignore[arg-type]
-            LETTERS, max_new_tokens=5, sampling=Sampling(1.0)
-        )
