@@ -80,7 +80,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "git": {"vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}},
     "electra": {"is_decoder": True, "embedding_size": 64},
-    "longcat_flash": {"zero_expert_num": 2, "num_layers": 2, "num_hidden_layers": 4, "num_key_value_heads": 4},
+    "longcat_flash": {"zero_expert_num": 2, "num_layers": 4, "num_hidden_layers": 8, "num_key_value_heads": 4},
     **dict.fromkeys(
         (
             "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "ernie", "megatron-bert", "rembert", "roberta",

@@ -131,6 +131,8 @@ def _scheme(target: Target, layer: int, still: Kept, moved: dict[int, Kept | Non
         return max(_apart(rotary.turned(keys[0], p), key) for p, key in keys.items())
 
     most, width = _TOLERANCE[target.dtype], still[0].shape[-1]
+    if not still[1].numel():  # GLM-5
+        return "it keeps no values, as they are compressed together with its keys"
     if max(_apart(still[1], kept[1]) for kept in moved.values() if kept) > most:
         return "what it keeps as values changes with the position, as compressed ones do"
     known = list(_candidates(target, width))

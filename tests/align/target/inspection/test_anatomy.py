@@ -37,7 +37,7 @@ def test_a_decoder_without_a_list_of_layers_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "layers", "kept"),
-    [("bert", 4, 4), ("modernbert-decoder", 4, 4), ("longcat_flash", 2, 4), ("hrm_text", 4, 32)],
+    [("bert", 4, 4), ("modernbert-decoder", 4, 4), ("longcat_flash", 4, 8), ("hrm_text", 4, 32)],
 )
 def test_layers_are_found_where_they_lie(kind: str, layers: int, kept: int) -> None:
     """In an encoder, beside a head that is called a decoder, and where each is counted twice or run in turns."""

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from align.target.attention import rotate
+from align.target.debug import debug_model
 from align.target.inspection.keys import Rotary, key_rotaries, plain_rotary
+from align.target.proof import proven
 from tests.target_models import tiny_target
+from tests.target_wrappers import tiny_wrapper
 
 KINDS = {
     "llama": ["half 0 8"] * 4,
@@ -32,6 +35,12 @@ def test_what_layers_do_is_told_from_their_keys(kind: str) -> None:
         return f"{rotary.layout} {rotary.start} {len(rotary.inv_freq)}"
 
     assert [said(r) for r in key_rotaries(tiny_target(kind))] == KINDS[kind]
+
+
+def test_keys_without_values_are_none_to_share() -> None:
+    """GLM-5's layers without positions keep compressed keys, and nothing beside."""
+    target = proven(tiny_wrapper("glm5_next"), debug_model("Llama")[1], "glm5_next")
+    assert key_rotaries(target)[-1] == "it keeps no values, as they are compressed together with its keys"
 
 
 def test_layers_have_bases_of_their_own() -> None:
