@@ -150,9 +150,8 @@ def wrapped_row(name: str) -> str:
             target = load_target(folder, "float32", "cpu")
             return f"| {name} | {type(target.model).__name__} | {' | '.join(judged(target, text_of(own)))} |"
         except UserError as error:
-            why = str(error).partition("architecture ")[2].partition("' ")[2] or str(error).replace(
-                folder, "it"
-            )
+            why = str(error).partition("architecture ")[2].partition("' ")[2]
+            why = why or str(error).removeprefix(f"target {folder!r}: ").replace(folder, "it")
             return f"| {name} | refused: {why[:200].replace('|', '/')} |{rest}"
         except ImportError as error:
             return f"| {name} | not tried: {' '.join(str(error).split()).partition(' but ')[0]} |{rest}"
@@ -196,7 +195,7 @@ def block(target: Target, prompts: list[list[int]], plain: list[list[int]], cont
     try:
         drafter = trained_drafter(target, texts, context)
     except UserError as error:
-        return "refused" if "use drafter.context=" in str(error) else f"refused: {error}"
+        return "refused" if "drafter.context=" in str(error) else f"refused: {error}"
     return compared(target, drafter, prompts, NEW)
 
 

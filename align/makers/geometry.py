@@ -114,7 +114,8 @@ def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list
         UserError: layers without keys of their own, of several shapes, or with positions written in an unknown way.
     """
     named = named_layers(target, options.target_layers)
-    shapes, rotaries = target.anatomy.shapes, key_rotaries(target)
+    shapes = [None if shape is None else shape._replace(indexer=0) for shape in target.anatomy.shapes]
+    rotaries = key_rotaries(target)
     serving = [i for i, found in enumerate(rotaries) if isinstance(found, Rotary)]
     last = next((shapes[i] for i in reversed(named or serving)), None)
     same = [i for i in serving if shapes[i] == last]
@@ -140,9 +141,15 @@ def check_taps(target: Target, layers: Sequence[int]) -> None:
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=target.device)
     found = target.forward(tokens, taps=layers, logits=False).taps_BLFD
     if found is None or tuple(found.shape) != (1, 2, len(layers), target.hidden_size):
+        shares = any(isinstance(rotary, Rotary) for rotary in key_rotaries(target))
         raise UserError(
             f"drafter.context=taps: the layers of target {target.spec!r} do not write one hidden state for each token "
-            f"(architecture {target.config.model_type!r}); use drafter.context=shared_kv"
+            f"(architecture {target.config.model_type!r}); "
+            + (
+                "use drafter.context=shared_kv"
+                if shares
+                else "a block drafter has nothing to read; --methods lookup needs none"
+            )
         )
 
 

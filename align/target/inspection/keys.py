@@ -155,7 +155,7 @@ def _kept(target: Target, position: int, inputs: dict[int, Any]) -> list[Kept | 
     model's own, which are kept there, where it is empty."""
     tokens = torch.tensor([[target.vocab_size // 2]], device=target.device)
     record, cache = not inputs, target.anatomy.empty_cache()
-    past = 0 if target.anatomy.takes_positions else position
+    past = position if target.anatomy.by_place else 0
     if past:  # the place in memory is the position there
         before = tokens.expand(1, past)
         places = torch.arange(past, device=target.device)[None]

@@ -61,6 +61,15 @@ def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str, why: str)
     assert config.head_dim % 2 == 0 and config.num_attention_heads % config.num_key_value_heads == 0
 
 
+def test_layers_with_an_indexer_are_shared_with_those_without() -> None:
+    assert block_config(tiny_target("minimax_m3_vl_text"), options(layers=4), None).target_layer_ids == [
+        0,
+        1,
+        2,
+        3,
+    ]
+
+
 def test_sizes_are_the_targets_where_it_has_them() -> None:
     gpt2, learned = tiny_target("gpt2"), tiny_target("apertus")
     assert inner_size(gpt2) == 256 and own_shape(gpt2) == LayerShape(4, 16, 16) and activation(gpt2) == "silu"
@@ -77,6 +86,12 @@ def test_positions_are_the_targets_module_alone_where_it_is_the_plain_one() -> N
     assert [len(r["inv_freq"]) for r in each.rotary] == [8, 0] and each.places
 
 
-def test_layers_of_several_streams_are_no_taps() -> None:
-    with pytest.raises(UserError, match="'gemma3n_text' do not write one hidden state for each token"):
-        block_config(tiny_target("gemma3n_text"), options(context="taps"), None)
+@pytest.mark.parametrize(
+    ("kind", "instead"),
+    [("gemma3n_text", "use drafter.context=shared_kv"), ("hy_v4", "--methods lookup needs none")],
+)
+def test_layers_of_several_states_are_refused_with_what_there_is_instead(kind: str, instead: str) -> None:
+    with pytest.raises(
+        UserError, match=f"drafter.context=taps: the layers of target '{kind}' do not write one .*{instead}"
+    ):
+        block_config(tiny_target(kind), options(context="taps"), None)

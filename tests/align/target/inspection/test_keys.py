@@ -19,6 +19,7 @@ KINDS = {
     "exaone4": ["half 0 8", "none", "half 0 8", "none"],
     "gpt2": ["none"] * 4,  # learned positions are in the hidden states
     "bloom": ["none"] * 4,  # ALiBi is in the scores
+    "minimax_m3_vl_text": ["half 0 8"] * 4,  # half of its layers choose keys by blocks of places
     "nanochat": ["half 0 8"] * 4,  # it turns the other way; its norm behind that has no weight
     "deepseek_v3": ["what it keeps as values changes with the position, as compressed ones do"] * 4,
     "lfm2": ["it keeps none of its own", "half 0 8"] * 2,  # convolutions
