@@ -57,12 +57,36 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"vocab_size_per_layer_input": 260, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "llama4_text": {"intermediate_size_mlp": 96, "no_rope_layers": [1, 1, 1, 0], "interleave_moe_layer_step": 2},
     **dict.fromkeys(
-        ("axk1", "axk2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"),
+        ("axk1", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),
         {"num_key_value_heads": 4},
     ),
     **dict.fromkeys(
-        ("deepseek_v32", "glm_moe_dsa"),
-        {"num_key_value_heads": 4, "index_topk": 8, "index_head_dim": 16, "index_n_heads": 2},
+        ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"),
+        {"num_key_value_heads": 4, "index_topk": 8, "index_head_dim": 16, "index_n_heads": 16},
+    ),
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2, "index_n_heads": 2, "index_head_dim": 16, "index_block_size": 4, "index_topk_blocks": 3,
+    },
+    "modernbert-decoder": {"layer_types": ["sliding_attention", "full_attention"] * 2, "local_attention": 2 * WINDOW},
+    **dict.fromkeys(
+        ("bailing_hybrid", "kimi_linear"),
+        {"layer_types": ["linear_attention", "full_attention"] * 2, "num_key_value_heads": 4, "linear_head_dim": 16, "linear_num_heads": 4},
+    ),
+    "dots3_note_text": {
+        "layer_types": ["sliding_attention", "indexed_attention"] * 2, "shared_experts_intermediate_size": 32, "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4, "swa_q_lora_rank": 24, "swa_kv_lora_rank": 16, "swa_head_dim": 32, "swa_qk_nope_head_dim": 16,
+        "swa_v_head_dim": 12, "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
+        "v_head_dim": 12, "index_topk": 8, "index_head_dim": 32, "index_n_heads": 16,
+    },
+    "git": {"vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}},
+    "electra": {"is_decoder": True, "embedding_size": 64},
+    "longcat_flash": {"zero_expert_num": 2, "num_layers": 4, "num_hidden_layers": 8, "num_key_value_heads": 4},
+    **dict.fromkeys(
+        (
+            "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "ernie", "megatron-bert", "rembert", "roberta",
+            "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl",
+        ),
+        {"is_decoder": True},
     ),
     "bamba": {"attn_layer_indices": [1, 3]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
@@ -101,13 +125,40 @@ OWN: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "indexed_attention"] * 2, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16,
         "indexer_budget": 16, "indexer_compress_ratio": 4, "hc_lowrank": 8,
     },
+    "xmod": {"is_decoder": True, "default_language": "en_XX"},
+    "xlstm": {"num_heads": 4, "qk_dim_factor": 1.0},
     "xlnet": {"d_head": 16, "n_layer": 4, "d_inner": 96},
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
 }  # fmt: skip
 """By architecture, what it needs beside."""
-KINDS = {"falcon_alibi": "falcon"}
-"""Second variants of an architecture, by its model_type."""
+KINDS = {
+    "falcon_alibi": "falcon",
+    "musicgen": "musicgen_decoder",
+    "musicgen_melody": "musicgen_melody_decoder",
+}
+"""Second variants of an architecture, by its model_type; of a whole its causal language model's."""
+PARTS: dict[str, dict[str, dict[str, Any]]] = {
+    "blt": {
+        **dict.fromkeys(("patcher_config", "global_config"), {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 96}),
+        **dict.fromkeys(
+            ("encoder_config", "decoder_config"),
+            {"hidden_size": 64, "hidden_size_global": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 96},
+        ),
+        "": {"encoder_hash_byte_group_vocab": 100, "max_position_embeddings": 512},
+    },
+    **dict.fromkeys(
+        ("gemma4_assistant", "gemma4_unified_assistant"),
+        {
+            "text_config": {
+                **OWN["gemma4_text"], **{k: COMMON[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")},
+                "num_kv_shared_layers": 4, "vocab_size_per_layer_input": 0, "hidden_size_per_layer_input": 0, "vocab_size": 260, "head_dim": 16,
+            },
+            "": {"backbone_hidden_size": 64},
+        },
+    ),
+}  # fmt: skip
+"""Of architectures that have no text model apart: their parts, and under "" what their config itself needs."""
 
 
 _NEEDED = ("head_dim", "num_key_value_heads")
@@ -125,6 +176,10 @@ def _takes(config: Any, key: str) -> bool:
 def tiny_config(name: str, vocab_size: int, **own: Any) -> Any:
     """A small config of the architecture `name`; `own`: further values of it."""
     kind = KINDS.get(name, name)
+    if name in PARTS:
+        return transformers.AutoConfig.for_model(
+            kind, **PARTS[name][""], **{k: v for k, v in PARTS[name].items() if k}
+        )
     made = transformers.AutoConfig.for_model(kind)
     text = made.get_text_config(decoder=True)
     given = {key: value for key, value in COMMON.items() if _takes(text, key)}
@@ -140,13 +195,8 @@ def tiny_config(name: str, vocab_size: int, **own: Any) -> Any:
 def tiny_model(name: str, vocab_size: int, seed: int = 0, **own: Any) -> Any:
     """A random model of it, with its own attention, in fp32."""
     config = tiny_config(name, vocab_size, **own)
-    kind = KINDS.get(name, name)
-    names = (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        else (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
-    )
-    architecture = names[kind]
+    names = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    architecture = names[name] if name in names else names[KINDS[name]]
     config._attn_implementation = "eager"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

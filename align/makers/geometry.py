@@ -114,9 +114,9 @@ def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list
         UserError: layers without keys of their own, of several shapes, or with positions written in an unknown way.
     """
     named = named_layers(target, options.target_layers)
-    repeats = target.anatomy.repeats
-    shapes, rotaries = target.anatomy.shapes, [] if repeats else key_rotaries(target)
-    serving = [i for i in range(len(rotaries)) if shapes[i] is not None and rotaries[i] is not None]
+    shapes = [None if shape is None else shape._replace(indexer=0) for shape in target.anatomy.shapes]
+    rotaries = key_rotaries(target)
+    serving = [i for i, found in enumerate(rotaries) if isinstance(found, Rotary)]
     last = next((shapes[i] for i in reversed(named or serving)), None)
     same = [i for i in serving if shapes[i] == last]
     usual = shared_layers(target.num_layers, options.layers)
@@ -124,12 +124,15 @@ def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list
     bad = [i for i in chosen if i not in same]
     if not same or bad:
         which = f"layer {bad[0]} of target {target.spec!r}" if bad and same else f"target {target.spec!r}"
+        attending = [found for found, shape in zip(rotaries, shapes, strict=False) if shape is not None]
+        why = rotaries[bad[0]] if bad and same else [*rotaries[:1], *attending][-1]
         raise UserError(
-            f"drafter.context=shared_kv: {which} has no keys and values that a drafter can share "
+            f"drafter.context=shared_kv: {which} has no keys and values that a drafter can share: "
+            f"{why if isinstance(why, str) else 'they have another shape than those of other layers'} "
             f"(architecture {target.config.model_type!r}); use drafter.context=taps"
         )
     found = [rotaries[i] for i in chosen]
-    return chosen, [r for r in found if r is not None]
+    return chosen, [r for r in found if isinstance(r, Rotary)]
 
 
 @torch.no_grad()
@@ -138,9 +141,15 @@ def check_taps(target: Target, layers: Sequence[int]) -> None:
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=target.device)
     found = target.forward(tokens, taps=layers, logits=False).taps_BLFD
     if found is None or tuple(found.shape) != (1, 2, len(layers), target.hidden_size):
+        shares = any(isinstance(rotary, Rotary) for rotary in key_rotaries(target))
         raise UserError(
             f"drafter.context=taps: the layers of target {target.spec!r} do not write one hidden state for each token "
-            f"(architecture {target.config.model_type!r}); use drafter.context=shared_kv"
+            f"(architecture {target.config.model_type!r}); "
+            + (
+                "use drafter.context=shared_kv"
+                if shares
+                else "a block drafter has nothing to read; --methods lookup needs none"
+            )
         )
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from align.common.batch import Batch
+from align.target.inspection.anatomy import decoder
 from align.target.inspection.text_model import embedding_names
 from align.target.masks import Layout, laid
 from align.target.model import Target
@@ -58,12 +59,14 @@ class CausalDrafter(nn.Module):
         self.names = embedding_names(model)
         scale = getattr(model.get_input_embeddings(), "embed_scale", None)
         self._scale = [scale if scale is None else torch.as_tensor(scale).detach()]
+        body, bare = decoder(model), cast(Any, nn.Identity())
+        bare.bias = None  # BERT asks its head for one
         model.set_input_embeddings(nn.Identity())
-        model.set_output_embeddings(nn.Identity())
+        model.set_output_embeddings(bare)
         self.model, self.config = model, config
-        self._takes_positions = "position_ids" in inspect.signature(model.get_decoder().forward).parameters
+        self._takes_positions = "position_ids" in inspect.signature(body.forward).parameters
         # in lists, so that they are neither submodules nor parameters
-        self._target, self._frozen = [target], [embedding_VD.detach(), head_VD.detach()]
+        self._target, self._frozen, self._body = [target], [embedding_VD.detach(), head_VD.detach()], [body]
 
     @property
     def target(self) -> Target:
@@ -83,12 +86,11 @@ class CausalDrafter(nn.Module):
         inputs_BLD = F.embedding(batch.tokens_BL, self._frozen[0]).to(self.model.dtype)
         if (scale := self._scale[0]) is not None:
             inputs_BLD = inputs_BLD * scale.to(inputs_BLD)
-        body = self.model.get_decoder()
         # where it takes none, the place in the row is the position
         positions = {"position_ids": batch.positions_BL} if self._takes_positions else {}
         layout = Layout(batch.positions_BL, 0, 1, self.model.dtype, mask=batch.attention_mask())
         with laid(layout):
-            hidden: Tensor = body(
+            hidden: Tensor = self._body[0](
                 inputs_embeds=inputs_BLD,
                 attention_mask=torch.ones_like(batch.tokens_BL),
                 use_cache=False,

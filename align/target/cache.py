@@ -17,15 +17,16 @@ from align.target.recurrent import Recurrence
 
 
 class LayerShape(NamedTuple):
-    """What a layer keeps of every token: heads, and the widths of a key and of a value."""
+    """What a layer keeps of every token: heads, and the widths of a key and of a value; and of its indexer's one key, if it has one."""
 
     heads: int
     key: int
     value: int
+    indexer: int = 0
 
     @property
     def numbers(self) -> int:
-        return self.heads * (self.key + self.value)
+        return self.heads * (self.key + self.value) + self.indexer
 
 
 class Slab(CacheLayerMixin):
@@ -46,17 +47,7 @@ class Slab(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        owner, width = self.owner, key_states.shape[2]
-        if owner.slots_B is None:
-            end = owner.length + width
-            self.keys[:, :, owner.length : end] = key_states
-            self.values[:, :, owner.length : end] = value_states
-        else:  # every row at a place of its own: one token a row
-            rows = torch.arange(key_states.shape[0], device=key_states.device)
-            self.keys[rows, :, owner.slots_B] = key_states[:, :, 0]
-            self.values[rows, :, owner.slots_B] = value_states[:, :, 0]
-            end = owner.slots_end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.owner.write(self.keys, key_states), self.owner.write(self.values, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.owner.length + query_length, 0
@@ -66,6 +57,34 @@ class Slab(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return self.owner.capacity
+
+
+class IndexedSlab(Slab):
+    """A layer whose indexer chooses, by keys of its own, which keys are attended to: (B, 1, capacity, width), written alike."""
+
+    index: Tensor
+    _positions: Tensor | None = None
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """(B, L, width) new → (B, S, width) all, as DeepSeek-V3.2 and its kind ask for them."""
+        return self.update_index(indexer_key_states[:, None])[:, 0]
+
+    def update_index(self, idx_k: Tensor) -> Tensor:
+        """(B, 1, L, width) new → (B, 1, S, width) all, as MiniMax-M3 asks for them."""
+        return self.owner.write(self.index, idx_k)
+
+    def get_seq_length(self) -> int:
+        """With the tokens of this call, once they are written: GLM-5 asks then."""
+        return self.owner.end
+
+    @property
+    def indexer_position_ids(self) -> Tensor | None:
+        """Positions (…, B, S) of the tokens that count, where a model leaves them here (Qwen4)."""
+        return None if self._positions is None else self._positions[..., : self.owner.length]
+
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, value: Tensor | None) -> None:
+        self._positions = value
 
 
 class MixedSlab(LinearAttentionLayer, Slab):  # type: ignore[override]
@@ -96,18 +115,24 @@ class _Block:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        def zeros(parts: int, width: int) -> Tensor:
-            size = (len(slabs), parts, rows, shape.heads, capacity, width)
+        def zeros(parts: int, width: int, heads: int = shape.heads) -> Tensor:
+            size = (len(slabs), parts, rows, heads, capacity, width)
             return torch.zeros(size, dtype=dtype, device=device)
 
         self.slabs = list(slabs)
         same = shape.key == shape.value
         self.parts = [zeros(2, shape.key)] if same else [zeros(1, shape.key), zeros(1, shape.value)]
+        self.indexed = bool(shape.indexer)
+        if self.indexed:
+            self.parts.append(zeros(1, shape.indexer, heads=1))
         self._point()
 
     def _point(self) -> None:
-        for slab, keys, values in zip(self.slabs, self.parts[0], self.parts[-1], strict=True):
-            slab.keys, slab.values = keys[0], values[-1]
+        keys, values = self.parts[0], self.parts[-2 if self.indexed else -1]
+        for i, slab in enumerate(self.slabs):
+            slab.keys, slab.values = keys[i, 0], values[i, -1]
+            if isinstance(slab, IndexedSlab):
+                slab.index = self.parts[-1][i, 0]
 
     def select(self, rows: Tensor) -> None:
         for part in self.parts:
@@ -145,6 +170,8 @@ class KVCache(Cache):
         others: dict[int, Any] | None = None,
     ) -> None:
         self._length = 0
+        self._end = 0
+        """Up to where a call's layers have written."""
         self.rows, self.capacity = rows, capacity
         self.slots_B: Tensor | None = None
         self.slots_end = 0
@@ -161,7 +188,7 @@ class KVCache(Cache):
             elif i in others:
                 layers.append(MixedSlab(self, others[i].number_of_states))
             else:
-                layers.append(Slab(self))
+                layers.append(IndexedSlab(self) if shape.indexer else Slab(self))
         self._blocks: list[_Block] = []
         for shape in dict.fromkeys(s for s in shapes if s is not None):
             same = [layer for layer, its in zip(layers, shapes, strict=True) if its == shape]
@@ -169,7 +196,7 @@ class KVCache(Cache):
         self.slabs = layers
         recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
         self.recurrence = Recurrence(recurrent) if recurrent else None
-        super().__init__(layers=list(layers))
+        Cache.__init__(self, layers=list(layers))
 
     @property
     def length(self) -> int:
@@ -179,9 +206,25 @@ class KVCache(Cache):
     def length(self, value: int) -> None:
         if not 0 <= value <= self._length:
             raise ValueError(f"cache length can only be rolled back: {value} is not within 0..{self._length}")
-        self._length = value
+        self._length = self._end = value
         if self.recurrence is not None:
             self.recurrence.roll_back(value)
+
+    def write(self, memory: Tensor, new: Tensor) -> Tensor:
+        """Put a call's new keys or values, (B, H, L, width), into their memory, (B, H, capacity, width); returns all up to them."""
+        if self.slots_B is None:
+            end = self._length + new.shape[2]
+            memory[:, :, self._length : end] = new
+        else:  # every row at a place of its own: one token a row
+            memory[torch.arange(len(new), device=new.device), :, self.slots_B] = new[:, :, 0]
+            end = self.slots_end
+        self._end = end
+        return memory[:, :, :end]
+
+    @property
+    def end(self) -> int:
+        """Up to where layers have written; between calls the length."""
+        return max(self._length, self._end)
 
     def note(self, tokens_BL: Tensor) -> None:
         """Remember which tokens follow those that count; before `advance`."""
@@ -191,6 +234,7 @@ class KVCache(Cache):
     def advance(self, tokens: int) -> None:
         """Count `tokens` more positions, already written, as part of the cache."""
         self._length += tokens
+        self._end = self._length
 
     def check_room(self, tokens: int) -> None:
         """Raises ValueError when `tokens` more positions would not fit."""
@@ -241,7 +285,7 @@ class KVCache(Cache):
         """Before a forward: back to what recurrent states have seen. Returns the tokens (B, R) to run again, if any."""
         if self.recurrence is None or (lost := self.recurrence.take_lost()) is None:
             return None
-        self._length = self.recurrence.at
+        self._length = self._end = self.recurrence.at
         return lost
 
 

@@ -20,7 +20,7 @@ SCALES = (
     "lm_head_multiplier",
     "output_multiplier",
 )
-CAPS = ("final_logit_softcapping", "logits_soft_cap")
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 NEVER = -1e9
 """The logit of a token that is never written: a probability of 0, and finite in every sum."""
 

@@ -21,7 +21,7 @@ from align.folder.chat import Chat, Messages, rendered
 from align.kernels.linear import speed_up_linears
 from align.target.cache import KVCache, SharedCache
 from align.target.fused import FusedLayers, fused
-from align.target.inspection.anatomy import Anatomy, context_limit, decoder, eos_ids, examine
+from align.target.inspection.anatomy import Anatomy, context_limit, decoder, eos_ids, examine, query_heads
 from align.target.interface import install
 from align.target.logits import NEVER, PLAIN, LogitForm
 from align.target.long_tables import States, across, steady, switch_length
@@ -73,7 +73,7 @@ class Target:
         self.num_layers: int = len(self.anatomy.layers)
         self.layers = self.anatomy.layers
         self.hidden_size: int = config.hidden_size
-        self.num_heads: int = getattr(config, "num_attention_heads", 1)
+        self.num_heads: int = query_heads(config)
         self.num_kv_heads, self.head_dim = self.anatomy.heads(config)
         self.groups = self.anatomy.groups
         self.chains_only = self.anatomy.chains_only
@@ -84,6 +84,8 @@ class Target:
         self.logit_form: LogitForm = PLAIN
         self.never_V: Tensor | None = None
         """Tokens that the model never writes, bool: its own tokens of images, padding of its vocabulary."""
+        self.before_head: Any = None
+        """The module between the decoder and the head, where there is one: `hidden_BLD` is what the head reads."""
         self.stand_ins: dict[int, int] = {}
         """Tokens that the model reads as others: placeholders of images and sound that are not there."""
         self.unproved: tuple[int, ...] = ()
@@ -145,7 +147,9 @@ class Target:
         size = batch * capacity * numbers * self.dtype.itemsize
         if self.device.type == "cpu" and size > (memory_bytes() or size):
             raise MemoryError(f"a cache of {batch} rows of {capacity} tokens takes {size / 2**30:,.0f} GiB")
-        return KVCache(shapes, batch, capacity, self.dtype, self.device, self.anatomy.other_layers())
+        return self.anatomy.cache_class(
+            shapes, batch, capacity, self.dtype, self.device, self.anatomy.other_layers()
+        )
 
     @torch.no_grad()
     def forward(
@@ -265,7 +269,7 @@ class Target:
         """Normalised last hidden state and tapped layer outputs."""
         for token, other in self.stand_ins.items():
             tokens_BL = tokens_BL.where(tokens_BL != token, other)
-        if self.fused is not None and self.fused.takes(tokens_BL, layout, cache):
+        if self.fused is not None and self.before_head is None and self.fused.takes(tokens_BL, layout, cache):
             return self.fused(tokens_BL, layout, positions_BL, cache, taps)
         hooks = [self.layers[i].register_forward_hook(self._tap(i)) for i in taps]
         try:
@@ -276,7 +280,10 @@ class Target:
                 hook.remove()
         taps_BLFD = torch.stack([self._taps[i] for i in taps], dim=2).to(self.dtype) if taps else None
         self._taps.clear()
-        return output.last_hidden_state.to(self.dtype), taps_BLFD  # Mamba's residuals are fp32 in any type
+        hidden_BLD = output.last_hidden_state
+        if self.before_head is not None:
+            hidden_BLD = self.before_head(hidden_BLD)
+        return hidden_BLD.to(self.dtype), taps_BLFD  # Mamba's residuals are fp32 in any type
 
     @torch.no_grad()
     def forward_together(

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache, LinearAttentionLayer
+from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from align.folder.ends import end_ids
-from align.target.cache import LayerShape
+from align.target.cache import KVCache, LayerShape
 from align.target.masks import Layout, laid
+from align.target.own_cache import cache_kinds
 
 UNLIMITED = 1 << 20
 """The context of a model whose config names none (ALiBi, recurrent states)."""
@@ -43,6 +44,7 @@ class Anatomy:
 
     layers: nn.ModuleList
     empty_cache: Callable[[], Cache]
+    cache_class: type[KVCache]
     cache_name: str
     takes_positions: bool
     shapes: Sequence[LayerShape | None] = ()
@@ -99,26 +101,26 @@ def examine(model: Any, body: Any) -> Anatomy:
     """
     config = model.config.get_text_config(decoder=True)
     _check_selection(config)
-    names = inspect.signature(body.forward).parameters
-    cache_name = next((n for n in ("cache", "past_key_values", "cache_params") if n in names), "cache")
-    takes_positions = "position_ids" in names
-    layers = _decoder_layers(body, config.num_hidden_layers)
+    name, layers = cache_name(body), _decoder_layers(body, config.num_hidden_layers)
+    kinds = cache_kinds(body, name, model.device)
 
     def empty_cache() -> Cache:
-        return DynamicCache(config=config)
+        cache: Cache = kinds.empty(config=config)
+        return cache
 
-    bare = Anatomy(layers, empty_cache, cache_name, takes_positions)
+    takes_positions = "position_ids" in inspect.signature(body.forward).parameters
+    bare = Anatomy(layers, empty_cache, kinds.preallocated, name, takes_positions)
     cache, token = empty_cache(), torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     for layer in cache.layers:
         if type(layer).__name__ not in _KNOWN_LAYERS:
             raise NotImplementedError(f"its layers keep a {type(layer).__name__}, which can't be rolled back")
     layout = Layout(token, 0, 1, model.dtype)
     with laid(layout):
-        body(**bare.arguments(token, token, cache))
+        output = body(**bare.arguments(token, token, cache))
     shapes = [_shape(layer) for layer in cache.layers]
     states = [isinstance(layer, LinearAttentionLayer) for layer in cache.layers]
     if not any(states) and all(shape is None for shape in shapes):
-        raise NotImplementedError("it keeps nothing in a cache")
+        raise NotImplementedError(f"it keeps nothing in a cache{_where_else(output)}")
     return replace(
         bare,
         shapes=shapes,
@@ -126,8 +128,23 @@ def examine(model: Any, body: Any) -> Anatomy:
         ours=bool(layout.groups_seen),
         groups=layout.groups_seen.pop() if len(layout.groups_seen) == 1 else 1,
         recurrent=any(states),
-        by_place=not takes_positions or bool(getattr(config, "alibi", False)) or _local_by_place(config),
+        by_place=not takes_positions
+        or bool(getattr(config, "alibi", False))
+        or _local_by_place(config)
+        or any(type(layer).__name__ in _BY_PLACE for layer in cache.layers),
     )
+
+
+def cache_name(module: Any) -> str:
+    """Under which name it takes a cache."""
+    names = inspect.signature(module.forward).parameters
+    return next((n for n in ("cache", "past_key_values", "cache_params") if n in names), "cache")
+
+
+def _where_else(output: Any) -> str:
+    """Where a model without a cache has its past, if it says so."""
+    others = [name for name, value in output.items() if value is not None and not isinstance(value, Tensor)]
+    return f": its past is in {others[0]!r}, which can't be rolled back" if others else ""
 
 
 def _check_selection(config: Any) -> None:
@@ -141,14 +158,16 @@ def _check_selection(config: Any) -> None:
 
 _KNOWN_LAYERS = {
     "DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer",
-    "LinearAttentionAndSlidingWindowAttentionLayer", "DummyLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer", "DummyLayer", "DynamicIndexedLayer", "MiniMaxM3VLSparseCacheLayer",
 }  # fmt: skip
+_BY_PLACE = {"MiniMaxM3VLSparseCacheLayer"}
+"""Those that choose keys by blocks of places in memory."""
 
 
 def decoder(model: Any) -> Any:
     """The part of a causal LM that ends with its last hidden state."""
     body = model.get_decoder()
-    if body is model:
+    if body is model or not isinstance(body, PreTrainedModel):  # ModernBERT calls its head so
         inner = [child for child in model.children() if isinstance(child, PreTrainedModel)]
         if not inner:
             raise NotImplementedError("it has no decoder apart from its head")
@@ -161,20 +180,31 @@ def _shape(layer: Any) -> LayerShape | None:
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if keys is None or values is None:
         return None
-    return LayerShape(keys.shape[1], keys.shape[-1], values.shape[-1])
+    kept = (getattr(layer, name, None) for name in ("indexer_keys", "idx_keys"))
+    index = next((t.shape[-1] for t in kept if t is not None), 0)
+    return LayerShape(keys.shape[1], keys.shape[-1], values.shape[-1], index)
 
 
 def _decoder_layers(body: nn.Module, count: int) -> nn.ModuleList:
-    """The list of layers, whatever its name."""
-    for _, child in body.named_children():
-        if isinstance(child, nn.ModuleList) and len(child) == count:
-            return child
-    raise NotImplementedError("its decoder has no list of layers")
+    """The list of layers, whatever its name and wherever it lies (BERT's is its encoder's); a layer may count several times (LongCat's
+    attends twice)."""
+    lists = [m for m in body.children() if isinstance(m, nn.ModuleList)]
+    lists += [m for child in body.children() for m in child.children() if isinstance(m, nn.ModuleList)]
+    found = [m for m in lists if len(m) == count] or [m for m in lists if len(m) > 1 and count % len(m) == 0]
+    if not found:
+        raise NotImplementedError("its decoder has no list of layers")
+    return found[0]
 
 
 def _local_by_place(config: Any) -> bool:
     """GPT-Neo's local layers window by place in memory, with a table of their own."""
     return any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ())
+
+
+def query_heads(config: Any) -> int:
+    """Of its first layer, where layers differ (dots3)."""
+    layers = getattr(config, "per_layer_config", None)
+    return int(getattr(layers[0] if layers else config, "num_attention_heads", 1))
 
 
 def context_limit(config: Any) -> int:

@@ -93,42 +93,56 @@ def frequencies(width: int, base: float) -> tuple[float, ...]:
     return tuple((1.0 / base**steps).tolist())
 
 
-_FOUND: WeakKeyDictionary[Target, tuple[Rotary | None, ...]] = WeakKeyDictionary()
+_FOUND: WeakKeyDictionary[Target, tuple[Rotary | str, ...]] = WeakKeyDictionary()
 
 
-def key_rotaries(target: Target) -> list[Rotary | None]:
-    """How each layer writes positions into its keys; None where it keeps none of its own, or in a way that is not known. A target
-    is asked once."""
+def key_rotaries(target: Target) -> list[Rotary | str]:
+    """How each layer writes positions into its keys; or in words why that is not known. A target is asked once."""
     if target not in _FOUND:
         _FOUND[target] = tuple(_told(target))
     return list(_FOUND[target])
 
 
 @torch.no_grad()
-def _told(target: Target) -> list[Rotary | None]:
+def _told(target: Target) -> list[Rotary | str]:
+    if target.anatomy.repeats:
+        return ["its layers keep several for each token"] * target.num_layers
     inputs: dict[int, Any] = {}
     try:
         still = _kept(target, 0, inputs)
         moved = {p: _kept(target, p, inputs) for p in _POSITIONS if p < target.context_limit}
     except Exception:  # what a model's layers raise where they are called in another way has no common class
-        return [None] * target.num_layers
+        return ["its layers are called in a way of their own"] * target.num_layers
     return [
-        None if kept is None else _scheme(target, kept, {p: m[i] for p, m in moved.items()})
+        "it keeps none of its own"
+        if kept is None
+        else _scheme(target, i, kept, {p: m[i] for p, m in moved.items()})
         for i, kept in enumerate(still)
     ]
 
 
-def _scheme(target: Target, still: Kept, moved: dict[int, Kept | None]) -> Rotary | None:
+def _scheme(target: Target, layer: int, still: Kept, moved: dict[int, Kept | None]) -> Rotary | str:
     """What turns the keys at position 0 into those at the others, where it leaves the values alone."""
 
-    def error(rotary: Rotary) -> float:
-        return max(_apart(rotary.turned(still[0], p), kept[0]) for p, kept in moved.items() if kept)
+    def error(rotary: Rotary, weight: Tensor | None = None) -> float:
+        keys = {p: kept[0] for p, kept in ((0, still), *moved.items()) if kept}
+        if weight is not None:
+            keys = {p: key / weight for p, key in keys.items()}
+        return max(_apart(rotary.turned(keys[0], p), key) for p, key in keys.items())
 
-    most = _TOLERANCE[target.dtype]
+    most, width = _TOLERANCE[target.dtype], still[0].shape[-1]
+    if not still[1].numel():  # GLM-5
+        return "it keeps no values, as they are compressed together with its keys"
     if max(_apart(still[1], kept[1]) for kept in moved.values() if kept) > most:
-        return None
-    best = min(_candidates(target, still[0].shape[-1]), key=error)
-    return best if error(best) < most else None
+        return "what it keeps as values changes with the position, as compressed ones do"
+    known = list(_candidates(target, width))
+    best = min(known, key=error)
+    if error(best) < most:
+        return best
+    for weight in target.layers[layer].parameters():
+        if weight.shape == (width,) and min(error(rotary, weight.float()) for rotary in known) < most:
+            return "its keys are normalised after their rotation, each number by a weight of its own"
+    return "its keys at two positions differ by no rotation that is known"
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
@@ -141,7 +155,7 @@ def _kept(target: Target, position: int, inputs: dict[int, Any]) -> list[Kept | 
     model's own, which are kept there, where it is empty."""
     tokens = torch.tensor([[target.vocab_size // 2]], device=target.device)
     record, cache = not inputs, target.anatomy.empty_cache()
-    past = 0 if target.anatomy.takes_positions else position
+    past = position if target.anatomy.by_place else 0
     if past:  # the place in memory is the position there
         before = tokens.expand(1, past)
         places = torch.arange(past, device=target.device)[None]
@@ -179,6 +193,7 @@ def _candidates(target: Target, width: int) -> Iterator[Rotary]:
     tables = {tuple(b.float().flatten().tolist()) for n, b in target.body.named_buffers() if "inv_freq" in n}
     for part in _turned_widths(target.config, width):
         tables |= {frequencies(part, base) for base in _bases(target.config)}
+    tables |= {tuple(-f for f in table) for table in tables}  # NanoChat turns the other way
     for table in sorted(tables):
         if 0 < 2 * len(table) <= width and all(math.isfinite(f) for f in table):
             for start in sorted({0, width - 2 * len(table)}):

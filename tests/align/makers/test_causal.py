@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from align.common.errors import UserError
+from align.config.drafter import DrafterConfig
+from align.makers.causal import make_causal
 from align.target.debug import debug_model
 from align.target.proof import proven
 from tests.target_drafters import of_own_layers
-from tests.target_models import some_text
+from tests.target_models import some_text, tiny_target
 from tests.target_wrappers import tiny_wrapper
 
 
@@ -19,3 +22,18 @@ def test_drafters_out_of_the_layers_of_a_wrapped_text_model(kind: str) -> None:
     assert model.config.text_config.tie_word_embeddings and not model.config.tie_word_embeddings
     target = proven(model, debug_model("Llama")[1], "wrapped")
     assert of_own_layers(target, kind, [some_text(target, 9)[0].tolist()], 8) == "yes"
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("modernbert-decoder", "a module of its own lies between its layers and its head"),
+        (
+            "bert-generation",
+            "its training graph differs from the model's own by",
+        ),  # its head is asked for a bias
+    ],
+)
+def test_what_a_drafter_of_layers_lacks_is_said_in_one_line(kind: str, why: str) -> None:
+    with pytest.raises(UserError, match=f"target '{kind}' can't serve as drafter.kind=autoregressive: {why}"):
+        make_causal(tiny_target(kind), DrafterConfig(kind="autoregressive", layers=2))

@@ -7,6 +7,7 @@ import pytest
 from align.common.errors import UserError
 from align.makers.block import block_config
 from align.makers.geometry import activation, first_layers, inner_size, own_shape, start_layers
+from align.target.cache import LayerShape
 from tests.builders import block_options as options
 from tests.target_models import tiny_target
 
@@ -37,18 +38,41 @@ def test_more_layers_than_the_target_has_are_refused() -> None:
     assert first_layers(target, options(layers=99, target_layers=[-1])) == [target.num_layers - 1]
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v3", "mamba", "dory"])
-def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("deepseek_v3", "what it keeps as values changes with the position, as compressed ones do"),
+        ("mamba", "it keeps none of its own"),
+        ("dory", "its layers keep several for each token"),
+        (
+            "hunyuan_v1_dense",
+            "its keys are normalised after their rotation, each number by a weight of its own",
+        ),
+    ],
+)
+def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str, why: str) -> None:
     target = tiny_target(kind)
-    with pytest.raises(UserError, match=f"target '{kind}' has no keys and values .*use drafter.context=taps"):
+    says = (
+        f"target '{kind}' has no keys and values that a drafter can share: {why} .*; use drafter.context=taps"
+    )
+    with pytest.raises(UserError, match=says):
         block_config(target, options(), None)
     config = block_config(target, options(context="taps"), None)
     assert config.head_dim % 2 == 0 and config.num_attention_heads % config.num_key_value_heads == 0
 
 
+def test_layers_with_an_indexer_are_shared_with_those_without() -> None:
+    assert block_config(tiny_target("minimax_m3_vl_text"), options(layers=4), None).target_layer_ids == [
+        0,
+        1,
+        2,
+        3,
+    ]
+
+
 def test_sizes_are_the_targets_where_it_has_them() -> None:
     gpt2, learned = tiny_target("gpt2"), tiny_target("apertus")
-    assert inner_size(gpt2) == 256 and own_shape(gpt2) == (4, 16, 16) and activation(gpt2) == "silu"
+    assert inner_size(gpt2) == 256 and own_shape(gpt2) == LayerShape(4, 16, 16) and activation(gpt2) == "silu"
     assert activation(learned) == "silu"  # its own has weights
     assert len(learned.hash) == 64  # and they are numbers without a dimension
 
@@ -62,6 +86,12 @@ def test_positions_are_the_targets_module_alone_where_it_is_the_plain_one() -> N
     assert [len(r["inv_freq"]) for r in each.rotary] == [8, 0] and each.places
 
 
-def test_layers_of_several_streams_are_no_taps() -> None:
-    with pytest.raises(UserError, match="'gemma3n_text' do not write one hidden state for each token"):
-        block_config(tiny_target("gemma3n_text"), options(context="taps"), None)
+@pytest.mark.parametrize(
+    ("kind", "instead"),
+    [("gemma3n_text", "use drafter.context=shared_kv"), ("hy_v4", "--methods lookup needs none")],
+)
+def test_layers_of_several_states_are_refused_with_what_there_is_instead(kind: str, instead: str) -> None:
+    with pytest.raises(
+        UserError, match=f"drafter.context=taps: the layers of target '{kind}' do not write one .*{instead}"
+    ):
+        block_config(tiny_target(kind), options(context="taps"), None)

@@ -9,6 +9,7 @@ import torch
 
 from align.common.errors import UserError
 from align.target import interface
+from align.target.cache import IndexedSlab
 from align.target.debug import debug_model
 from align.target.logits import PLAIN
 from align.target.proof import own_output, proven
@@ -157,3 +158,44 @@ def test_a_scale_in_front_of_the_head_is_part_of_p() -> None:
     own = tiny_model("minicpm3", target.vocab_size)
     assert target.logit_form.scale == own.config.logits_scaling**-1 != 1
     torch.testing.assert_close(target.forward(tokens).logits_BLV, own(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_what_lies_between_the_layers_and_the_head_is_part_of_p() -> None:
+    """ModernBERT's prediction head, which is no layer: `hidden_BLD` is what the head reads."""
+    target, own = tiny_target("modernbert-decoder"), tiny_model("modernbert-decoder", 260)
+    tokens = some_text(target, 60)
+    found = target.forward(tokens)
+    with torch.no_grad():
+        torch.testing.assert_close(found.logits_BLV, own(tokens).logits, rtol=1e-4, atol=1e-4)
+        read = own.lm_head(own.model(tokens).last_hidden_state)
+    torch.testing.assert_close(found.hidden_BLD, read, rtol=1e-4, atol=1e-4)
+    assert target.before_head is target.model.lm_head and tiny_target("llama").before_head is None
+
+
+def test_a_head_over_states_of_another_width_is_refused_with_both() -> None:
+    with pytest.raises(UserError, match="its head reads states of width 128, its layers write 64"):
+        tiny_target("electra", embedding_size=128)
+
+
+def test_a_model_that_reads_in_both_directions_is_told_from_one_that_does_not() -> None:
+    """BERT, unless its config makes it a decoder."""
+    assert tiny_target("bert").attention == "grouped"
+    with pytest.raises(UserError, match="it reads a text in both directions .config.json: is_decoder=false."):
+        tiny_target("bert", is_decoder=False)
+
+
+def test_several_heads_are_refused() -> None:
+    with pytest.raises(UserError, match="does not run: it has more than one head over a vocabulary"):
+        tiny_target("musicgen")
+
+
+def test_an_indexer_that_does_not_choose_so_few_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys written elsewhere change nothing as long as all are chosen: 2,048 in a real model, of the proof's 14."""
+    assert tiny_target("deepseek_v32", index_topk=2048).layers[0].self_attn.indexer.index_topk == 2048
+    monkeypatch.setattr(
+        IndexedSlab,
+        "update_index",
+        lambda self, new: torch.cat((self.index[:, :, 1 : self.owner.length + 1], new), 2),
+    )
+    with pytest.raises(UserError, match="through a cache its logits differ"):
+        tiny_target("deepseek_v32", index_topk=2048)
