@@ -9,8 +9,6 @@ from align.common.errors import cli
 from align.common.terminal import PlainConsole
 from align.common.text import say
 from decode.cli import Parser, path
-from decode.reporting.render import make_report, print_report
-from decode.reporting.tables import markdown
 
 
 @cli
@@ -26,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.folder.is_dir():  # else what is read says what is wrong
         check_folder(options.folder, "DIR")
+    from decode.reporting.render import make_report, print_report
+    from decode.reporting.tables import markdown
+
     summary, _ = make_report(options.folder)
     if options.markdown:
         say(markdown(summary))

@@ -18,6 +18,8 @@ from align.common.files import UNFINISHED
 
 LOCK = ".lock"
 
+_NO_FILE = {errno.ELOOP, errno.EISDIR, errno.ENXIO}
+"""What opening the lock says of a link, a folder and a socket."""
 _held: dict[str, tuple[int, int]] = {}
 """Real path of a lock that this process holds → its handle, and how many claims share it."""
 
@@ -53,7 +55,7 @@ class Claim:
                 f"{key}={folder}: process {taken} writes there; wait for its end, or take another folder"
             ) from None
         except (OSError, RuntimeError, ValueError) as error:
-            if getattr(error, "errno", None) == errno.ELOOP:
+            if getattr(error, "errno", None) in _NO_FILE:
                 raise UserError(f"{key}={folder}: {LOCK} in it is no lock of ours; remove it") from None
             why = getattr(error, "strerror", None) or error
             raise UserError(f"{key}={folder}: can't be written ({why})") from None

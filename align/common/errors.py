@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -74,7 +75,30 @@ def what_happened(error: BaseException) -> tuple[str, int] | None:
         isinstance(error, RuntimeError) and re.search("out of memory|not enough memory|allocate memory", text)
     ):
         return f"not enough memory{': ' + text[:200] if text else ''}", 2
-    return None
+    return _at_import(error)
+
+
+def _at_import(error: BaseException) -> tuple[str, int] | None:
+    """The same of a library that its own settings keep from being imported: a variable of the environment, a file of the user's."""
+    loading = [
+        frame.f_globals.get("__name__", "")
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_name == "<module>" and "-packages" in frame.f_code.co_filename
+    ]
+    if not loading or isinstance(error, ImportError | AttributeError | SyntaxError):
+        return None  # of another version than it should be
+    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    named = [
+        f"{key}={value}"
+        for key, value in os.environ.items()
+        if value and not value.isdigit() and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", line)
+    ]
+    cause = (
+        f"set {' or '.join(named[:3])} otherwise"
+        if named
+        else "look at its variables in the environment and its own files"
+    )
+    return f"{loading[-1].split('.')[0]} can't be loaded ({line[:200]}): {cause}", 2
 
 
 def cli(main: Callable[..., Any]) -> Callable[..., None]:

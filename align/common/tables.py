@@ -13,6 +13,7 @@ from typing import Any
 
 from align.common.errors import UserError, nearest
 from align.common.files import check_ordinary, read_bytes
+from align.common.provenance import memory_bytes
 
 PROMPT_COLUMNS = ("prompt", "question", "messages", "text", "turns", "problem", "instruction", "content")
 """Columns of a file of prompts that may hold the prompt. The first one that holds something counts."""
@@ -129,21 +130,36 @@ def _txt(path: Path) -> list[Any]:
     return [line.strip() for line in read_text(path).split("\n") if line.strip()]
 
 
+ROW_BYTES = 250
+"""What a row with one short value takes in memory, at least."""
+
+
 def _parquet(path: Path) -> list[Any]:
-    return list(parquet_rows(path))
+    """All rows at once. What repeats takes no room in the file, so its size does not tell whether they fit."""
+    return list(parquet_rows(path, (memory_bytes() or 2**40) // 2))
 
 
-def parquet_rows(path: Path) -> Iterator[Any]:
-    """Rows of a Parquet file, read a batch at a time. Raises UserError where it can't be read, or holds values that Python has not: text that is
-    no UTF-8, days beyond its calendar."""
+def parquet_rows(path: Path, most: int | None = None) -> Iterator[Any]:
+    """Rows of a Parquet file, read a batch at a time. Raises UserError where it can't be read, holds values that Python has not (text that is
+    no UTF-8, days beyond its calendar), or, where they are to be held, more than `most` bytes."""
     import pyarrow
     import pyarrow.parquet
 
     try:
         check_ordinary(path)
         with pyarrow.parquet.ParquetFile(path) as file:
+            count, held = file.metadata.num_rows, file.metadata.num_rows * ROW_BYTES
             for batch in file.iter_batches(1024):
+                if most is not None and held > most:
+                    raise UserError(
+                        f"{path}: its {count:,} rows take more than the {most / 2**30:.0f} GiB that may be used: "
+                        "split the file, or take fewer rows"
+                    )
+                columns = [c.dictionary_decode() if pyarrow.types.is_dictionary(c.type) else c for c in batch]
+                held += sum(column.nbytes for column in columns)
                 yield from batch.to_pylist()
+    except UserError:
+        raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path} is not readable Parquet ({why})") from None

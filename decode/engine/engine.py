@@ -22,7 +22,7 @@ from decode.engine.detokenizer import TextStream
 from decode.engine.output import Generation, Tree
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
-from decode.speculation.sampling import Sampling, penalised, position_noise
+from decode.speculation.sampling import Sampling, penalised, position_noise, seeded
 from decode.speculation.tree import MOST_NODES, ancestors
 from decode.speculation.verification import Outcome, Round
 from decode.speculation.verification import verify_rounds as verify_rounds
@@ -114,7 +114,7 @@ class Engine:
             list(prompt),
             target.new_cache(1, len(prompt) + self.limit + spare),
             self.sampling,
-            torch.Generator(target.device).manual_seed(self.sampling.seed),
+            seeded(self.sampling.seed, target.device),
             History(self.sampling, prompt, target.vocab_size, target.eos_ids, target.device),
             self._noise() if self.verifier == "gumbel" and not self.sampling.greedy else None,
         )

@@ -1,19 +1,28 @@
 """Bugs of `decode.verify --self-test`: every option of `decode.losslessness.options`, dropped by the engine, dropped by the verifiers
-that draw by themselves, and dropped by the reference alone."""
+that draw by themselves, and dropped by the reference alone; and what shows only from the sixth draft on, in long texts, in what is
+streamed, after an interruption, or where a value is rounded or capped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from decode.engine import decoder
+import torch
+from torch import Tensor
+
+from align.target.cache import KVCache
+from decode.engine import decoder, engine
+from decode.engine.detokenizer import TextStream
 from decode.engine.engine import Engine
 from decode.losslessness import options
 from decode.losslessness.law import Setting
-from decode.losslessness.planted import BY_RATIO, Bug, sampled_otherwise, verified
-from decode.losslessness.searched import NEW
+from decode.losslessness.planted import BY_RATIO, Bug, Verify, sampled_otherwise, take_all, verified
+from decode.losslessness.searched import COUNTED, NEW
+from decode.speculation.processors import History
 from decode.speculation.sampling import Sampling
+from decode.speculation.tree import depths
+from decode.speculation.verification import Outcome, Round
 
 Plant = tuple[Any, str, Callable[[Any], Any]]
 
@@ -122,4 +131,142 @@ DROPPED = (
         BY_RATIO,
     ),
     Bug("seed: not in what is drawn", "options drawn", engine_with(seed=0)),
+)  # fmt: skip
+
+LATE = 5
+"""Drafts of a round behind which a bug begins."""
+MOST = 64
+"""The largest minimum length, and twice the tokens that a penalty remembers, under a bug."""
+LONGEST = 8
+"""Characters of a stop string that are looked for."""
+
+
+def _unseen(right: Verify) -> Verify:
+    """After so many drafts of a chain the others are accepted without a look."""
+    every = take_all(right)
+
+    def verify(one: Round) -> Outcome:
+        outcome = right([one])[0]
+        return every([one])[0] if not one.proposal.branches and len(outcome.accepted) >= LATE else outcome
+
+    return lambda rounds: [verify(one) for one in rounds]
+
+
+def _late_row(one: Round) -> Round:
+    """The logits after a late draft are those after the one before it."""
+    if not one.proposal.branches:
+        one.logits_MV[LATE + 1 :] = one.logits_MV[LATE:-1].clone()
+    return one
+
+
+def _late_siblings(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def ancestors(parents: tuple[int, ...]) -> Tensor:
+        see_MM = right(parents).clone()
+        late = [i + 1 for i, depth in enumerate(depths(parents)) if depth > LATE]
+        see_MM[late] = torch.ones_like(see_MM).tril()[late]
+        return see_MM
+
+    return ancestors
+
+
+def _late_kept(right: Callable[..., None]) -> Callable[..., None]:
+    """Of many accepted drafts the last is lost to the one that stands before it."""
+
+    def keep(self: KVCache, start: int, offsets: Sequence[int]) -> None:
+        right(self, start, [*offsets[:-1], offsets[-1] - 1] if len(offsets) > LATE + 1 else offsets)
+
+    return keep
+
+
+def _uncounted(right: Callable[[History, Sequence[int]], None]) -> Callable[[History, Sequence[int]], None]:
+    def extend(self: History, tokens: Sequence[int]) -> None:
+        if self.count < COUNTED:
+            right(self, tokens)
+        else:
+            self.count += len(tokens)
+
+    return extend
+
+
+def _forgotten(right: Callable[[Engine, Outcome], int]) -> Callable[[Engine, Outcome], int]:
+    """Penalties count the latest tokens alone."""
+
+    def commit(self: Engine, outcome: Outcome) -> int:
+        accepted = right(self, outcome)
+        if (held_V := self.request.history.written_V) is not None:
+            held_V.zero_()[self.out.tokens[-MOST // 2 :]] = True
+        return accepted
+
+    return commit
+
+
+def _lost(right: Callable[[TextStream, int], None]) -> Callable[[TextStream, int], None]:
+    """What the last piece of a text holds is not streamed."""
+
+    def send(self: TextStream, end: int) -> None:
+        if self.settled < len(self.tokens) or end < len(self.text) or self.sent == 0:
+            right(self, end)
+
+    return send
+
+
+def _swallowing(right: Callable[[TextStream, int], None]) -> Callable[[TextStream, int], None]:
+    def send(self: TextStream, end: int) -> None:
+        try:
+            right(self, end)
+        except Exception:
+            self.emit = None
+
+    return send
+
+
+def _left_over(right: Callable[[Engine], Round]) -> Callable[[Engine], Round]:
+    """A request after one that did not end goes on with that one's counts of tokens."""
+    begun: list[Engine] = []
+
+    def prefill(self: Engine) -> Round:
+        first = right(self)
+        if begun and not begun[-1].out.finish:
+            self.request.history = begun[-1].request.history
+        begun.append(self)
+        return first
+
+    return prefill
+
+
+def _rounded(sampling: Sampling) -> Sampling:
+    warm = sampling.temperature > 0.5
+    return replace(sampling, temperature=round(sampling.temperature, 1)) if warm else sampling
+
+
+def _short(one: Engine) -> None:
+    if one.text is not None:
+        one.text.stops = tuple(stop for stop in one.text.stops if len(stop) <= LONGEST)
+
+
+LONG, DRAWN = "at length", "at length, seed"
+_Change = Callable[[Sampling], Sampling]
+_ASKED: dict[str, tuple[str, _Change]] = {
+    "a temperature above 0.5 is rounded to a tenth": ("fine temperature", _rounded),
+    "a top-k above 64 counts as 64": ("top-k, wide", lambda s: replace(s, top_k=min(s.top_k, 64))),
+    "top-p is rounded to 0.05": ("top-p, usual", lambda s: replace(s, top_p=max(0.05, round(20 * s.top_p) / 20))),
+    "min-p is rounded to a tenth": ("min-p, usual", lambda s: replace(s, min_p=round(s.min_p, 1))),
+    "the presence penalty is at most 1": (DRAWN, lambda s: replace(s, presence_penalty=min(1.0, s.presence_penalty))),
+    "the minimum length is at most 64": (DRAWN, lambda s: replace(s, min_new_tokens=min(MOST, s.min_new_tokens))),
+    "seeds count by their lower 32 bits": ("hot, seed", lambda s: replace(s, seed=s.seed % 2**32)),
+}  # fmt: skip
+DEEPENED = (
+    Bug("the sixth draft of a chain and those after it are accepted without a look", "options scripted", (engine, "verify_rounds", _unseen), setting=LONG),
+    Bug("the logits from the sixth draft of a chain on are those of the row before", "options scripted", verified(_late_row), setting=DRAWN),
+    Bug("siblings attend to one another from the sixth level on", "options scripted", (engine, "ancestors", _late_siblings), setting=LONG),
+    Bug("the cache keeps the draft before the last accepted one twice, where six are accepted", "options scripted", (KVCache, "keep", _late_kept), setting=LONG),
+    Bug("penalties do not count what is written after 40 tokens", "options scripted", (History, "extend", _uncounted), setting=DRAWN),
+    Bug("penalties forget what was written 32 tokens ago", "options scripted", (Engine, "_commit", _forgotten), setting=DRAWN),
+    Bug("the last piece of a text is not streamed", "options scripted", (TextStream, "_send", _lost), setting=LONG),
+    Bug("an exception of stream is swallowed", "options", (TextStream, "_send", _swallowing), setting="after an interruption"),
+    Bug("a request goes on with what an interrupted one wrote", "options", (Engine, "prefill", _left_over), setting="after an interruption"),
+    Bug("stop strings of more than 8 characters are not found", "options", engine_after(_short), setting="stop strings, one in another"),
+    Bug("raw prompts: not raw in a batch", "batch", (decoder, "prompt_tokens", lambda right: lambda target, prompt, raw: right(target, prompt)), chat=True),
+    Bug("seeds that agree modulo 2³² draw alike", "options drawn", (engine, "seeded", lambda right: lambda seed, *device: right(seed % 2**32, *device))),
+    *(Bug(name, "options scripted", engine_asked(change), setting=setting) for name, (setting, change) in _ASKED.items()),
 )  # fmt: skip

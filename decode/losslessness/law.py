@@ -23,6 +23,8 @@ from decode.speculation.sampling import Sampling
 
 TOGETHER = 32
 """Texts in one forward."""
+DRAFTED = 4
+"""The usual length of scripted drafts (`decode.losslessness.scripted`)."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Setting:
         gaps: whether the gaps between the two largest logits are recorded.
         named: whether the fields of `sampling` are given one by one, by their names.
         piece: tokens of a piece in which the engine reads the prompt; None = its own.
+        drafts: the length of scripted drafts.
+        interrupted: whether the same was asked for before, by somebody whose `stream` raised an exception in the middle.
     """
 
     name: str
@@ -53,6 +57,8 @@ class Setting:
     gaps: bool = False
     named: bool = False
     piece: int | None = None
+    drafts: int = DRAFTED
+    interrupted: bool = False
 
 
 class Written(NamedTuple):

@@ -34,7 +34,7 @@ IMPOSSIBLE = -1e4
 """Stands for −∞ where differences are taken."""
 UNLIKELY = 1e-6
 """A text that two seeds repeat with a lower probability is a bug, and so is a token among those that have so little together."""
-FAR = 2**16 * 3**3 * 5**4 * 7 * 11 * 13
+FAR = 2**32 * 3**3 * 5**4 * 7 * 11 * 13
 """Between two seeds that are the same modulo every small number, power of two or of ten."""
 
 Decoders = Callable[[Sequence[Setting]], Decoder]
@@ -56,9 +56,12 @@ def same_options(
         decoder = decoders([setting])
         with bug():
             expected = options.text(setting) if bug is nullcontext else write_again(options, setting)
-            out, streamed = _answer(decoder, options, setting)
+            if setting.interrupted and _swallowed(decoder, options, setting, expected.text):
+                tally.fail(setting)
+            pieces: list[str] = []
+            out = _answer(decoder, options, setting, pieces.append)
             tally.add(setting, expected, out)
-        if streamed != expected.text:
+        if "".join(pieces) != expected.text:
             tally.fail(setting)
     return tally.check(name, method, settings)
 
@@ -72,13 +75,14 @@ def batch_options(
     size: int | None = None,
 ) -> Check:
     """The same for the requests of a batch: each with settings of its own, then all of one setting, with the seeds that follow,
-    given as a whole and by the names of its fields.
+    given as a whole and by the names of its fields; then prompts as plain text.
 
     Args:
         size: requests of one target call; None: as many as are fast.
     """
     tally = _Tally(options)
-    for settings, named in ((options.together, False), (options.alike, False), (options.alike, True)):
+    groups = options.together, options.alike, options.alike, options.raw
+    for settings, named in zip(groups, (False, False, True, False), strict=True):
         decoder, first = decoders(settings), settings[0]
         own: dict[str, Any] = {
             "sampling": [s.sampling for s in settings],
@@ -88,12 +92,13 @@ def batch_options(
             asked = vars(first.sampling) if named else {"sampling": first.sampling}
             own = {**asked, "max_new_tokens": first.new, "stop": list(first.stop)}
         expected = [options.text(s) for s in settings]
-        prompts = [options.tokens(s) for s in settings]
+        prompts: list[Any] = [s.raw or options.tokens(s) for s in settings]
+        own["raw"] = bool(first.raw)
         with bug():
             outs = decoder.generate_batch(prompts, batch_size=size or together(decoder), **own)
         for setting, text, out in zip(settings, expected, outs, strict=True):
             tally.add(setting, text, out)
-    return tally.check(name, method, [*options.together, *options.alike])
+    return tally.check(name, method, [*options.together, *options.alike, *options.raw])
 
 
 def together(decoder: Decoder) -> int:
@@ -169,20 +174,41 @@ def in_pieces(size: int | None) -> Iterator[None]:
         engine.PREFILL_CHUNK = own
 
 
-def _answer(decoder: Decoder, options: Options, setting: Setting) -> tuple[Generation, str]:
-    """The engine's answer, and the text that it streamed."""
-    pieces: list[str] = []
+def _answer(
+    decoder: Decoder, options: Options, setting: Setting, stream: Callable[[str], object]
+) -> Generation:
+    """The engine's answer. `stream` gets the pieces of its text."""
     with as_asked(options.target, setting), in_pieces(setting.piece):
-        out = decoder.generate(
+        return decoder.generate(
             setting.raw or talk(setting) or options.tokens(setting),
             max_new_tokens=setting.new,
             **(vars(setting.sampling) if setting.named else {"sampling": setting.sampling}),
             stop=setting.stop[0] if len(setting.stop) == 1 else setting.stop,
-            stream=pieces.append,
+            stream=stream,
             record_gaps=setting.gaps,
             raw=bool(setting.raw),
         )
-    return out, "".join(pieces)
+
+
+class _Interruption(Exception):
+    """What a user's own `stream` raises."""
+
+
+def _swallowed(decoder: Decoder, options: Options, setting: Setting, text: str) -> bool:
+    """Whether an exception that `stream` raises once two thirds of the text are there does not reach who asked for it."""
+    held = _Interruption()
+    pieces: list[str] = []
+
+    def stream(piece: str) -> None:
+        pieces.append(piece)
+        if 3 * len("".join(pieces)) >= 2 * len(text):
+            raise held
+
+    try:
+        _answer(decoder, options, setting, stream)
+    except _Interruption as error:
+        return error is not held
+    return bool(text)
 
 
 def _judged(options: Options, setting: Setting, expected: Written, out: Generation) -> Any:

@@ -109,7 +109,9 @@ def _of_the_next_position(q_KV: Tensor, parents: Sequence[int]) -> Tensor:
     return q_KV[[first[after[parent]] for parent in parents]]
 
 
-def _take_all(right: Verify) -> Verify:
+def take_all(right: Verify) -> Verify:
+    """Of every draft the first path is accepted."""
+
     def taken(one: Round) -> Outcome:
         proposal, end = one.proposal, 1
         while end - 1 in proposal.tree:  # the first child of the first child …
@@ -135,7 +137,7 @@ def _keep_next(right: Callable[..., None]) -> Callable[..., None]:
 
 
 ENGINE_BUGS = (
-    Bug("a draft is accepted without a look", "greedy", (engine, "verify_rounds", _take_all)),
+    Bug("a draft is accepted without a look", "greedy", (engine, "verify_rounds", take_all)),
     Bug("the cache keeps a rejected draft in place of an accepted one", "greedy", (KVCache, "keep", _keep_next)),
     Bug(
         "siblings attend to one another",
@@ -148,7 +150,7 @@ ENGINE_BUGS = (
         "coupled",
         verified(lambda one: one._replace(position=0)),
     ),
-    Bug("every draft is accepted", "sampled", (engine, "verify_rounds", _take_all)),
+    Bug("every draft is accepted", "sampled", (engine, "verify_rounds", take_all)),
     Bug("the token after a whole draft comes from the row before", "sampled", verified(_row_before), by="whole"),
     Bug("p is taken at temperature 1", "sampled", verified(sampled_otherwise(temperature=1.0))),
     Bug("p is taken without top-p", "sampled", verified(sampled_otherwise(top_p=1.0))),

@@ -19,7 +19,7 @@ from decode.losslessness.law import law, scores
 from decode.losslessness.verdict import Check
 from decode.speculation.processors import History
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
-from decode.speculation.sampling import Sampling
+from decode.speculation.sampling import Sampling, seeded
 from decode.speculation.tree import chain
 from decode.speculation.tree_drafts import draw_tree, drawn_tree_parents
 from decode.speculation.verification import Round
@@ -135,7 +135,7 @@ class _World:
     def round(self, verifier: str, seed: int) -> Round:
         """A round with drafts of its own."""
         drawn_as, siblings = RULES[verifier]
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         parents = chain(LEVELS) if siblings is None else drawn_tree_parents(NODES, LEVELS)
         tokens_N, q_NV = draw_tree(parents, self.q, siblings or "iid", generator, self.table_RV.device)
         steps = torch.arange(LEVELS) if drawn_as == "unmasked" else None
@@ -154,7 +154,7 @@ class _World:
 
     def draw(self, verifier: str, count: int, seed: int) -> _Drawn:
         """`count` texts, each begun by a round and continued by draws from p."""
-        own = torch.Generator().manual_seed(seed)
+        own = seeded(seed)
         texts, rows, whole = [], [], []
         for start in range(0, count, TOGETHER):
             size = min(TOGETHER, count - start)

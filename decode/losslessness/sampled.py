@@ -54,7 +54,9 @@ def sampled_texts(
     length = max(LENGTH, drafter.draft_tokens + 3) if drafter is not None else LENGTH
     settings = {name: Sampling(**options) for name, options in SETTINGS.items()}
     places = [(p, name) for name in settings for p in range(len(prompts))]
-    texts = [(*places[i % len(places)], config.seed + 1_000_003 * (i + 1)) for i in range(config.samples)]
+    texts = [
+        (*places[i % len(places)], (config.seed + 1_000_003 * (i + 1)) % 2**63) for i in range(config.samples)
+    ]
     tally, accepted, drafted = Tally(), 0, 0
     for start in range(0, len(texts), PORTION):
         part = texts[start : start + PORTION]

@@ -14,7 +14,7 @@ import torch
 from decode.drafters.base import DraftSession, Request
 from decode.engine.decoder import Decoder
 from decode.losslessness.divergence import dtype_limit
-from decode.losslessness.law import Setting, choice
+from decode.losslessness.law import DRAFTED, Setting, choice
 from decode.losslessness.options import IMPOSSIBLE, Decoders, batch_options, same_options
 from decode.losslessness.settings import Options
 from decode.losslessness.verdict import Check
@@ -22,7 +22,6 @@ from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling
 
 NAME = "scripted drafts"
-DRAFTED = 4
 TOGETHER = 32
 """Requests of one target call: what `generate_batch` takes where nothing is said, and more than `options.together` allows."""
 
@@ -32,32 +31,37 @@ class ScriptedDrafter:
 
     Args:
         branch: whether every third draft is a tree.
+        lengths: of each script's drafts, in tokens; empty: `DRAFTED`.
     """
 
     name = NAME
-    draft_tokens, draft_nodes = DRAFTED, 2 * DRAFTED + 1
 
-    def __init__(self, scripts: Sequence[list[int]], branch: bool) -> None:
+    def __init__(self, scripts: Sequence[list[int]], branch: bool, lengths: Sequence[int] = ()) -> None:
         self.scripts, self.branch, self.begun = scripts, branch, 0
+        self.lengths = lengths or [DRAFTED] * len(scripts)
+        self.draft_tokens = max(self.lengths)
+        self.draft_nodes = 2 * self.draft_tokens + 1
 
     def law(self, sampling: Sampling) -> Law:
         return "point"
 
     def start(self, request: Request) -> ScriptedSession:
+        number = self.begun % len(self.scripts)
         self.begun += 1
-        return ScriptedSession(request, self.scripts[self.begun - 1], self.branch)
+        return ScriptedSession(request, self.scripts[number], self.branch, self.lengths[number])
 
 
 class ScriptedSession(DraftSession):
-    """One request's drafts. Round by round: all right; the third wrong; a tree in which the right token stands behind a wrong one."""
+    """One request's drafts. Round by round: all right; the last but one wrong; a tree in which the right token stands behind a wrong
+    one."""
 
-    def __init__(self, request: Request, script: list[int], branch: bool) -> None:
-        self.request, self.script, self.branch = request, script, branch
+    def __init__(self, request: Request, script: list[int], branch: bool, length: int) -> None:
+        self.request, self.script, self.branch, self.length = request, script, branch, length
         self.prompt, self.round = len(request.tokens), -1
 
     def propose(self, k: int) -> Proposal | None:
         place = len(self.request.tokens) - self.prompt
-        right = self.script[place : place + k]
+        right = self.script[place : place + min(k, self.length)]
         if not right:
             return None
         self.round += 1
@@ -70,7 +74,8 @@ class ScriptedSession(DraftSession):
                 pairs, parents = [*pairs, right[1]], [*parents, 0]
             return Proposal(self._tensor(pairs), "point", parents=tuple(parents))
         if shape == 1:
-            right[min(2, len(right) - 1)] = wrong[min(2, len(right) - 1)]
+            at = min(self.length - 2, len(right) - 1)
+            right[at] = wrong[at]
         return Proposal(self._tensor(right), "point")
 
     def _tensor(self, tokens: list[int]) -> torch.Tensor:
@@ -84,7 +89,8 @@ def scripted(options: Options) -> Decoders:
     def decoders(settings: Sequence[Setting]) -> Decoder:
         scripts = [options.text(s).tokens for s in settings]
         verifier = "auto" if all(s.sampling.greedy for s in settings) else "gumbel"
-        return Decoder(target, ScriptedDrafter(scripts, not target.chains_only), verifier)
+        lengths = [s.drafts for s in settings]
+        return Decoder(target, ScriptedDrafter(scripts, not target.chains_only, lengths), verifier)
 
     return decoders
 

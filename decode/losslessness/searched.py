@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from align.target.model import Target
+from decode.engine.detokenizer import UNFINISHED
 from decode.losslessness.conditionals import logits_of
 from decode.losslessness.law import Setting, Written, choice, noise, write, write_all
 from decode.speculation.sampling import Sampling
@@ -31,18 +32,30 @@ BONUSES: dict[str, tuple[Any, ...]] = {
 """Tried for the sake of the tokens of a round, each with `TRIED` seeds, until `ENOUGH` places show it."""
 IN_A_ROUND = " in a round"
 TRIED, ENOUGH = 8, 2
-USUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "top-p, usual": ({"top_p": 0.95}, {}),
-    "top-p, wide": ({"top_p": 0.98}, {}),
-    "min-p, usual": ({"min_p": 0.05}, {}),
-    "min-p, strong": ({"min_p": 0.2}, {}),
-    "top-k, wide": ({"top_k": 100}, {}),
-    "repetition penalty, usual": ({"repetition_penalty": 1.1, "temperature": 0.3}, {"temperature": 0.3}),
-    "presence penalty, strong": ({"presence_penalty": 1.8}, {"presence_penalty": 1.0}),
-    "usual temperature": ({"temperature": 0.7}, {"temperature": 1.0}),
+USUAL: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+    "top-p, usual": ({"top_p": 0.93}, (1.0, 0.9, 0.95)),
+    "top-p, wide": ({"top_p": 0.98}, (1.0, 0.95)),
+    "min-p, usual": ({"min_p": 0.05}, (0.0, 0.1)),
+    "min-p, strong": ({"min_p": 0.2}, (0.0, 0.1)),
+    "top-k, wide": ({"top_k": 100}, (0, 64)),
+    "repetition penalty, usual": ({"repetition_penalty": 1.1, "temperature": 0.3}, (1.0,)),
+    "usual temperature": ({"temperature": 0.7}, (1.0,)),
+    "fine temperature": ({"temperature": 0.85}, (0.8, 0.9, 1.0)),
+    "fine temperature, hot": ({"temperature": 1.25}, (1.2, 1.3, 1.5)),
 }
-"""Values as requests have them, which change little, and what an engine might take in their place: `TRIED` seeds are looked at for a
-text that shows the difference."""
+"""Values as requests have them, which change little, and what an engine might take in place of the first: none, a round number, the
+nearest that it allows. Seeds are looked at, `TOGETHER` at a time and at most `SEVERAL`, for a text that shows every difference."""
+TOGETHER, SEVERAL = 4, 24
+AT_LENGTH, AT_LEAST = 96, 90
+"""Tokens of a text that is longer than those of the other checks, and the least of one that would end earlier."""
+DEEP = 10
+"""Drafts of its scripts, and of one request of a batch: longer than a usual drafter's."""
+LASTING, ENDING = 150, 2000
+"""The most probable tokens, which do not end that text, and the next ones, which do."""
+COUNTED = 40
+"""Tokens of a text after which an engine may forget to count."""
+SPAN = 16
+"""Characters of a stop string that reaches over several tokens."""
 ROOTS = (1, 6, 9)
 """Places of a text at which a round of scripted drafts begins: the token before them is no draft of theirs."""
 
@@ -53,10 +66,10 @@ def crossing(target: Target, prompt: list[int], seed: int) -> Iterator[Setting]:
     hot = Sampling(1.5, seed=seed)
     said = write(target, prompt, Setting("", hot, NEW, ends=()))
     text, tokens = said.text, said.tokens
-    inner = [i for i in range(len(text) // 2, len(text) - 1) if text.find(text[i : i + 6]) == i]
+    inner = [i for i in range(len(text) // 3, len(text) - 1) if text.find(text[i : i + SPAN]) == i]
     if inner:
         at = inner[0]
-        stops = text[at : at + 6], text[at - 1 : at + 6]
+        stops = text[at : at + SPAN], text[at - 1 : at + SPAN]
         yield Setting("stop strings, one in another", hot, NEW, stops, ends=())
     fresh = [i for i in range(2, NEW) if i not in ROOTS and tokens[i] not in (*tokens[:i], *target.eos_ids)]
     if fresh:
@@ -79,18 +92,83 @@ def twice(target: Target, prompt: list[int], seed: int) -> Setting:
 
 
 def usual(target: Target, prompt: list[int], seed: int) -> Iterator[Setting]:
-    """Of each of `USUAL` the seed whose text most differs from the other value's."""
-    hot = [Sampling(1.5, seed=(seed + i) % 2**63) for i in range(TRIED)]
-    others = list({str(other): other for _, other in USUAL.values()}.values())
-    kinds = [*(("", other) for other in others), *((name, own) for name, (own, _) in USUAL.items())]
-    settings = [Setting(name, replace(s, **values), NEW) for name, values in kinds for s in hot]
-    texts = [text.tokens for text in write_all(target, [(prompt, setting) for setting in settings])]
-    for number, (_, other) in enumerate(USUAL.values(), len(others)):
-        start, its = TRIED * number, TRIED * others.index(other)
-        differ = [
-            sum(a != b for a, b in zip(texts[its + i], texts[start + i], strict=False)) for i in range(TRIED)
+    """Of each of `USUAL` the seed whose text shows most of the other values."""
+    hot = [Sampling(1.5, seed=(seed + i) % 2**63) for i in range(SEVERAL)]
+    for name, (own, others) in USUAL.items():
+        key, best = next(iter(own)), (-1, Setting("", Sampling(), 0))
+        tried = [Setting(name, replace(s, **own), NEW) for s in hot]
+        parts = (tried[start : start + TOGETHER] for start in range(0, len(tried), TOGETHER))
+        for setting, text, logits in (one for part in parts for one in _written(target, prompt, part)):
+            instead = [replace(setting, sampling=replace(setting.sampling, **{key: o})) for o in others]
+            shown = sum(_differs(prompt, other, text, logits, target.eos_ids) for other in instead)
+            best = max(best, (shown, setting), key=lambda one: one[0])
+            if best[0] == len(others):
+                break
+        yield best[1]
+
+
+def at_length(target: Target, prompt: list[int], said: Written, seed: int) -> list[tuple[Setting, Written]]:
+    """A greedy text, and one with a penalty that many tokens would end before its least length; of `TOGETHER` seeds the one whose text
+    shows a weaker penalty, and whether it counts what was written late."""
+    ranked = next(iter(logits_of(target, prompt, [said])))[0].argsort(descending=True).tolist()
+    ends = tuple(sorted(ranked[LASTING : LASTING + ENDING]))
+    sampling = Sampling(0.3, presence_penalty=1.4, min_new_tokens=AT_LEAST)
+    greedy = Setting("at length", Sampling(), AT_LENGTH, ends=(), drafts=DEEP)
+    drawn = [
+        Setting(
+            "at length, seed", replace(sampling, seed=(seed + i) % 2**63), AT_LENGTH, ends=ends, drafts=DEEP
+        )
+        for i in range(TOGETHER)
+    ]
+    (first, text, _), *written = _written(target, prompt, [greedy, *drawn])
+    best: tuple[int, tuple[Setting, Written]] = -1, (first, text)
+    for setting, found, logits in written:
+        weaker = replace(setting, sampling=replace(setting.sampling, presence_penalty=1.0))
+        late = range(COUNTED, min(AT_LEAST, len(logits)))
+        again = [
+            choice(logits[i], prompt, found.tokens[:COUNTED], setting, ends, len(prompt) + i) for i in late
         ]
-        yield settings[start + differ.index(max(differ))]
+        shown = int(_differs(prompt, weaker, found, logits, ends))
+        shown += any(int(z_V.argmax()) != found.tokens[i] for i, z_V in zip(late, again, strict=True))
+        best = max(best, (shown, (setting, found)), key=lambda one: one[0])
+        if shown == 2:
+            break
+    return [(first, text), best[1]]
+
+
+def after_an_interruption(target: Target, prompt: list[int], seed: int) -> Setting:
+    """Of `TOGETHER` seeds the one of whose text most can be streamed before its end: a `stream` that raises an exception gets it. What such a
+    text leaves behind would show under so strong a penalty."""
+    hot = Sampling(2.0, presence_penalty=30.0)
+    tried = [
+        Setting("after an interruption", replace(hot, seed=(seed + i) % 2**63), NEW, interrupted=True)
+        for i in range(TOGETHER)
+    ]
+    texts = write_all(target, [(prompt, setting) for setting in tried])
+    early = [
+        len(target.decode(text.tokens[: 3 * NEW // 4]).rstrip(UNFINISHED)) / len(text.text or "-")
+        for text in texts
+    ]
+    return tried[early.index(max(early))]
+
+
+def _written(
+    target: Target, prompt: list[int], settings: Sequence[Setting]
+) -> Iterator[tuple[Setting, Written, Sequence[Tensor]]]:
+    """Settings, what they ask for, and the logits (V,) of each token of it."""
+    rows: list[list[Tensor]] = [[] for _ in settings]
+    texts = write_all(target, [(prompt, s) for s in settings], lambda i, logits_V: rows[i].append(logits_V))
+    return zip(settings, texts, rows, strict=True)
+
+
+def _differs(
+    prompt: list[int], setting: Setting, text: Written, logits: Sequence[Tensor], ends: Sequence[int]
+) -> bool:
+    """Whether the setting asks for another text than this one, whose tokens were chosen from these logits (V,)."""
+    return any(
+        int(choice(z_V, prompt, text.tokens[:i], setting, ends).argmax()) != text.tokens[i]
+        for i, z_V in enumerate(logits)
+    )
 
 
 def cold(target: Target, prompt: list[int], said: Written, seed: int) -> Iterator[Setting]:
@@ -139,10 +217,7 @@ def in_a_round(target: Target, prompt: list[int], seed: int) -> Iterator[Setting
                 Setting(name, replace(hot, seed=(seed + i) % 2**63, **{key: value}), NEW, ends=())
                 for i in range(TRIED)
             ]
-            rows: list[list[Tensor]] = [[] for _ in tried]
-            asked = [(prompt, setting) for setting in tried]
-            texts = write_all(target, asked, lambda i, logits_V, rows=rows: rows[i].append(logits_V))  # type: ignore[misc]
-            for setting, text, logits in zip(tried, texts, rows, strict=True):
+            for setting, text, logits in _written(target, prompt, tried):
                 best = max(best, (_sensitive(prompt, setting, text, logits), setting), key=lambda one: one[0])
             if best[0] >= ENOUGH:
                 break

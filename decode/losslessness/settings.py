@@ -13,7 +13,18 @@ from functools import partial
 from align.target.model import Target
 from decode.losslessness.conditionals import logits_of
 from decode.losslessness.law import Setting, Written, write, write_all
-from decode.losslessness.searched import IN_A_ROUND, NEW, cold, crossing, in_a_round, twice, usual
+from decode.losslessness.searched import (
+    DEEP,
+    IN_A_ROUND,
+    NEW,
+    after_an_interruption,
+    at_length,
+    cold,
+    crossing,
+    in_a_round,
+    twice,
+    usual,
+)
 from decode.speculation.sampling import Sampling
 
 FEW = 6
@@ -28,7 +39,9 @@ OLD = 6
 """Tokens at the beginning of that prompt which a repetition penalty has to remember."""
 HOT = 20.0
 """A temperature at which all tokens are about as probable: lowered to one of a usual kind it gives another text."""
-RAW = "The best way to begin is"
+FAR_SEED = 2**60 + 1
+"""Added to one seed: the sum is longer than 32 bits, and than what a floating-point number holds."""
+RAW = ("The best way to begin is", "Once, in a town by the sea,")
 TALK = (
     ("system", "Answer in one line."),
     ("user", "Name a colour."),
@@ -53,25 +66,29 @@ class Options:
         self.prompt = self.prompts[0]
         self.said = said = write(target, self.prompt, Setting("", Sampling(), NEW, ends=()))
         own, other = ((seed + offset) % 2**63 for offset in (77_003, 91_009))
+        lengthy = at_length(target, self.prompt, said, own)
+        self._written = {setting.name: text for setting, text in lengthy}
         self.exact = [*_greedy(target, self.prompt, said), *_coupled(target, self.prompt, said, own)]
+        self.exact += [setting for setting, _ in lengthy]
+        self.raw = [Setting(f"raw prompt {i}", Sampling(), 4, raw=raw) for i, raw in enumerate(RAW)]
         self.together = [s for s in self.exact if _shared(s)] + self._others(own)
         self.alike = _alike(target, self.prompts, own)
         self.drawn = _drawn(said.tokens, other)
         self.long = _long(target, prompts, own, piece)
-        self._written: dict[str, Written] = {}
 
     @property
     def alone(self) -> list[Setting]:
         """The settings that requests of one batch can't have beside others, and all options together. What shows in scripted drafts
         alone is left out."""
         chosen = [s for s in self.exact if not _shared(s) or s.name == "all together"]
-        return [s for s in chosen if not s.name.endswith(IN_A_ROUND)]
+        return [s for s in chosen if not s.name.endswith(IN_A_ROUND) and s.drafts != DEEP]
 
     def text(self, setting: Setting) -> Written:
         """What a setting asks for."""
         if setting.name not in self._written:
-            group = self.long if setting in self.long else [*self.exact, *self.together, *self.alike]
-            settings = list({s.name: s for s in group}.values())
+            others = *self.exact, *self.together, *self.alike, *self.raw
+            group = self.long if setting in self.long else others
+            settings = list({s.name: s for s in group if s.name not in self._written}.values())
             texts = write_all(self.target, [(self.tokens(s), s) for s in settings])
             self._written |= {s.name: text for s, text in zip(settings, texts, strict=True)}
         return self._written[setting.name]
@@ -92,7 +109,7 @@ class Options:
             another,
             Setting("banned tokens beside others", replace(another.sampling, seed=(seed + 3) % 2**63, banned=banned), NEW),
             Setting("another prompt", Sampling(), NEW - 3, prompt=last),
-            Setting("another prompt, seed", Sampling(1.0, seed=(seed + 2) % 2**63), NEW, prompt=last),
+            Setting("another prompt, seed", Sampling(1.0, seed=(seed + 2) % 2**63), NEW, prompt=last, drafts=DEEP),
         ]  # fmt: skip
 
 
@@ -104,7 +121,7 @@ def talk(setting: Setting) -> list[dict[str, str]]:
 def _shared(setting: Setting) -> bool:
     """Whether requests of one batch can have the setting beside others."""
     own = setting.stop, setting.raw, setting.messages, setting.gaps, setting.ends is not None, setting.context
-    return not any((*own, setting.named))
+    return not any((*own, setting.named, setting.interrupted))
 
 
 def _greedy(target: Target, prompt: list[int], said: Written) -> list[Setting]:
@@ -126,7 +143,7 @@ def _greedy(target: Target, prompt: list[int], said: Written) -> list[Setting]:
         Setting("minimum length", Sampling(min_new_tokens=NEW - 3), NEW, ends=tuple(sorted(set(tokens)))),
         Setting("length", Sampling(), NEW // 2 + 1, ends=()),
         Setting("context", Sampling(), NEW, ends=(), context=len(prompt) + NEW // 2),
-        Setting("raw prompt", Sampling(), 4, raw=RAW),
+        Setting("raw prompt", Sampling(), 4, raw=RAW[0]),
         Setting("conversation", Sampling(), 4, messages=TALK),
     ]
     if early:
@@ -143,7 +160,7 @@ def _coupled(target: Target, prompt: list[int], said: Written, seed: int) -> lis
     )  # fmt: skip
     return [
         Setting("temperature, seed", hot(), NEW),
-        Setting("hot, seed", Sampling(HOT, seed=seed), NEW),
+        Setting("hot, seed", Sampling(HOT, seed=(seed + FAR_SEED) % 2**63), NEW),
         Setting("top-k", hot(top_k=2), NEW),
         Setting("top-k, one", hot(top_k=1), NEW),
         Setting("top-k, top-p", hot(top_k=20, top_p=0.5), NEW),
@@ -152,6 +169,7 @@ def _coupled(target: Target, prompt: list[int], said: Written, seed: int) -> lis
         Setting("all together", everything, NEW),
         Setting("all together, gaps", everything, NEW, gaps=True),
         Setting("all together, by name", everything, NEW, named=True),
+        after_an_interruption(target, prompt, seed),
         *usual(target, prompt, seed),
         *crossing(target, prompt, seed),
         twice(target, prompt, seed),

@@ -14,7 +14,7 @@ from align.target.cache import KVCache
 from decode.engine import decoder, engine
 from decode.engine.detokenizer import TextStream
 from decode.engine.engine import Engine
-from decode.losslessness.dropped import DROPPED, Plant, engine_after, engine_asked
+from decode.losslessness.dropped import DEEPENED, DROPPED, Plant, engine_after, engine_asked
 from decode.losslessness.planted import ENGINE_BUGS, Bug, verified
 from decode.speculation import sampling as distribution
 from decode.speculation import verification
@@ -239,11 +239,6 @@ WIDENED = (
                 lambda s: replace(s, repetition_penalty=1.0 if abs(s.repetition_penalty - 1) < 0.19 else s.repetition_penalty),
             ),
             (
-                "a presence penalty beyond 1",
-                "presence penalty, strong",
-                lambda s: replace(s, presence_penalty=min(s.presence_penalty, 1.0)),
-            ),
-            (
                 "a temperature of 0.55 to 0.95",
                 "usual temperature",
                 lambda s: replace(s, temperature=1.0 if 0.55 <= s.temperature <= 0.95 else s.temperature),
@@ -304,4 +299,4 @@ WIDENED = (
     ),
     Bug("outputs of a large batch are reversed", "batch", (decoder, "run_together", _reversed)),
 )  # fmt: skip
-BUGS = (*ENGINE_BUGS, *DROPPED, *WIDENED)
+BUGS = (*ENGINE_BUGS, *DROPPED, *WIDENED, *DEEPENED)

@@ -184,10 +184,21 @@ def draw_at(weights: Tensor, u: Tensor) -> Tensor:
     return torch.searchsorted(running, at, right=True)[..., 0].clamp(max=weights.shape[-1] - 1)
 
 
+def seeded(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator of the stream that belongs to a seed. torch's own for the CPU looks at the lower 32 bits of what it is given, so a
+    longer seed is hashed first."""
+    own = seed if seed < 2**32 else _hashed(str(seed))
+    return torch.Generator(device).manual_seed(own)
+
+
+def _hashed(text: str) -> int:
+    """63 bits, all of which depend on the whole text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
 def position_noise(seed: int, position: int, vocab_size: int, device: torch.device) -> Tensor:
     """The Gumbel noise (V,), fp64, of an absolute position in a text under a seed: the same at every call."""
-    key = hashlib.blake2b(f"{seed} {position}".encode(), digest_size=8).digest()
-    generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little") >> 1)
+    generator = torch.Generator(device).manual_seed(_hashed(f"{seed} {position}"))
     u_V = torch.rand(vocab_size, dtype=torch.float64, generator=generator, device=device)
     return -(-(u_V.log())).log()  # u = 0: −∞, never chosen
 

@@ -33,7 +33,7 @@ class Sampling:
     """Logits of tokens already in the text (prompt included) are divided by this if positive, else
     multiplied; 1 = off."""
     seed: int = 0
-    """Seeds the generator of a request; the same seed and settings give the same output, unless the
+    """Seeds the generator of a request, by all of its 63 bits; the same seed and settings give the same output, unless the
     drafter looks at the clock (decode/drafters/controllers.py)."""
     min_p: float = 0.0
     """Keep the tokens at least this many times as probable as the most probable one; 0 = all."""

@@ -18,7 +18,7 @@ import torch
 from align.common.errors import UserError
 from decode.drafters.base import Drafter, Request, WrappingSession
 from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import Sampling
+from decode.speculation.sampling import Sampling, seeded
 
 _OWN_STREAM = 0x0A17
 """XORed with the request's seed, it seeds the generator of drafts made ahead."""
@@ -61,7 +61,7 @@ class OverlappedSession(WrappingSession):
         self.guessed = replace(
             request,
             tokens=list(request.tokens),
-            generator=torch.Generator(device).manual_seed((seed ^ _OWN_STREAM) % 2**63),
+            generator=seeded(seed ^ _OWN_STREAM, device),
             history=request.history.fork(),
         )
         super().__init__(drafter.start(self.guessed))

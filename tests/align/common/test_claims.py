@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +109,19 @@ def test_a_link_in_a_locks_place_leads_nowhere(hard: bool, tmp_path: Path) -> No
     with pytest.raises(UserError, match="remove it"):
         Claim(folder, "--out")
     assert precious.read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket"])
+def test_what_is_no_file_in_a_locks_place_is_named(kind: str, tmp_path: Path) -> None:
+    place = tmp_path / LOCK
+    if kind == "socket":
+        place = Path(os.path.relpath(place))  # the names of sockets are short
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(place))
+    else:
+        place.mkdir() if kind == "folder" else os.mkfifo(place)
+    with pytest.raises(
+        UserError, match=re.escape(f"--out={tmp_path}: {LOCK} in it is no lock of ours; remove it")
+    ):
+        Claim(tmp_path, "--out")
+    assert place.exists()

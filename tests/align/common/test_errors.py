@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
@@ -67,3 +69,23 @@ def test_output_to_a_full_disk_is_one_line() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1 and done.stderr == "error: No space left on device\n"
+
+
+def test_a_library_that_its_own_settings_stop_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "site-packages"
+    home.mkdir()
+    (home / "drawing_in_tests.py").write_text("raise ValueError(\"Key backend: 'qt9' is no backend\\nmore\")")
+    monkeypatch.syspath_prepend(home)
+
+    def main() -> None:
+        import_module("drawing_in_tests")
+
+    for setting, says in (("qt9", "set BACKEND_IN_TESTS=qt9 otherwise"), ("other", "look at its variables")):
+        monkeypatch.setenv("BACKEND_IN_TESTS", setting)
+        with pytest.raises(SystemExit) as exit:
+            cli(main)()
+        said = capsys.readouterr().err
+        assert exit.value.code == 2 and says in said and said.count("\n") == 1
+        assert said.startswith("error: drawing_in_tests can't be loaded (Key backend: 'qt9' is no backend)")

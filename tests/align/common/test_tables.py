@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from align.common import files
+from align.common import files, tables
 from align.common.errors import UserError
 from align.common.tables import read_rows, read_text
 
@@ -39,6 +39,21 @@ def test_parquet(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "f.parquet")
     assert read_rows(tmp_path / "f.parquet") == ROWS
+
+
+@pytest.mark.parametrize(("rows", "text"), [(1_000_000, "x"), (2000, "x" * 2000)])
+def test_parquet_that_repeats_is_larger_than_its_file(
+    rows: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million short rows, or two thousand long ones, in a few bytes."""
+    pyarrow = pytest.importorskip("pyarrow")
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, "int32"), [text])
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"prompt": column}), tmp_path / "f.parquet")
+    assert (tmp_path / "f.parquet").stat().st_size < 20_000
+    monkeypatch.setattr(tables, "memory_bytes", lambda: 4 * 2**20)
+    with pytest.raises(UserError, match=f"its {rows:,} rows take more than"):
+        read_rows(tmp_path / "f.parquet")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,18 @@ def test_what_is_right_is_accepted_and_what_is_wrong_is_not(shallow: Target, bra
     assert ROOTS == (1, 1 + 5, 1 + 5 + 3)
 
 
+def test_each_script_has_drafts_of_its_own_length(shallow: Target) -> None:
+    fixed: dict[str, Any] = {"max_new_tokens": 40, "min_new_tokens": 40}
+    plain = Decoder(shallow).generate(PROMPT, **fixed)
+    drafter = ScriptedDrafter([plain.tokens, plain.tokens], True, [4, 10])
+    short, long = Decoder(shallow, drafter).generate_batch([PROMPT, PROMPT], **fixed)
+    assert short.tokens == long.tokens == plain.tokens and (drafter.draft_tokens, drafter.draft_nodes) == (
+        10,
+        21,
+    )
+    assert short.accepted[:3] == [4, 2, 4] and long.accepted[:3] == [10, 8, 10]
+
+
 @pytest.mark.parametrize("bug", [b for b in BUGS if b.setting == "long prompt"], ids=lambda b: b.name)
 def test_a_prompt_read_in_pieces_shows_what_is_lost_between_them(shallow: Target, bug: Bug) -> None:
     """In short pieces, as a quick verdict has them, as much as in the engine's own."""

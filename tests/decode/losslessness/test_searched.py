@@ -12,7 +12,6 @@ from align.target.model import Target
 from decode.losslessness.law import Setting, write, write_all
 from decode.losslessness.searched import COLD, IN_A_ROUND, USUAL, _sensitive
 from decode.losslessness.settings import Options
-from decode.speculation.sampling import Sampling
 
 PROMPTS = [[30 + i % 7 for i in range(40)], [5, 6, 7, 8]]
 
@@ -69,8 +68,10 @@ def test_a_banned_token_would_come_once_the_minimum_length_is_reached(options: O
 
 
 def test_a_usual_value_shows(options: Options) -> None:
-    for name, (own, other) in USUAL.items():
-        setting = named(options, name)
-        off = {key: other.get(key, getattr(Sampling(), key)) for key in own}
-        without = replace(setting, sampling=replace(setting.sampling, **off))
-        assert write(options.target, options.prompt, without).tokens != options.text(setting).tokens
+    """Beside each value that an engine might take in its place."""
+    for name, (own, others) in USUAL.items():
+        setting, key = named(options, name), next(iter(own))
+        for other in others:
+            without = replace(setting, sampling=replace(setting.sampling, **{key: other}))
+            text = write(options.target, options.prompt, without)
+            assert text.tokens != options.text(setting).tokens, (name, other)

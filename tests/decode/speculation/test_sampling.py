@@ -4,7 +4,17 @@ import math
 import pytest
 import torch
 
-from decode.speculation.sampling import ProcessorState, Sampling, best, draw, draw_at, probs, uniform
+from decode.speculation.sampling import (
+    ProcessorState,
+    Sampling,
+    best,
+    draw,
+    draw_at,
+    position_noise,
+    probs,
+    seeded,
+    uniform,
+)
 
 
 def logits(rows: int, V: int, seed: int = 0) -> torch.Tensor:
@@ -186,3 +196,12 @@ def test_draws_need_no_normalisation_and_repeat_with_the_seed() -> None:
     assert draw(weights[0], torch.Generator().manual_seed(5)).shape == ()
     u = uniform(1000, torch.Generator().manual_seed(0))
     assert u.dtype == torch.float64 and u.min() >= 0 and u.max() < 1
+
+
+def test_all_of_a_seed_counts() -> None:
+    """torch's own generator looks at the lower 32 bits; what those alone seed stays as it was."""
+    alike = [5 + more for more in (0, 2**32, 2**33, 2**62)]
+    assert len({tuple(uniform(4, seeded(seed)).tolist()) for seed in alike}) == 4
+    assert len({tuple(position_noise(seed, 3, 4, torch.device("cpu")).tolist()) for seed in alike}) == 4
+    for seed in (0, 5, 2**32 - 1):
+        assert torch.equal(uniform(4, seeded(seed)), uniform(4, torch.Generator().manual_seed(seed)))
