@@ -137,19 +137,21 @@ def at_length(target: Target, prompt: list[int], said: Written, seed: int) -> li
 
 
 def after_an_interruption(target: Target, prompt: list[int], seed: int) -> Setting:
-    """Of `TOGETHER` seeds the one of whose text most can be streamed before its end: a `stream` that raises an exception gets it. What such a
-    text leaves behind would show under so strong a penalty."""
+    """Of `2 * TOGETHER` seeds the one of whose text two thirds are streamed most nearly after two thirds of its tokens: then a `stream`
+    may raise an exception. What such a text leaves behind would show under so strong a penalty."""
     hot = Sampling(2.0, presence_penalty=30.0)
     tried = [
         Setting("after an interruption", replace(hot, seed=(seed + i) % 2**63), NEW, interrupted=True)
-        for i in range(TOGETHER)
+        for i in range(2 * TOGETHER)
     ]
+
+    def off(text: Written) -> int:
+        early = (target.decode(text.tokens[:i]).rstrip(UNFINISHED) for i in range(1, NEW))
+        reached = [i for i, part in enumerate(early, 1) if 3 * len(part) >= 2 * len(text.text)]
+        return abs(2 * NEW // 3 - min(reached, default=0))
+
     texts = write_all(target, [(prompt, setting) for setting in tried])
-    early = [
-        len(target.decode(text.tokens[: 3 * NEW // 4]).rstrip(UNFINISHED)) / len(text.text or "-")
-        for text in texts
-    ]
-    return tried[early.index(max(early))]
+    return min(zip(tried, texts, strict=True), key=lambda one: off(one[1]))[0]
 
 
 def _written(
