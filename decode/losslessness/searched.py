@@ -99,7 +99,8 @@ def usual(target: Target, prompt: list[int], seed: int) -> Iterator[Setting]:
         tried = [Setting(name, replace(s, **own), NEW) for s in hot]
         parts = (tried[start : start + TOGETHER] for start in range(0, len(tried), TOGETHER))
         for setting, text, logits in (one for part in parts for one in _written(target, prompt, part)):
-            instead = [replace(setting, sampling=replace(setting.sampling, **{key: o})) for o in others]
+            changed: list[dict[str, Any]] = [{key: other} for other in others]
+            instead = [replace(setting, sampling=replace(setting.sampling, **c)) for c in changed]
             shown = sum(_differs(prompt, other, text, logits, target.eos_ids) for other in instead)
             best = max(best, (shown, setting), key=lambda one: one[0])
             if best[0] == len(others):
