@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from align.planning.memory import Need
+from math import ceil
+
+from align.planning.memory import Need, feature_bytes
 from align.planning.plan import Plan
 
 GIB = 2**30
+WORTH = 0.1
+"""Of training's operations: a smaller share is not worth a line."""
 
 
 def amount(number: float, unit: str = "") -> str:
@@ -42,6 +46,7 @@ def render(plan: Plan, rate: float | None = None) -> str:
         "",
         f"disk       {_gib(plan.disk.bytes)}: checkpoints {_gib(plan.disk.checkpoints)}, text {_gib(plan.disk.text)}, features "
         f"{_gib(plan.disk.features)}, drafter {_gib(plan.disk.drafter)}",
+        *_storing(plan),
         *_tau(plan),
         *_price(plan, rate),
     ]
@@ -76,6 +81,24 @@ def _table(plan: Plan) -> list[str]:
         )
     found.append(f"{'':<11}time: {'not planned' if s is None else s.how}")
     return found
+
+
+def _storing(plan: Plan) -> list[str]:
+    """Whether what the target computes over a row pays on disk: it does where rows are read several times and the target's part is large."""
+    t, rows = plan.recipe.trainer, plan.text.rows(plan.recipe.data.length)
+    times = t.max_steps * t.batch_size / max(1, rows)
+    saved = max(0.0, 1 - 1 / times) * plan.work.row / (plan.work.row + plan.work.step_row)
+    if t.features_gb or t.keep_features_gb:
+        useless = t.features_gb and times < 1.05
+        return (
+            ["           features are stored and no row is read twice: they save nothing"] if useless else []
+        )
+    if saved < WORTH:
+        return []
+    size = feature_bytes(plan.target, plan.drafter, 2) * rows * plan.recipe.data.length
+    return [
+        f"           rows are read {times:.1f} times: trainer.features_gb={ceil(size / 1e9)} would save {saved:.0%} of training's operations"
+    ]
 
 
 def _parts(need: Need) -> str:

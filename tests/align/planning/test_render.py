@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from align.config.parser import load_recipe
@@ -34,6 +36,21 @@ def test_the_page_has_everything() -> None:
     for word in ("debug (llama) on 1 × NVIDIA H100", "42.8k parameters", "writing", "training", "25% of the stated peak", "disk",
                  "expected τ", "a guess: every run had", "device-hours at 2.5", "everything fits"):  # fmt: skip
         assert word in page, page
+
+
+def test_the_page_says_when_storing_pays() -> None:
+    def page(*words: str) -> str:
+        return render(make_plan(load_recipe(["recipe=debug_block", *words]), named_hardware("h100")))
+
+    many = ("data.samples=40", "trainer.max_steps=400", "trainer.keep_features_gb=0")
+    said = r"rows are read \d+\.\d times: trainer\.features_gb=1 would save \d\d% of training's operations"
+    assert re.search(said, page(*many))
+    assert "would save" not in page(*many, "trainer.features_gb=1")
+    assert "would save" not in page("data.samples=40", "trainer.max_steps=400", "trainer.keep_features_gb=1")
+    once = page(
+        "data.samples=100000", "trainer.max_steps=10", "trainer.warmup_steps=1", "trainer.features_gb=1"
+    )
+    assert "they save nothing" in once and "would save" not in once
 
 
 def test_a_misfit_is_loud() -> None:
