@@ -82,7 +82,7 @@ class Watch(Callback):
         self._thread: threading.Thread | None = None
         self._main = threading.get_ident()
         self._failed: str | None = None
-        self._step, self._begun, self._clock = 0, False, 0.0
+        self._step, self._begun, self._clock, self._rounds = 0, False, 0.0, 0
 
     # ---- its life ----
 
@@ -102,6 +102,8 @@ class Watch(Callback):
         self._tell(over=False)
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
+        if self.rank:
+            threading.Thread(target=self._guard, name="guard", daemon=True).start()
 
     def teardown(self, trainer: lightning.Trainer, pl_module: Any, stage: str) -> None:
         """Training is over: what comes after it is the main process's alone."""
@@ -171,9 +173,20 @@ class Watch(Callback):
                 if self._stopped.is_set():
                     return
                 line = lost(0, self.world, self._step)
+            self._rounds += 1
             if line is not None:
                 end_run(line if self.rank in (0, 1) else None)
                 return
+
+    def _guard(self) -> None:
+        """The store is the main process's, and a request to it waits without end where that one, or its machine, stands still."""
+        held, rounds, last = 0.0, -1, time.monotonic()
+        while not self._stopped.wait(TICK) and held <= SILENT:
+            now = time.monotonic()
+            held, last = held + min(now - last, 2 * TICK) if self._rounds == rounds else 0.0, now
+            rounds = self._rounds
+        if not self._stopped.is_set():
+            end_run(lost(0, self.world, self._step) if self.rank == 1 else None)
 
     def _tell(self, over: bool) -> None:
         b = self.beats

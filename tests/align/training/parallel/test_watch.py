@@ -9,10 +9,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from align.config.parser import load_recipe
+from align.training.parallel import watch
 from align.training.parallel.watch import PATIENCE, SILENT, SLOWEST, Beats, Judge, place
 from tests.forks import ONE_THREAD, train_in_forks
 
@@ -113,6 +116,31 @@ def test_a_thread_is_busy_where_it_is_not_in_a_collective() -> None:
     found = place(threading.get_ident())
     assert found is not None and found[0].endswith("in place") and found[1]
     assert place(-1) is None
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_main_process_that_stands_still_is_not_waited_for(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its store takes what is said and answers nothing."""
+    said, still = list[str | None](), threading.Event()
+    own = watch.Watch(load_recipe(["recipe=debug_block"]))
+
+    def ends(line: str | None) -> None:
+        said.append(line)
+        own._stopped.set()
+
+    monkeypatch.setattr(watch, "TICK", 0.01)
+    monkeypatch.setattr(watch, "SILENT", 0.1)
+    monkeypatch.setattr(watch, "end_run", ends)
+    own.rank, own.world = rank, 3
+    own._store = SimpleNamespace(set=lambda *_: None, check=lambda _: still.wait(30))  # type: ignore[assignment]
+    asking = threading.Thread(target=own._run, daemon=True)
+    asking.start()
+    own._guard()
+    assert said == ["rank 0 of 3 has died or does not answer, after step 0" if rank == 1 else None]
+    still.set()
+    asking.join()
 
 
 # ---- whole runs ----
