@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 from transformers import LlamaConfig, MixtralConfig, Qwen3Config
 
+from align.common.text import say
 from align.config.parser import load_recipe
 from align.planning.drafter import drafter_size
 from align.planning.memory import feature_bytes
@@ -28,12 +29,12 @@ RECIPES = {
 
 
 def main() -> None:
-    print(
+    say(
         "| target | hidden size | "
         + " | ".join(f"{name}, kB a token" for name in RECIPES)
         + " | GB for 10M tokens |"
     )
-    print("|---|---|" + "---|" * (len(RECIPES) + 1))
+    say("|---|---|" + "---|" * (len(RECIPES) + 1))
     for name, config in TARGETS.items():
         with TemporaryDirectory() as folder:
             config.save_pretrained(folder)
@@ -45,7 +46,7 @@ def main() -> None:
                 )
                 found.append(feature_bytes(target, drafter_size(read, target), 2))
             cells = " | ".join(f"{size / 1000:.1f}" for size in found)
-            print(
+            say(
                 f"| {name} | {config.hidden_size} | {cells} | {found[0] / 100:.0f} / {found[1] / 100:.0f} / {found[2] / 100:.0f} |"
             )
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -61,15 +62,7 @@ class Zero(DeepSpeedStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """DeepSpeed unpickles whatever a checkpoint names; here only tensors and what DeepSpeed itself puts there are built."""
-        from deepspeed.runtime.fp16.loss_scaler import LossScaler
-        from deepspeed.runtime.zero.config import ZeroStageEnum
-        from deepspeed.utils.tensor_fragment import fragment_address
-
-        def load(path: str, map_location: Any = None) -> Any:
-            own = (LossScaler, ZeroStageEnum, fragment_address)
-            return load_tensors(Path(path), own, map_location=map_location)
-
-        self.deepspeed_engine.checkpoint_engine.load = load
+        self.deepspeed_engine.checkpoint_engine.load = load_zero
         return super().load_checkpoint(checkpoint_path, weights_only)
 
     @contextmanager
@@ -82,6 +75,26 @@ class Zero(DeepSpeedStrategy):
 
         with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if write else None):
             yield
+
+
+def load_zero(path: str, map_location: Any = None) -> Any:
+    """A file of a ZeRO checkpoint: tensors and what DeepSpeed itself puts there.
+
+    Raises:
+        ForeignObject: it names another class or function.
+    """
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    def member(kind: Any, name: str) -> Any:
+        if kind is not ZeroStageEnum or name not in ZeroStageEnum.__members__:
+            raise UnpicklingError("GLOBAL getattr was not an allowed global")
+        return ZeroStageEnum[name]
+
+    # the first releases of Python 3.11 pickle an enum's member as getattr(its class, its name)
+    own = (LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr"))
+    return load_tensors(Path(path), own, map_location=map_location)
 
 
 class SafeCheckpoints(TorchCheckpointIO):
