@@ -84,41 +84,52 @@ static AVX2 void rotate(float *x, const float *norm, float eps, const float *cos
     }
 }
 
-/* Scores of m queries with keys, four keys at a time: scores[i] (count). m is a constant wherever this is called. */
+/* Scores of m queries with the next `many` keys, at most four: scores[i] (many). m and many are constants wherever this is called;
+ * however many, a score is summed in the same order. */
+static inline __attribute__((always_inline)) WIDE void scores_at(
+    const float *const *q, const float *keys, float *const *scores, int64_t width, const int m, const int many)
+{
+    const int64_t whole = width / LANES * LANES;
+    Lanes sums[TOGETHER][4];
+#pragma GCC unroll 6
+    for (int n = 0; n < m; n++) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = ZERO;
+#define ADD(AT, COUNT)                                                                                                 \
+    do {                                                                                                               \
+        Lanes y[4];                                                                                                    \
+        _Pragma("GCC unroll 4") for (int c = 0; c < many; c++) y[c] = load(keys + c * width, AT, COUNT, 0);            \
+        _Pragma("GCC unroll 6") for (int n = 0; n < m; n++)                                                            \
+        {                                                                                                              \
+            const Lanes x = load(q[n], AT, COUNT, 0);                                                                  \
+            _Pragma("GCC unroll 4") for (int c = 0; c < many; c++) sums[n][c] = FMA(x, y[c], sums[n][c]);              \
+        }                                                                                                              \
+    } while (0)
+    for (int64_t i = 0; i < whole; i += LANES) ADD(i, LANES);
+    if (whole < width) ADD(whole, width - whole);
+#undef ADD
+#pragma GCC unroll 6
+    for (int n = 0; n < m; n++) {
+        const __m128 found = four_totals(sums[n]);
+        if (many == 4)
+            _mm_storeu_ps(scores[n], found);
+        else
+            _mm_store_ss(scores[n], found);
+    }
+}
+
+/* Scores of m queries with all keys, four keys at a time: scores[i] (count). */
 static inline __attribute__((always_inline)) WIDE void scores_of(
     const float *const *q, const float *keys, float (*scores)[PART], int64_t count, int64_t width, const int m)
 {
-    const int64_t whole = width / LANES * LANES;
-    int64_t j = 0;
-#define ADD(KEYS, AT, MANY)                                                                                            \
-    do {                                                                                                               \
-        Lanes y[KEYS];                                                                                                 \
-        _Pragma("GCC unroll 4") for (int c = 0; c < KEYS; c++) y[c] = load(keys + c * width, AT, MANY, 0);             \
-        _Pragma("GCC unroll 6") for (int n = 0; n < m; n++)                                                            \
-        {                                                                                                              \
-            const Lanes x = load(q[n], AT, MANY, 0);                                                                   \
-            _Pragma("GCC unroll 4") for (int c = 0; c < KEYS; c++) sums[n][c] = FMA(x, y[c], sums[n][c]);              \
-        }                                                                                                              \
-    } while (0)
-    for (; j + 4 <= count; j += 4, keys += 4 * width) {
-        Lanes sums[TOGETHER][4];
-#pragma GCC unroll 6
-        for (int n = 0; n < m; n++) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = ZERO;
-        for (int64_t i = 0; i < whole; i += LANES) ADD(4, i, LANES);
-        if (whole < width) ADD(4, whole, width - whole);
-#pragma GCC unroll 6
-        for (int n = 0; n < m; n++) _mm_storeu_ps(scores[n] + j, four_totals(sums[n]));
+    float *at[TOGETHER];
+    for (int64_t j = 0; j < count;) {
+        for (int n = 0; n < m; n++) at[n] = scores[n] + j;
+        const int64_t many = j + 4 <= count ? 4 : 1;
+        if (many == 4)
+            scores_at(q, keys, at, width, m, 4);
+        else
+            scores_at(q, keys, at, width, m, 1);
+        j += many, keys += many * width;
     }
-    for (; j < count; j++, keys += width) { /* summed in the same order */
-        Lanes sums[TOGETHER][4];
-#pragma GCC unroll 6
-        for (int n = 0; n < m; n++) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = ZERO;
-        for (int64_t i = 0; i < whole; i += LANES) ADD(1, i, LANES);
-        if (whole < width) ADD(1, whole, width - whole);
-#pragma GCC unroll 6
-        for (int n = 0; n < m; n++) _mm_store_ss(scores[n] + j, four_totals(sums[n]));
-    }
-#undef ADD
 }
 
 /* out[i] (four · LANES) = Σ weights[i] · values for m queries, the keys in their order; m and four are constants wherever this is

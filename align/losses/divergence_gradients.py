@@ -50,11 +50,13 @@ def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
     return many_rows(left, right if transposed else right.t())
 
 
-def _gradient(left: Tensor, right: Tensor, transposed: bool, work: Work) -> Tensor:
-    """`_product` for a gradient: where the other layers' gradients are products of factors in 16 bits, on a CPU, this one is too."""
-    if work.halves_VdD is None:
+def _gradient(left: Tensor, right: Tensor, transposed: bool, half: torch.dtype | None) -> Tensor:
+    """`_product` for a gradient. half: of both factors, on a CPU, where the other layers' gradients have such ones; None: the slope is
+    rounded only to meet a 16-bit factor on a GPU."""
+    dtype = half or min(factor_dtype(left), factor_dtype(right), key=lambda kind: kind.itemsize)
+    left, right = left.to(dtype), right.to(dtype)
+    if half is None:
         return _product(left, right, transposed)
-    left, right = left.to(work.halves_VdD.dtype), right.to(work.halves_VdD.dtype)
     return (F.linear(left, right) if transposed else torch.mm(left, right)).float()
 
 
@@ -128,15 +130,13 @@ class Rows(torch.autograd.Function):
             by_name = dict(zip(ALWAYS + work.names, grads, strict=True))
             slope = _slope_of_logits(by_name, log_q, log_p_U, where, place_R, work)
             need_hidden, need_z, need_basis = ctx.needs_input_grad[:3]
-            hidden = z = basis = None
-            # rounded to 16 bits only to meet a 16-bit factor on a GPU
-            if need_hidden:
-                head = work.head_VdD if work.halves_VdD is None else work.halves_VdD
-                hidden = _gradient(slope.to(factor_dtype(head)), head, False, work)
-            if need_z:
-                z = _gradient(slope.to(factor_dtype(basis_rV)), basis_rV, True, work)
-            if need_basis:
-                basis = _gradient(z_Rr.t(), slope.to(factor_dtype(z_Rr)), False, work)
+            head, half = work.head_VdD, None
+            if work.halves_VdD is not None:
+                head, half = work.halves_VdD, work.halves_VdD.dtype
+                slope = slope.to(half)  # once for the three
+            hidden = _gradient(slope, head, False, half) if need_hidden else None
+            z = _gradient(slope, basis_rV, True, half) if need_z else None
+            basis = _gradient(z_Rr.t(), slope, False, half) if need_basis else None
         return hidden, z, basis, None, None
 
 

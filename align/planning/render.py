@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
+from align.planning.compute import rows_trained
 from align.planning.memory import Need, feature_bytes
 from align.planning.plan import Plan
 
@@ -86,7 +87,7 @@ def _table(plan: Plan) -> list[str]:
 def _storing(plan: Plan) -> list[str]:
     """Whether what the target computes over a row pays on disk: it does where rows are read several times and the target's part is large."""
     t, rows = plan.recipe.trainer, plan.text.rows(plan.recipe.data.length)
-    times = t.max_steps * t.batch_size / max(1, rows)
+    times = rows_trained(plan.recipe, plan.text)[0] / max(1, rows)
     saved = max(0.0, 1 - 1 / times) * plan.work.row / (plan.work.row + plan.work.step_row)
     if t.features_gb or t.keep_features_gb:
         useless = t.features_gb and times < 1.05

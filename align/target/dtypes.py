@@ -46,7 +46,7 @@ def decodes_faster_in_fp32(config: Any, empty: Callable[[], Any], device: torch.
     rows: 6.4 / 8.2 / 11.3 ms in fp32 out of a bf16 checkpoint, 15.1 / 18.5 / 20.1 in bf16, 9.1 / 12.0 / 14.2 out of an fp32 one.
 
     Args:
-        config: the model's, of transformers. empty: makes the model without its weights; called where its size matters.
+        config: the model's, of transformers. empty: makes it, here on `meta`, where weights take no room.
     """
     if device.type != "cpu" or rows_library() is None or getattr(config, "quantization_config", None):
         return False

@@ -88,8 +88,9 @@ def load_target(
         if opens is AutoModelForMultimodalLM and not getattr(tokenizer, "chat_template", None):
             tokenizer.chat_template = processors_template(folder, revision)
         chat.check(tokenizer, spec)
-        if decoding and dtype == "auto" and number != torch.float32:
-            number = torch.float32 if _faster_in_fp32(opens, folder, options, place) else number
+        half = dtype == "auto" and number != torch.float32
+        if decoding and half and _faster_in_fp32(opens, folder, options, place):
+            number = torch.float32
         model = _loaded(opens, folder, spec, {"dtype": number, **options}, place)
         target = proven(model, tokenizer, spec, fast, round_to_bf16)
         note_ends(spec, target.eos_ids, tokenizer.eos_token_id)
