@@ -3,7 +3,7 @@
 # make test-fast    those without the slow ones: about two minutes
 # make mutants      change a line at a time and see which of the tests that run it notice; goes on where it was
 # make systems      a drafter of every kind, then every system at its best setting, in one table (hours)
-# make serve-check  a drafter trained here (ten minutes, where there is none), served by vLLM on the processor and compared; vLLM as the writer of data
+# make serve-check  a drafter trained here (ten minutes, where there is none), served by vLLM on the processor and compared; vLLM as the writer of data and of the target's outputs
 # make lint         style, types
 # make setup        the virtual environment alone      (PYTHON=, VENV=, SYSTEM_PACKAGES=1)
 # make clean        remove the environment and caches; runs/ stays
@@ -119,6 +119,7 @@ runs/smollm2_taps/drafter: | $(STAMP)
 serve-check: setup $(VLLM)/.ready $(DRAFTER)
 	$(PY) -m tests.serve_check --vllm $(VLLM) --drafter $(DRAFTER) --limit $(SERVE_LIMIT)
 	$(PY) -m tests.writer_check --vllm $(VLLM)
+	$(PY) -m tests.features_check --vllm $(VLLM)
 
 lint: setup
 	$(VENV)/bin/ruff check .

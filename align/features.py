@@ -2,6 +2,7 @@
 
 The rows are those that `align.train` with the same words reads, in the same order: shared keys and values or taps, last hidden
 states, and p's normaliser. `trainer.features_gb` limits what they take; rows beyond it are computed when they are trained on.
+With `trainer.features_writer=vllm:URL` a server runs the target.
 A run that was killed goes on where it was.
 """
 
@@ -9,6 +10,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import chain
 
 from align.common.claims import Claim
 from align.common.errors import UserError, cli
@@ -37,6 +41,8 @@ def main(argv: list[str] | None = None) -> None:
         from align.data.packing import collate
         from align.data.supply import open_supply
         from align.outputs.cache import TargetOutputCache
+        from align.outputs.row import row_key
+        from align.outputs.served import Item, ServedStates
         from align.target.loading import load_target
         from align.training.build import conditioning
         from align.training.datamodule import distinct_places, validation_rows
@@ -45,23 +51,32 @@ def main(argv: list[str] | None = None) -> None:
         target = load_target(t.name, device=target_device(recipe), **recipe.target_options)
         supply = open_supply(recipe, target)
         stream = supply.stream(recipe)
-        cache = TargetOutputCache(
-            target, conditioning(recipe, target), recipe.trainer, recipe.features_folder
-        )
-        held_out = validation_rows(supply.validation, d.length, recipe.trainer.validation_rows, supply.exact)
-        for _, row in held_out:
-            cache.row(collate([row]).to(target.device), 1.0)
+        config, heat = conditioning(recipe, target), recipe.objective.temperature
+        cache = TargetOutputCache(target, config, recipe.trainer, recipe.features_folder)
+        assert cache.store is not None
         places = recipe.trainer.max_steps * recipe.trainer.batch_size
-        start = printed = time.monotonic()
-        for place, key in distinct_places(stream, places):
-            assert cache.store is not None
-            cache.row(collate([stream.row(key)]).to(target.device), recipe.objective.temperature)
-            if cache.store.full:
-                break
-            if (now := time.monotonic()) - printed >= LINE_EVERY:
-                printed = now
-                left = (now - start) / (place + 1) * (places - place - 1) / 60
-                say(f"{len(cache.store)} rows, at most {left:.0f} min left")
+        held_out = validation_rows(supply.validation, d.length, recipe.trainer.validation_rows, supply.exact)
+        wanted = chain(
+            ((0, row, 1.0) for _, row in held_out),
+            ((place, stream.row(key), heat) for place, key in distinct_places(stream, places)),
+        )
+        rows: Iterator[Item] = (
+            (place, collate([row]).to(target.device), heat) for place, row, heat in wanted
+        )
+        with ExitStack() as stack:
+            if recipe.trainer.features_server is not None:
+                served = stack.enter_context(ServedStates(recipe, target, config))
+                cache.run, store = served.features, cache.store
+                rows = served.ahead(rows, lambda item: row_key(*item[1:]) in store)
+            start = printed = time.monotonic()
+            for place, row, temperature in rows:
+                cache.row(row, temperature)
+                if cache.store.full:
+                    break
+                if (now := time.monotonic()) - printed >= LINE_EVERY:
+                    printed = now
+                    left = (now - start) / (place + 1) * (places - place - 1) / 60
+                    say(f"{len(cache.store)} rows, at most {left:.0f} min left")
         cache.close()
     assert cache.store is not None
     full = ", the limit of trainer.features_gb: the other rows are computed when they are trained on"

@@ -44,7 +44,7 @@ def main() -> None:
                 read = load_recipe(
                     [f"recipe={recipe}", f"target.name={folder}", f"output={Path(folder) / 'out'}"]
                 )
-                found.append(feature_bytes(target, drafter_size(read, target), 2))
+                found.append(feature_bytes(read, target, drafter_size(read, target)))
             cells = " | ".join(f"{size / 1000:.1f}" for size in found)
             say(
                 f"| {name} | {config.hidden_size} | {cells} | {found[0] / 100:.0f} / {found[1] / 100:.0f} / {found[2] / 100:.0f} |"

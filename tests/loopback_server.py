@@ -6,6 +6,7 @@ The same request is answered the same way, whoever else asks.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
 import threading
@@ -14,8 +15,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from align.target.model import Target
 from decode.engine.decoder import Decoder
@@ -38,6 +44,8 @@ class Loopback:
         key: the API key that it asks for.
         limit: the longest text that it takes.
         alter: status and body of a reply → those that are sent.
+        states: the folder in which it stores hidden states of `layers`, as vLLM does; None = it returns none. lag: seconds after the
+            reply until they are there. change: the states (tokens, layers, D) → those that are stored.
     """
 
     target: Target
@@ -48,10 +56,15 @@ class Loopback:
     key: str | None = None
     limit: int = 512
     alter: Callable[[int, bytes], tuple[int, bytes]] = lambda status, body: (status, body)
+    states: Path | None = None
+    layers: tuple[int, ...] = ()
+    lag: float = 0.0
+    change: Callable[[Tensor], Tensor] = lambda states: states
     asked: list[dict[str, Any]] = field(default_factory=list)
     met: Counter[str] = field(default_factory=Counter)
     most_at_once: int = 0
     _now: int = 0
+    _stored: int = 0
     _known: dict[str, list[int]] = field(default_factory=dict)
 
     def __enter__(self) -> Loopback:
@@ -111,7 +124,7 @@ class Loopback:
         with self._decoding:
             if key not in self._known:
                 out = Decoder(self.target).generate(
-                    prompt, max_new_tokens=body["max_tokens"], temperature=body["temperature"], seed=body["seed"]
+                    prompt, max_new_tokens=body["max_tokens"], temperature=body["temperature"], seed=body.get("seed", 0)
                 )  # fmt: skip
                 stop = next((i + 1 for i, t in enumerate(out.tokens) if t in ends), len(out.tokens))
                 self._known[key] = out.tokens[:stop]
@@ -124,7 +137,30 @@ class Loopback:
         if self.ids and not self.strict and body.get("return_token_ids"):
             choice |= {"token_ids": tokens, "prompt_token_ids": prompt}
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
-        return {"object": "text_completion", "model": self.model, "choices": [choice], "usage": usage}
+        reply = {"object": "text_completion", "model": self.model, "choices": [choice], "usage": usage}
+        if self.states is not None:
+            reply["kv_transfer_params"] = {"hidden_states_path": str(self._store(self.states, prompt))}
+        return reply
+
+    def _store(self, folder: Path, prompt: list[int]) -> Path:
+        """A file of the prompt's states, locked for as long as it is written."""
+        with self._lock:
+            self._stored += 1
+            path = folder / f"cmpl-{self._stored}.safetensors"
+        with self._decoding:
+            taps = self.target.forward(torch.tensor([prompt]), taps=self.layers, logits=False).taps_BLFD
+        assert taps is not None
+        held = path.with_name(path.name + ".lock").open("w")
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        def write() -> None:
+            with held:
+                time.sleep(self.lag)
+                states = self.change(taps[0]).contiguous()
+                save_file({"hidden_states": states, "token_ids": torch.tensor(prompt)}, str(path))
+
+        threading.Thread(target=write, daemon=True).start()
+        return path
 
 
 def wrong(target: Target, tokens: list[int]) -> list[int]:

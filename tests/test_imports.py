@@ -26,7 +26,7 @@ ROOMS = {
     "align.losses": "align.common align.diffusion align.kernels",
     "align.writing": "align.common align.config align.folder align.target",
     "align.data": "align.common align.config align.folder align.target align.writing",
-    "align.outputs": "align.common align.config align.target align.diffusion align.models align.losses",
+    "align.outputs": "align.common align.config align.target align.diffusion align.models align.losses align.writing",
     "align.makers": "align.common align.config align.target align.models",
     "align.training": "align.common align.config align.folder align.target align.diffusion align.models align.losses align.data align.outputs "
     "align.makers",

@@ -126,8 +126,7 @@ class DataConfig(Group):
     @property
     def server(self) -> str | None:
         """The address of the server that writes, without `/v1`; None = the target itself writes."""
-        kind, _, url = self.writer.partition(":")
-        return url.rstrip("/").removesuffix("/v1") if kind == "openai" else None
+        return server_address(self.writer, "openai")
 
 
 @dataclass
@@ -192,12 +191,27 @@ class TrainerConfig(Group):
     features_dtype: Literal["fp16", "bf16", "fp32"] = option(
         "fp16", "type of outputs that are cached or stored; what overflows fp16 stays fp32"
     )
+    features_top_k: int = option(
+        0,
+        "of cached or stored outputs, tokens of p a place; the losses take p of all others for 0. 0 = all of p, out of the last hidden state",
+        low=0,
+    )
+    features_writer: str = option(
+        "target",
+        "who runs the target for align.features: target = this process, or vllm:URL = a server that stores hidden states in a folder that "
+        "this machine sees (data.concurrency, data.served_model, data.reply_seconds and data.retry_seconds hold for it)",
+    )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb")
     wandb_artifacts: bool = option(
         False, "with trainer.logger=wandb: also log the drafter as an artefact and the validations as a table"
     )
     log_every: int = option(10, "steps between progress lines", low=1)
     max_minutes: float | None = option(None, "stop in time, the learning rate brought down by then", above=0)
+
+    @property
+    def features_server(self) -> str | None:
+        """The address of the server that returns hidden states, without `/v1`; None = the target runs here."""
+        return server_address(self.features_writer, "vllm")
 
 
 @dataclass
@@ -270,6 +284,12 @@ class Recipe(Group):
     def features_folder(self) -> Path:
         """Where the target's outputs lie: `trainer.features_path`, or `features` in the output folder."""
         return Path(self.trainer.features_path or Path(self.output) / "features")
+
+
+def server_address(writer: str, kind: str) -> str | None:
+    """The address in KIND:URL, without `/v1`; None where that is no such thing."""
+    found, _, url = writer.partition(":")
+    return url.rstrip("/").removesuffix("/v1") if found == kind else None
 
 
 API_KEY = "SPECALIGN_API_KEY"

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from align.common.errors import UserError, nearest
 from align.config.drafter import LOSS_NAMES, PARTS
-from align.config.recipe import API_KEY, GROUPS, LOGGERS, DataConfig, Recipe
+from align.config.recipe import API_KEY, GROUPS, LOGGERS, Recipe
 
 
 def check(recipe: Recipe) -> None:
@@ -85,15 +85,28 @@ def _run_rules(recipe: Recipe) -> list[tuple[bool, str]]:
             recipe.target.parallel == "absent" and not recipe.trainer.features_gb,
             "target.parallel=absent reads what align.features stored: give trainer.features_gb",
         ),
-        *_writer_rules(recipe.data),
+        (
+            recipe.trainer.features_top_k > 0
+            and not (recipe.trainer.features_gb or recipe.trainer.keep_features_gb),
+            f"trainer.features_top_k={recipe.trainer.features_top_k} is of outputs that are stored or cached: give trainer.features_gb or "
+            "trainer.keep_features_gb",
+        ),
+        (
+            recipe.trainer.features_top_k > 0 and "reverse_kl" in recipe.objective.terms,
+            "objective.terms.reverse_kl reads all of p: trainer.features_top_k=0, or another term",
+        ),
+        *_writer_rules("data.writer", recipe.data.writer, "openai", recipe.data.server),
+        *_writer_rules(
+            "trainer.features_writer", recipe.trainer.features_writer, "vllm", recipe.trainer.features_server
+        ),
     ]
 
 
-def _writer_rules(data: DataConfig) -> list[tuple[bool, str]]:
-    """Of who writes. A key in an address would be written into every record of the run."""
-    words, example = f"data.writer={data.writer!r}", "data.writer=openai:http://127.0.0.1:8000"
+def _writer_rules(key: str, writer: str, kind: str, address: str | None) -> list[tuple[bool, str]]:
+    """Of who writes, `target` or KIND:URL. A key in an address would be written into every record of the run."""
+    words, example = f"{key}={writer!r}", f"{key}={kind}:http://127.0.0.1:8000"
     try:
-        parts = urlsplit("http://none" if data.server is None else data.server)
+        parts = urlsplit("http://none" if address is None else address)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         parts, good = urlsplit("http://none"), False
@@ -101,16 +114,16 @@ def _writer_rules(data: DataConfig) -> list[tuple[bool, str]]:
         return [
             (
                 True,
-                "data.writer: an address with a user, a key or a query would be written into the run's records; put the key into the "
+                f"{key}: an address with a user, a key or a query would be written into the run's records; put the key into the "
                 f"environment variable {API_KEY}",
             )
         ]
     return [
         (
-            data.writer != "target" and data.server is None,
-            f"{words} must be target or openai:URL ({example})",
+            writer != "target" and address is None,
+            f"{words} must be target or {kind}:URL ({example})",
         ),
-        (not good or " " in data.writer, f"{words}: no address; an example: {example}"),
+        (not good or " " in writer, f"{words}: no address; an example: {example}"),
     ]
 
 

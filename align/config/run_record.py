@@ -19,7 +19,7 @@ _FREE = (
     "name", "output", "launch", "target.name", "target.device", "target.revision", "target.trust_remote_code",
     "data.path", "data.write", "data.prompts_column", "trainer.max_steps", "trainer.max_minutes", "trainer.resume", "trainer.show_samples",
     "trainer.validate_first", "trainer.validate_every", "trainer.validation_rows", "trainer.checkpoint_every",
-    "trainer.keep_checkpoints", "trainer.keep_features_gb", "trainer.features_gb", "trainer.features_path",
+    "trainer.keep_checkpoints", "trainer.keep_features_gb", "trainer.features_gb", "trainer.features_path", "trainer.features_writer",
     "trainer.logger", "trainer.wandb_artifacts", "trainer.log_every", "trainer.milestones",
     "stage", "drafter.train", "data.follow",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from align.diffusion.parameterization import LOG_ZERO
 from align.kernels.linear import many_rows
-from align.losses.target_places import TargetPlaces
+from align.losses.target_places import TargetPlaces, Top
 
 ALWAYS = ("log_q_label", "acceptance", "p_label", "match", "greedy_label")
 """The statistics that are computed whatever is asked for; divergences follow."""
@@ -76,6 +76,8 @@ def _logits(hidden_RD: Tensor, z_Rr: Tensor | None, basis_rV: Tensor | None, wor
 def _target_rows(place_R: Tensor, work: Work) -> tuple[Tensor, Tensor]:
     """log p over the draft vocabulary at the positions that these rows share, (U, Vd), and each row's index in it."""
     own, where = torch.unique(place_R, return_inverse=True)
+    if work.places.top is not None:
+        return _of_top(work.places.top[own], work), where
     log_p = _product(work.places.hidden_PD[own], work.head_VdD, True)
     if work.places.finish is not None:
         log_p = work.places.finish(log_p, work.draft_vocab)
@@ -84,8 +86,16 @@ def _target_rows(place_R: Tensor, work: Work) -> tuple[Tensor, Tensor]:
     return log_p.sub_(work.places.log_z_P[own][:, None]).clamp_min_(LOG_ZERO), where
 
 
+def _of_top(top: Top, work: Work) -> Tensor:
+    """log p over the draft vocabulary of the tokens that are known, LOG_ZERO elsewhere."""
+    column, inside = _columns(top.ids_Pk.long(), work.draft_vocab)
+    log_p = top.log_p_Pk.float().masked_fill(~inside, LOG_ZERO).clamp_min_(LOG_ZERO)
+    found = log_p.new_full((len(log_p), work.head_VdD.shape[0]), LOG_ZERO)
+    return found.scatter_reduce_(1, column, log_p, "amax")  # a token outside points at another one's column
+
+
 def _columns(label_R: Tensor, draft_vocab: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Column of each label in the draft vocabulary, and whether it has one."""
+    """Column of each label, of any shape, in the draft vocabulary, and whether it has one."""
     if draft_vocab is None:
         return label_R, torch.ones_like(label_R, dtype=torch.bool)
     column = torch.searchsorted(draft_vocab, label_R).clamp_max(len(draft_vocab) - 1)

@@ -25,6 +25,19 @@ class TargetPlaces:
     log_p_next_P: Tensor
     temperature: float = 1.0
     finish: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    top: Top | None = None
+    """In place of `hidden_PD`, where most of p is enough."""
+
+
+@dataclass
+class Top:
+    """The k most probable tokens at every place: `ids_Pk` and log p, `log_p_Pk`. p of all others counts as 0."""
+
+    ids_Pk: Tensor
+    log_p_Pk: Tensor
+
+    def __getitem__(self, places: Tensor) -> Top:
+        return Top(self.ids_Pk[places], self.log_p_Pk[places])
 
 
 @torch.no_grad()
@@ -35,16 +48,20 @@ def target_places(
     temperature: float = 1.0,
     chunk: int = 256,
     finish: Callable[[Tensor, Tensor | None], Tensor] | None = None,
+    top_k: int = 0,
 ) -> TargetPlaces:
     """Run the target's head, (chunk, D) → (chunk, V) logits at a time, which are overwritten.
 
-    p = softmax(logits / temperature). `finish`: as in `TargetPlaces`; `head` does it already.
+    p = softmax(logits / temperature). `finish`: as in `TargetPlaces`; `head` does it already. `top_k`: also find so many tokens
+    a place, `TargetPlaces.top`; 0 = none.
     """
-    log_z, best, log_p = [], [], []
+    log_z, best, log_p, tops = [], [], [], []
     for part, following in zip(hidden_PD.split(chunk), next_P.split(chunk), strict=True):
         logits = head(part).float()
         if temperature != 1.0:
             logits = logits / temperature
+        if top_k:
+            tops.append(logits.topk(min(top_k, logits.shape[-1])))
         top, where = logits.max(-1)
         chosen = logits.gather(-1, following[:, None])[:, 0]
         # log-sum-exp in place: a fresh tensor of this size costs more than the sum
@@ -52,4 +69,8 @@ def target_places(
         best.append(where)
         log_p.append(chosen - log_z[-1])
     parts = (torch.cat(log_z), torch.cat(best), next_P, torch.cat(log_p))
-    return TargetPlaces(hidden_PD, *parts, temperature, finish)
+    found = None
+    if top_k:
+        values, ids = (torch.cat(each) for each in zip(*tops, strict=True))
+        found = Top(ids, values - parts[0][:, None])
+    return TargetPlaces(hidden_PD, *parts, temperature, finish, found)

@@ -38,7 +38,7 @@ def target_features(target: Target, batch: Batch, config: BlockConfig | None) ->
     """One frozen forward of the target over packed rows; without a config only the last hidden state."""
     shared = config is not None and config.context == "shared_kv"
     if target.anatomy.recurrent and not _one_document(batch):
-        return _each_document(target, batch, config)
+        return each_document(target, batch, config, target_features)
     rows, length = batch.tokens_BL.shape
     cache = target.new_cache(rows, length) if shared else None
     output = target.forward(
@@ -59,8 +59,14 @@ def _one_document(batch: Batch) -> bool:
     return len(batch.document_BL) == 1 and bool((batch.document_BL == batch.document_BL[0, 0]).all())
 
 
-def _each_document(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
-    """`target_features` of a target whose states no mask keeps apart: each document alone; padding gets zeros."""
+Features = Callable[[Target, Batch, BlockConfig | None], TargetFeatures]
+"""What runs the target: `target_features`, or the like of a target in parts or on a server."""
+
+
+def each_document(
+    target: Target, batch: Batch, config: BlockConfig | None, features: Features
+) -> TargetFeatures:
+    """The features of each document alone, where no mask keeps them apart, in their places; padding gets zeros."""
     whole: TargetFeatures | None = None
     for row, documents in enumerate(batch.document_BL):
         for document in documents.unique().tolist():
@@ -68,7 +74,7 @@ def _each_document(target: Target, batch: Batch, config: BlockConfig | None) -> 
             if document < 0:
                 continue
             alone = Batch(*(t[row : row + 1, places] for t in vars(batch).values()))
-            found = target_features(target, alone, config)
+            found = features(target, alone, config)
             whole = whole or _zeros(found, batch)
             whole.hidden_BLD[row, places] = found.hidden_BLD[0]
             if whole.taps_BLFD is not None and found.taps_BLFD is not None:

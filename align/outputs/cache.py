@@ -15,9 +15,9 @@ from torch import Tensor
 
 from align.common.batch import Batch, Step
 from align.config.recipe import TrainerConfig
-from align.losses.target_places import TargetPlaces, target_places
+from align.losses.target_places import TargetPlaces, Top, target_places
 from align.models.block_config import BlockConfig
-from align.models.target_features import TargetFeatures, target_features
+from align.models.target_features import Features, TargetFeatures, target_features
 from align.outputs.row import DTYPES, RowKey, RowOutputs, compute_row, row_key
 from align.outputs.store import OutputStore, describe
 from align.target.model import Target
@@ -39,10 +39,6 @@ def used_places(step: Step) -> Tensor:
     offset = torch.arange(rows, device=step.batch.tokens_BL.device)[:, None, None] * length
     place_BAK, valid = step.anchors.places_BAK(length) + offset, step.anchors.valid_BAK
     return (place_BAK[valid] if bool(valid.any()) else place_BAK.flatten()[:1]).unique()
-
-
-Features = Callable[[Target, Batch, BlockConfig | None], TargetFeatures]
-"""What runs the target: `target_features`, or the like of a target in parts."""
 
 
 def compute_target_outputs(
@@ -68,7 +64,7 @@ class TargetOutputCache:
 
     Args:
         config: what the drafter is shown; None = nothing but the last hidden state.
-        options: `keep_features_gb` of memory, `features_gb` of disk and their `features_dtype`.
+        options: `keep_features_gb` of memory, `features_gb` of disk, their `features_dtype` and `features_top_k`.
         folder: where rows are stored. writer: the number of this process among those that store.
 
     Raises:
@@ -85,10 +81,11 @@ class TargetOutputCache:
     ) -> None:
         self.target, self.config = target, config
         self.dtype = DTYPES[options.features_dtype]
+        self.top_k = options.features_top_k
         self.room = int(options.keep_features_gb * 1e9)
         self.store = None
         if options.features_gb and folder is not None:
-            about = describe(target, config, options.features_dtype)
+            about = describe(target, config, options.features_dtype, self.top_k)
             self.store = OutputStore(folder, about, options.features_gb, writer)
         self._rows: dict[RowKey, RowOutputs] = {}
         self.run: Features = target_features
@@ -117,6 +114,7 @@ class TargetOutputCache:
             torch.cat([row.log_p_next_L for row in rows])[used],
             temperature,
             self.target.finish,
+            _top([row.top for row in rows], used),
         )
         return TargetOutputs(features, places, used)
 
@@ -128,7 +126,7 @@ class TargetOutputCache:
         if row is None and self.store is not None and (row := self.store.get(key)) is not None:
             row = row.to(self.target.device)
         if self.missing(row is None):
-            made = compute_row(self.target, alone, self.config, temperature, self.dtype, self.run)
+            made = compute_row(self.target, alone, self.config, temperature, self.dtype, self.run, self.top_k)
             if row is None:
                 row = made
                 if self.store is not None:
@@ -143,6 +141,13 @@ class TargetOutputCache:
         """Rows that wait to be stored are."""
         if self.store is not None:
             self.store.flush()
+
+
+def _top(rows: list[Top | None], used: Tensor) -> Top | None:
+    tops = [row for row in rows if row is not None]
+    if not tops:
+        return None
+    return Top(torch.cat([t.ids_Pk for t in tops]), torch.cat([t.log_p_Pk.float() for t in tops]))[used]
 
 
 def _joined(rows: Iterable[Tensor], dtype: torch.dtype) -> Tensor:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from align.common.batch import Batch
-from align.losses.target_places import target_places
+from align.losses.target_places import Top, target_places
 from align.models.block_config import BlockConfig
-from align.models.target_features import TargetFeatures, target_features
+from align.models.target_features import Features, TargetFeatures, target_features
 from align.target.model import Target
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -30,12 +29,13 @@ def row_key(alone: Batch, temperature: float) -> RowKey:
 
 @dataclass
 class RowOutputs:
-    """One row: its features, and log-sum-exp, argmax and log p(next) at all its L places."""
+    """One row: its features, and log-sum-exp, argmax and log p(next) at all its L places; `top` of them where no more of p is kept."""
 
     features: TargetFeatures
     log_z_L: Tensor
     best_L: Tensor
     log_p_next_L: Tensor
+    top: Top | None = None
 
     def named(self) -> dict[str, Tensor]:
         """All its tensors by name."""
@@ -48,6 +48,8 @@ class RowOutputs:
         }
         found |= {f"key.{i}": k for i, k in enumerate(f.keys)}
         found |= {f"value.{i}": v for i, v in enumerate(f.values)}
+        if self.top is not None:
+            found |= {"top.ids": self.top.ids_Pk, "top.log_p": self.top.log_p_Pk}
         return found if f.taps_BLFD is None else {**found, "taps": f.taps_BLFD}
 
     @classmethod
@@ -56,7 +58,8 @@ class RowOutputs:
         layers = range(sum(name.startswith("key.") for name in tensors))
         keys, values = ([tensors[f"{what}.{i}"] for i in layers] for what in ("key", "value"))
         features = TargetFeatures(tensors["hidden"], keys, values, tensors.get("taps"))
-        return cls(features, tensors["log_z"], tensors["best"], tensors["log_p"])
+        top = Top(tensors["top.ids"], tensors["top.log_p"]) if "top.ids" in tensors else None
+        return cls(features, tensors["log_z"], tensors["best"], tensors["log_p"], top)
 
     def to(self, device: torch.device) -> RowOutputs:
         """On that device; the same where it is there."""
@@ -73,15 +76,23 @@ def compute_row(
     config: BlockConfig | None,
     temperature: float,
     dtype: torch.dtype,
-    run: Callable[[Target, Batch, BlockConfig | None], TargetFeatures] = target_features,
+    run: Features = target_features,
+    top_k: int = 0,
 ) -> RowOutputs:
-    """The target over one row, rounded to `dtype`."""
+    """The target over one row, rounded to `dtype`. `top_k`: so many tokens of p a place in place of all, and no last hidden state where
+    the drafter reads none; 0 = all."""
     shown = run(target, alone, config).each(lambda t: rounded(t, dtype))
     following = alone.tokens_BL.roll(-1, dims=1).flatten()
     # p of the rounded state, the one that its logits will be computed from
     hidden = shown.hidden_BLD[0].to(target.dtype)
-    places = target_places(hidden, following, target.head, temperature)
-    return RowOutputs(shown, places.log_z_P, places.best_P, places.log_p_next_P)
+    places = target_places(hidden, following, target.head, temperature, top_k=top_k)
+    known = (places.log_z_P, places.best_P, places.log_p_next_P)
+    if places.top is None:
+        return RowOutputs(shown, *known)
+    if config is None or config.context == "taps":
+        shown.hidden_BLD = shown.hidden_BLD[..., :0]
+    top = Top(places.top.ids_Pk.to(torch.int32), rounded(places.top.log_p_Pk, dtype))
+    return RowOutputs(shown, *known, top)
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -37,14 +37,15 @@ class Seal(TypedDict):
     sha256: str
 
 
-def describe(target: Target, config: BlockConfig | None, dtype: str) -> dict[str, Any]:
-    """What the rows are outputs of."""
+def describe(target: Target, config: BlockConfig | None, dtype: str, top_k: int = 0) -> dict[str, Any]:
+    """What the rows are outputs of; `top_k`: how much of p they have, None = all."""
     return {
         "target_sha256": target.hash,
         "target_dtype": target.dtype_name,
         "context": None if config is None else config.context,
         "layers": [] if config is None else list(config.target_layer_ids),
         "dtype": dtype,
+        "top_k": top_k or None,
     }
 
 

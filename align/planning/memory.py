@@ -103,10 +103,13 @@ def features(recipe: Recipe, target: Skeleton, drafter: DrafterSize, types: Type
     )
 
 
-def feature_bytes(target: Skeleton, drafter: DrafterSize, number: int) -> int:
-    """Bytes of a token's stored outputs: hidden state and what the drafter is shown of it in `number` bytes each, log-sum-exp, argmax
-    and log p of the next token."""
-    return (target.hidden_size + drafter.context) * number + 16
+def feature_bytes(recipe: Recipe, target: Skeleton, drafter: DrafterSize) -> int:
+    """Bytes of a token's stored outputs: hidden state and what the drafter is shown of it, log-sum-exp, argmax and log p of the next
+    token; with `trainer.features_top_k` ids and log p of so many tokens, and the hidden state where the drafter reads it."""
+    number, top = 4 if recipe.trainer.features_dtype == "fp32" else 2, recipe.trainer.features_top_k
+    read = recipe.drafter.kind == "block" and recipe.drafter.context == "shared_kv"
+    hidden = target.hidden_size if read or not top else 0
+    return (hidden + drafter.context) * number + 16 + min(top, target.vocab_size) * (4 + number)
 
 
 def training(recipe: Recipe, target: Skeleton, drafter: DrafterSize, text: TextSize, types: Types) -> Need:
@@ -143,8 +146,7 @@ def training(recipe: Recipe, target: Skeleton, drafter: DrafterSize, text: TextS
         need.parts[key] = max(body + head, KEPT * body + max(validated, saving))
     if t.keep_features_gb:
         whole = text.rows(recipe.data.length) * recipe.data.length
-        number = 4 if t.features_dtype == "fp32" else 2
-        share = whole * feature_bytes(target, drafter, number) / recipe.processes
+        share = whole * feature_bytes(recipe, target, drafter) / recipe.processes
         seen = t.max_steps * t.batch_size / max(1, text.rows(recipe.data.length))
         need.parts["kept outputs (trainer.keep_features_gb)"] = min(
             t.keep_features_gb * 1e9, share * min(1.0, seen)
@@ -276,8 +278,7 @@ class Disk:
 def disk(recipe: Recipe, target: Skeleton, drafter: DrafterSize, text: TextSize) -> Disk:
     """What the output folder takes at its fullest: one checkpoint more than are kept while it is saved."""
     t = recipe.trainer
-    number = 4 if t.features_dtype == "fp32" else 2
-    every = text.rows(recipe.data.length) * recipe.data.length * feature_bytes(target, drafter, number)
+    every = text.rows(recipe.data.length) * recipe.data.length * feature_bytes(recipe, target, drafter)
     saved = (
         12 * drafter.trained
         + 4 * (drafter.parameters - drafter.trained)

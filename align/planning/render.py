@@ -96,7 +96,7 @@ def _storing(plan: Plan) -> list[str]:
         )
     if saved < WORTH:
         return []
-    size = feature_bytes(plan.target, plan.drafter, 2) * rows * plan.recipe.data.length
+    size = feature_bytes(plan.recipe, plan.target, plan.drafter) * rows * plan.recipe.data.length
     return [
         f"           rows are read {times:.1f} times: trainer.features_gb={ceil(size / 1e9)} would save {saved:.0%} of training's operations"
     ]

@@ -60,34 +60,37 @@ class Client:
 
     Args:
         url: its address without `/v1`.
-        connections: most of them at once.
+        connections: most of them at once. key: the recipe's, that asks for a server, for messages.
 
     Raises:
         UserError: the package httpx2 is missing.
     """
 
-    def __init__(self, url: str, connections: int, patience: Patience, quiet: bool = False) -> None:
+    def __init__(
+        self, url: str, connections: int, patience: Patience, quiet: bool = False, key: str = "data.writer"
+    ) -> None:
         try:
             import httpx2
         except ImportError:
             raise UserError(
-                "data.writer=openai:…: the package httpx2 is not installed here (pip install httpx2)"
+                f"{key}={url}: the package httpx2 is not installed here (pip install httpx2)"
             ) from None
-        self.url, self.patience, self.quiet = url, patience, quiet
-        key = os.environ.get(API_KEY, "").strip()
-        if not key.isascii() or not key.isprintable():
+        self.url, self.patience, self.quiet, self.key = url, patience, quiet, key
+        secret = os.environ.get(API_KEY, "").strip()
+        if not secret.isascii() or not secret.isprintable():
             raise UserError(f"the environment variable {API_KEY} holds characters that no key has")
         self._errors = (httpx2.TransportError, httpx2.DecodingError)
         self._no_address = (httpx2.InvalidURL, UnicodeError)
         try:
             self._http = httpx2.AsyncClient(
-                headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+                headers={"Accept-Encoding": "identity"}
+                | ({"Authorization": f"Bearer {secret}"} if secret else {}),
                 timeout=httpx2.Timeout(patience.reply, connect=min(30.0, patience.reply), pool=None),
                 limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
                 trust_env=urlsplit(url).hostname not in _HERE,  # no proxy stands before this machine
             )
         except (ValueError, ImportError) as error:  # a proxy of another kind, certificates that are not there
-            raise UserError(f"data.writer: no connection to {url} with this environment: {error}") from None
+            raise UserError(f"{key}: no connection to {url} with this environment: {error}") from None
         self._said = -_SAY_EVERY
         self.failures = 0
         """Requests that were sent again."""
@@ -187,7 +190,7 @@ class Client:
                     if size > MOST_BYTES:
                         raise Trouble(f"answered more than {MOST_BYTES >> 20} MiB")
         except self._no_address as error:
-            raise UserError(f"data.writer: {self.url}: no address ({error})") from None
+            raise UserError(f"{self.key}: {self.url}: no address ({error})") from None
         except TimeoutError:
             raise Trouble(f"no answer within {self.patience.reply:g} s (data.reply_seconds)") from None
         except self._errors as error:

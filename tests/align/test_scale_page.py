@@ -26,7 +26,8 @@ WRITTEN = ["data.samples=12", "data.batch_size=4", "data.max_answer_tokens=6"]
 
 def test_the_page_has_these_commands() -> None:
     assert [line.split()[2] for line in LINES] == [
-        *["align.plan"] * 2, *["align.synthesize"] * 2, "align.features", "align.train", *["align.sweep"] * 3,
+        *["align.plan"] * 2, *["align.synthesize"] * 2, "align.features", "align.train", "align.features",
+        *["align.sweep"] * 3,
     ]  # fmt: skip
 
 
@@ -54,9 +55,10 @@ def test_a_command_of_the_page(
     folder.mkdir()
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 300, **sizes}))
-    with Loopback(load_target("debug")) as server:
+    with Loopback(load_target("debug"), states=tmp_path, layers=(0, 2, 3)) as server:
         for theirs, mine in (
             ("smollm2_block", "debug_block"),
+            ("smollm2_taps", "debug_taps"),
             ("runs/mine", str(tmp_path / "run")),
             ("FOLDER", str(folder)),
             ("YOUR/MODEL", "debug"),

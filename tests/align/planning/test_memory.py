@@ -82,17 +82,19 @@ def test_every_kind_has_a_plan(name: str) -> None:
     assert 0 < anchors_used(recipe, text_size(recipe)) <= recipe.trainer.anchors
 
 
+@pytest.mark.parametrize("top_k", [0, 8])
 @pytest.mark.parametrize("name", ["debug_block", "debug_taps", "debug_mdlm"])
-def test_stored_outputs_have_the_planned_size(name: str, debug_data) -> None:
-    recipe, target = load_recipe([f"recipe={name}", f"data.path={debug_data}"]), load_target("debug")
+def test_stored_outputs_have_the_planned_size(name: str, top_k: int, debug_data) -> None:
+    words = [f"recipe={name}", f"data.path={debug_data}", "trainer.features_gb=1"]
+    recipe, target = load_recipe([*words, f"trainer.features_top_k={top_k}"]), load_target("debug")
     row = open_supply(recipe, target, quiet=True).stream(recipe)
     from align.data.packing import collate
 
     stored = compute_row(
-        target, collate([row.row(row.key(0))]), conditioning(recipe, target), 1.0, torch.float16
+        target, collate([row.row(row.key(0))]), conditioning(recipe, target), 1.0, torch.float16, top_k=top_k
     )
     bare = skeleton("debug")
-    assert stored.bytes == recipe.data.length * feature_bytes(bare, drafter_size(recipe, bare), 2)
+    assert stored.bytes == recipe.data.length * feature_bytes(recipe, bare, drafter_size(recipe, bare))
 
 
 def test_disk_holds_one_checkpoint_more_than_are_kept() -> None:

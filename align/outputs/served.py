@@ -1,0 +1,387 @@
+"""What a server computes of the target: hidden states of its layers, which it stores in files that this process reads.
+
+vLLM does it with the speculative method `extract_hidden_states` and its ExampleHiddenStatesConnector: each request of a text with one
+new token leaves a file of states (tokens, layers, D) in `shared_storage_path`, a lock beside it for as long as it is written.
+The target stays here without most of its layers: embedding, last norm and head, and of a drafter that shares keys and values the
+layers that make them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import shlex
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from align.common.batch import Batch
+from align.common.errors import UserError
+from align.common.text import plural, say, short
+from align.config.recipe import Recipe
+from align.models.block_config import BlockConfig
+from align.models.target_features import TargetFeatures, each_document, target_features
+from align.target.model import Target
+from align.writing.client import Client, Patience, choose_model
+
+KEY = "trainer.features_writer"
+NEAR = 0.05
+"""The largest distance, as a share of its length, between a state of the server and the target's own: bf16 of 30 layers has 0.01."""
+PROBE = 48
+"""Tokens of the text that a server is tried with."""
+Item = tuple[int, Batch, float]
+"""A row's place in the order of training, the row as a batch of one, and the temperature of p."""
+SHARED = Path("/dev/shm/states")
+"""Where a server on this machine may store states: memory."""
+_LOOK = 0.005
+"""Seconds between looks at a file that is being written."""
+
+
+def layers_asked(target: Target, config: BlockConfig | None) -> tuple[int, ...]:
+    """The layers whose outputs are needed, ascending: those that are tapped, those before a layer whose keys and values are shared, and
+    the last one."""
+    last = target.num_layers - 1
+    if config is None:
+        return (last,)
+    back = 1 if config.context == "shared_kv" else 0
+    return tuple(sorted({last, *(i - back for i in config.target_layer_ids if i >= back)}))
+
+
+def serve_words(
+    layers: Sequence[int],
+    folder: Path,
+    module: str | None = None,
+    connector: str = "ExampleHiddenStatesConnector",
+) -> list[str]:
+    """vLLM's options for the outputs of these layers; it counts states, the first one being the embedding.
+
+    Args:
+        folder: where it stores them. module: of a connector that is not vLLM's own.
+    """
+    ids = {"eagle_aux_hidden_state_layer_ids": [i + 1 for i in layers]}
+    method = {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": ids},
+    }
+    store = {
+        "kv_connector": connector,
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": str(folder)},
+    } | ({} if module is None else {"kv_connector_module_path": module})
+    return [
+        "--no-enable-chunked-prefill", "--speculative-config", json.dumps(method), "--kv-transfer-config", json.dumps(store),
+    ]  # fmt: skip
+
+
+class _Stood(nn.Module):
+    """In a layer's place. state: what the server says of its output, in place of what it gets; `before`, of its input."""
+
+    def __init__(self, layer: nn.Module, runs: bool, form: Any) -> None:
+        super().__init__()
+        self.layer, self.runs, self.form = layer, runs, form
+        self.state: Tensor | None = None
+        self.before: Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)  # what the decoder asks its layers for
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if self.before is not None:
+            if inputs:
+                inputs = (self.before, *inputs[1:])
+            else:
+                named = {**named, "hidden_states": self.before}
+        output = self.layer(*inputs, **named) if self.runs else None
+        if self.runs and self.state is None:
+            return output
+        state = self.state if self.state is not None else inputs[0] if inputs else named["hidden_states"]
+        return state if self.form is None else (state, *self.form)
+
+
+class ServedStates:
+    """The target's hidden states out of a server. `features` goes into the place of
+    `TargetOutputCache.run`. It is a context; the target that it was given is good for nothing else afterwards.
+
+    Raises:
+        UserError: no such server, one that returns no hidden states, or other ones than the target's.
+    """
+
+    def __init__(
+        self, recipe: Recipe, target: Target, config: BlockConfig | None, quiet: bool = False
+    ) -> None:
+        d, url = recipe.data, recipe.trainer.features_server
+        assert url is not None
+        self.recipe, self.target, self.config, self.url = recipe, target, config, url
+        self.layers = layers_asked(target, config)
+        self.command = shlex.join(["vllm", "serve", target.spec, *serve_words(self.layers, SHARED)])
+        self.most = 2 * d.concurrency
+        """Documents that wait for the server, or to be used."""
+        self._waiting: dict[tuple[int, ...], Future[Tensor]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.client: Client | None = None
+        try:
+            self._wait(self._meet(d.concurrency, Patience(d.reply_seconds, d.retry_seconds), quiet))
+            distance = self._compare()
+            self._stand_in()
+        except BaseException:
+            self.close()
+            raise
+        if not quiet:
+            say(
+                f"{url} returns states of {plural(len(self.layers), 'layer')} as {self.model!r}, within {distance:.1%} of the target's own, "
+                f"up to {d.concurrency} requests at once"
+            )
+
+    # ---- requests ----
+
+    async def _meet(self, connections: int, patience: Patience, quiet: bool) -> None:
+        self.client = Client(self.url, connections, patience, quiet, KEY)
+        self._slots = asyncio.Semaphore(connections)
+        models = await self.client.models()
+        self.model = choose_model(models, self.url, self.target.spec, self.recipe.data.served_model)
+        about = next(m for m in models if str(m["id"]) == self.model)
+        limit, length = about.get("max_model_len"), self.recipe.data.length
+        if isinstance(limit, int) and limit <= length:
+            raise UserError(
+                f"{self.url}: {self.model!r} takes {limit} tokens, a row may have {length} and one new one (data.length)"
+            )
+
+    async def _states(self, tokens: tuple[int, ...]) -> Tensor:
+        assert self.client is not None
+        async with self._slots:
+            body = {"model": self.model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0.0}
+            reply = await self.client.complete(body)
+        found = reply.get("kv_transfer_params")
+        path = found.get("hidden_states_path") if isinstance(found, dict) else None
+        if not isinstance(path, str):
+            raise UserError(f"{self.url} returns no hidden states; start it with: {self.command}")
+        return await asyncio.to_thread(self._read, Path(path), tokens)
+
+    def _read(self, path: Path, tokens: tuple[int, ...]) -> Tensor:
+        """States (layers, tokens, D). The file goes away once it is known to be the answer to this request."""
+        lock, until = path.with_name(path.name + ".lock"), time.monotonic() + self.recipe.data.reply_seconds
+        while not self._written(path, lock):
+            if time.monotonic() > until:
+                raise UserError(
+                    f"{self.url} stored states in {path}, which is not complete here after {self.recipe.data.reply_seconds:g} s "
+                    "(data.reply_seconds); its shared_storage_path must be a folder that this machine sees"
+                )
+            time.sleep(_LOOK)
+        try:
+            with safe_open(path, "pt") as file:
+                text, states = file.get_tensor("token_ids"), file.get_tensor("hidden_states")
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path}, stored by {self.url}: can't be read ({error})") from None
+        if text.flatten()[: len(tokens)].tolist() != list(tokens):
+            raise UserError(f"{path}, stored by {self.url}: holds states of another text")
+        shape = (len(self.layers), self.target.hidden_size)
+        if states.dim() != 3 or len(states) < len(tokens) or tuple(states.shape[1:]) != shape:
+            raise UserError(
+                f"{self.url} returns states of shape {tuple(states.shape)} for {len(tokens)} tokens, not {(len(tokens), *shape)}; "
+                f"start it with: {self.command}"
+            )
+        states = states[: len(tokens)].transpose(0, 1)
+        if not bool(states.isfinite().all()):
+            raise UserError(f"{self.url} returns states that are not finite")
+        for used in (path, lock):
+            used.unlink(missing_ok=True)
+        return states.to(self.target.dtype)
+
+    def _written(self, path: Path, lock: Path) -> bool:
+        """Whether the file is there and nobody writes it."""
+        try:
+            handle = os.open(lock, os.O_RDONLY)
+        except FileNotFoundError:
+            return path.is_file()  # a server that is told to do without locks answers when it has written
+        except OSError as error:
+            raise UserError(f"{lock}, stored by {self.url}: can't be read ({error.strerror})") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(handle)
+        return path.is_file()
+
+    def _wait(self, what: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result()
+
+    # ---- the target's own ----
+
+    def _compare(self) -> float:
+        """The largest distance of the server's states from the target's own, over a short text.
+
+        Raises:
+            UserError: they are other layers', or another model's.
+        """
+        text, every = self._probe(), range(self.target.num_layers)
+        own = self._own(text, every)
+        found = self._wait(self._states(tuple(text[0].tolist()))).to(self.target.device)
+        worst = 0.0
+        for layer, states in zip(self.layers, found, strict=True):
+            # the first token's state is of another size in many models, and says little
+            distance = torch.stack([_distance(states[1:], own[0, 1:, i]) for i in every])
+            nearest = int(distance.argmin())
+            if nearest != layer and float(distance[nearest]) < NEAR:
+                raise UserError(
+                    f"{self.url} returns states of layer {nearest} of target {self.target.spec!r} where those of layer {layer} are wanted; "
+                    f"start it with: {self.command}"
+                )
+            worst = max(worst, float(distance[layer]))
+        if worst > NEAR and self.recipe.data.server_check == "auto":
+            raise UserError(
+                f"{self.url}: {self.model!r} is not target.name={self.target.spec!r}: its states are {worst:.0%} away from the target's, "
+                f"{NEAR:.0%} are the most (data.server_check=never goes on all the same)"
+            )
+        return worst
+
+    def _probe(self) -> Tensor:
+        """A short text, (1, tokens)."""
+        tokens = self.target.text_tokens(" ".join(_TEXT.split()))[:PROBE]
+        return torch.tensor([tokens], device=self.target.device)
+
+    def _own(self, text: Tensor, layers: Sequence[int]) -> Tensor:
+        """The target's own states (1, tokens, layers, D)."""
+        if self.target.anatomy.repeats:
+            raise self._refusal("they run several times")
+        taps = self.target.forward(text, taps=layers, logits=False).taps_BLFD
+        shape = (*text.shape, len(layers), self.target.hidden_size)
+        if taps is None or taps.shape != shape:
+            raise self._refusal("they hand on more than one state")
+        return taps
+
+    @torch.no_grad()
+    def _stand_in(self) -> None:
+        """Put stand-ins into the layers' places, and check that the target's own states give its own features there.
+
+        Raises:
+            UserError: they do not.
+        """
+        target, config = self.target, self.config
+        text = self._probe()
+        places = torch.arange(text.shape[1], device=target.device)[None]
+        alone = Batch(text, places, torch.zeros_like(text), torch.ones_like(text, dtype=torch.bool))
+        target.fused = None
+        before = target_features(target, alone, config)
+        states = self._own(text, self.layers)
+        forms: dict[int, Any] = {}
+        hooks = [
+            layer.register_forward_hook(
+                lambda _, __, out, i=i: forms.update(
+                    {i: (None,) * (len(out) - 1) if isinstance(out, tuple) else None}
+                )
+            )
+            for i, layer in enumerate(target.layers)
+        ]
+        target.forward(text, logits=False)
+        for hook in hooks:
+            hook.remove()
+        shared = (
+            set(config.target_layer_ids) if config is not None and config.context == "shared_kv" else set()
+        )
+        target.hash  # noqa: B018 (of the whole weights, while they are)
+        for i, layer in enumerate(target.layers):
+            target.layers[i] = _Stood(layer, i in shared, forms.get(i))
+        try:
+            after = self._shown(alone, states[0].transpose(0, 1))
+            distance = max(map(float, map(_distance, _tensors(after), _tensors(before))))
+        except (RuntimeError, TypeError, KeyError, AttributeError, IndexError) as error:
+            raise self._refusal(f"{type(error).__name__}: {short(error)}") from None
+        if not distance < 1e-3:
+            raise self._refusal(f"its features come out {distance:.1%} away")
+        for i, layer in enumerate(target.layers):
+            if i not in shared:
+                layer.layer.to("meta")
+
+    def _refusal(self, why: str) -> UserError:
+        return UserError(
+            f"{KEY}: target {self.target.spec!r} can't do without its layers ({why}); {KEY}=target"
+        )
+
+    def _shown(self, alone: Batch, states: Tensor) -> TargetFeatures:
+        """The features of one document, given the states (layers, tokens, D) of `self.layers`."""
+        stood: list[Any] = list(self.target.layers)
+        by_layer = dict(zip(self.layers, states[:, None], strict=True))
+        for i, layer in enumerate(stood):
+            layer.state, layer.before = by_layer.get(i), by_layer.get(i - 1)
+        return target_features(self.target, alone, self.config)
+
+    # ---- for the cache ----
+
+    def ahead(self, rows: Iterable[Item], there: Callable[[Item], bool]) -> Iterator[Item]:
+        """The same rows in the same order; the documents of those to come that are not `there` are asked for meanwhile."""
+        queue = deque[Item]()
+        for item in rows:
+            queue.append(item)
+            if not there(item):
+                for text in documents(item[1]):
+                    if text not in self._waiting:
+                        self._waiting[text] = asyncio.run_coroutine_threadsafe(self._states(text), self._loop)
+            while queue and len(self._waiting) >= self.most:
+                yield queue.popleft()
+        yield from queue
+
+    def features(self, target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
+        """As `target_features`."""
+
+        def of_one(target: Target, alone: Batch, config: BlockConfig | None) -> TargetFeatures:
+            text = tuple(alone.tokens_BL[0].tolist())
+            found = self._waiting.pop(text, None)
+            states: Tensor = self._wait(self._states(text)) if found is None else found.result()
+            return self._shown(alone, states.to(target.device))
+
+        return each_document(target, batch, config, of_one)
+
+    def close(self) -> None:
+        """End the requests in flight."""
+        if self._loop.is_closed():
+            return
+        for waiting in self._waiting.values():
+            waiting.cancel()
+        if self.client is not None:
+            self._wait(self.client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> ServedStates:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def documents(alone: Batch) -> list[tuple[int, ...]]:
+    """The texts in a row, given as a batch of one."""
+    numbers = alone.document_BL[0]
+    return [tuple(alone.tokens_BL[0, numbers == n].tolist()) for n in numbers.unique().tolist() if n >= 0]
+
+
+def _tensors(features: TargetFeatures) -> list[Tensor]:
+    taps = [] if features.taps_BLFD is None else [features.taps_BLFD]
+    return [features.hidden_BLD, *features.keys, *features.values, *taps]
+
+
+def _distance(found: Tensor, own: Tensor) -> Tensor:
+    own = own.double()
+    return (found.double() - own).norm() / own.norm().clamp_min(torch.finfo(torch.float32).tiny)
+
+
+_TEXT = """The river was low that summer, and the old mill, which had ground corn for two hundred years, stood still. def area(width,
+height): return width * height. In 1987 the two brothers sold it to a painter, who wanted the light, not the stones."""
