@@ -40,7 +40,7 @@ from align.target.inspection.anatomy import cache_name, decoder
 from align.target.loading import load_target
 from align.target.model import Target
 from align.target.own_cache import cache_of_its_own
-from align.target.proof import _positions
+from align.target.own_output import positions
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
 from tests.target_drafters import compared, of_own_layers, trained_drafter
@@ -246,7 +246,7 @@ def own_rounding(own: Any, recurrent: bool) -> float:
     ):  # MiniMax's goes on by single tokens alone
         cache, pieces = None, [PIECES[0], *[1] * sum(PIECES[1:])]
     for part in tokens.split(pieces, dim=1):
-        output = own(input_ids=part, use_cache=True, **{name: cache}, **_positions(own, part, past))
+        output = own(input_ids=part, use_cache=True, **{name: cache}, **positions(own, part, past))
         parts.append(output.logits)
         past, cache = past + part.shape[1], output[name]
     return max(found, min(1e-4, variation(torch.cat(parts, 1), whole)))  # some caches are wrong themselves

@@ -11,28 +11,10 @@ from align.common.errors import UserError
 from align.target import interface
 from align.target.cache import IndexedSlab
 from align.target.debug import debug_model
-from align.target.logits import PLAIN
-from align.target.proof import own_output, proven
+from align.target.proof import proven
 from decode.generate import how_it_runs
 from tests.target_models import some_text, tiny_model, tiny_target
 from tests.target_wrappers import tiny_wrapper
-
-
-@pytest.mark.parametrize(
-    ("kind", "scale", "cap"), [("granite", 0.25, None), ("cohere", 0.25, None), ("gemma2", 1.0, 5.0)]
-)
-def test_what_follows_the_head_is_part_of_p(kind: str, scale: float, cap: float | None) -> None:
-    target, model = tiny_target(kind), tiny_model(kind, 260)
-    own = own_output(model, target.tokenizer)
-    assert (target.logit_form.scale, target.logit_form.cap) == (scale, cap)
-    with torch.no_grad():
-        torch.testing.assert_close(target.head(own.head_input_LD), own.logits_LV, atol=1e-4, rtol=1e-4)
-    product, columns = own.head_input_LD @ target.head_weight_VD.T, torch.arange(3, 40, 2)
-    assert target.finish is not None
-    finished = target.finish(product[:, columns], columns)
-    torch.testing.assert_close(finished, own.logits_LV[:, columns], atol=1e-4, rtol=1e-4)
-    target.logit_form, without = PLAIN, (scale, cap) == (1.0, None)
-    assert without is torch.allclose(target.head(own.head_input_LD), own.logits_LV, atol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -68,15 +50,6 @@ def test_a_state_that_no_cache_holds_is_refused_however_coarsely_it_rounds(
     model = tiny_model(kind, 260).to(dtype)
     with pytest.raises(UserError, match=f"architecture '{kind}' can't be run exactly: {says}"):
         proven(model, debug_model("Llama")[1], "mine")
-
-
-def test_positions_are_given_as_generate_gives_them_and_residuals_may_be_wider() -> None:
-    """Without positions Bamba's own forward begins each call at 0; Mamba's residuals are fp32 in any type."""
-    assert tiny_target("bamba").chains_only
-    target = proven(tiny_model("mamba", 260).to(torch.bfloat16), debug_model("Llama")[1], "mine")
-    output = target.forward(torch.arange(4, 9)[None], taps=(1,))
-    assert output.taps_BLFD is not None
-    assert (output.hidden_BLD.dtype, output.taps_BLFD.dtype) == (torch.bfloat16, torch.bfloat16)
 
 
 def test_a_model_that_scales_by_a_key_of_its_own_is_refused() -> None:
@@ -160,18 +133,6 @@ def test_a_scale_in_front_of_the_head_is_part_of_p() -> None:
     torch.testing.assert_close(target.forward(tokens).logits_BLV, own(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_what_lies_between_the_layers_and_the_head_is_part_of_p() -> None:
-    """ModernBERT's prediction head, which is no layer: `hidden_BLD` is what the head reads."""
-    target, own = tiny_target("modernbert-decoder"), tiny_model("modernbert-decoder", 260)
-    tokens = some_text(target, 60)
-    found = target.forward(tokens)
-    with torch.no_grad():
-        torch.testing.assert_close(found.logits_BLV, own(tokens).logits, rtol=1e-4, atol=1e-4)
-        read = own.lm_head(own.model(tokens).last_hidden_state)
-    torch.testing.assert_close(found.hidden_BLD, read, rtol=1e-4, atol=1e-4)
-    assert target.before_head is target.model.lm_head and tiny_target("llama").before_head is None
-
-
 def test_a_head_over_states_of_another_width_is_refused_with_both() -> None:
     with pytest.raises(UserError, match="its head reads states of width 128, its layers write 64"):
         tiny_target("electra", embedding_size=128)
@@ -182,11 +143,6 @@ def test_a_model_that_reads_in_both_directions_is_told_from_one_that_does_not() 
     assert tiny_target("bert").attention == "grouped"
     with pytest.raises(UserError, match="it reads a text in both directions .config.json: is_decoder=false."):
         tiny_target("bert", is_decoder=False)
-
-
-def test_several_heads_are_refused() -> None:
-    with pytest.raises(UserError, match="does not run: it has more than one head over a vocabulary"):
-        tiny_target("musicgen")
 
 
 def test_an_indexer_that_does_not_choose_so_few_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
