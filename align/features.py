@@ -64,6 +64,7 @@ def main(argv: list[str] | None = None) -> None:
             (place, collate([row]).to(target.device), heat) for place, row, heat in wanted
         )
         with ExitStack() as stack:
+            stack.callback(cache.close)  # what is computed is stored, whatever ends this
             if recipe.trainer.features_server is not None:
                 served = stack.enter_context(ServedStates(recipe, target, config))
                 cache.run, store = served.features, cache.store
@@ -77,8 +78,6 @@ def main(argv: list[str] | None = None) -> None:
                     printed = now
                     left = (now - start) / (place + 1) * (places - place - 1) / 60
                     say(f"{len(cache.store)} rows, at most {left:.0f} min left")
-        cache.close()
-    assert cache.store is not None
     full = ", the limit of trainer.features_gb: the other rows are computed when they are trained on"
     say(
         f"{len(cache.store)} rows, {cache.store.bytes / 1e9:.3g} GB in {recipe.features_folder}"

@@ -115,6 +115,30 @@ def test_what_a_server_stores_is_what_training_reads(
     assert len(server.asked) == asked + 1  # the probe
 
 
+def test_a_server_that_goes_away_costs_no_row(
+    server: Loopback, tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it had computed is stored, and not asked for again."""
+    words = [
+        "recipe=debug_taps", f"data.path={debug_data}", "trainer.max_steps=3", "trainer.features_gb=1", f"output={tmp_path / 'run'}",
+        f"trainer.features_writer=vllm:{server.url}", "data.concurrency=2",
+    ]  # fmt: skip
+    server.layers = layers_asked(server.target, conditioning(load_recipe(words), server.target))
+    server.refusal = lambda body: "gone" if len(server.asked) > 8 else None  # type: ignore[method-assign]
+    with pytest.raises(SystemExit):
+        features.main(words)
+    assert "gone" in capsys.readouterr().err
+    there = len(json.loads(next((tmp_path / "run/features").glob("outputs-*.json")).read_text())["rows"])
+    assert there > 1
+    server.refusal = lambda body: None  # type: ignore[method-assign]
+    counts = []
+    for more in ([], [f"trainer.features_path={tmp_path / 'anew'}"]):
+        before = len(server.asked)
+        features.main([*words, *more])
+        counts.append(len(server.asked) - before)
+    assert counts[0] <= counts[1] - there  # a row has one document or more
+
+
 def test_documents_of_a_row(target: Target) -> None:
     batch = Batch(
         torch.tensor([[5, 6, 7, 8, 0]]),
