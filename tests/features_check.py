@@ -25,7 +25,8 @@ from safetensors.torch import load_file
 from align.common.errors import UserError, cli
 from align.common.text import say
 from align.config.parser import load_recipe
-from align.outputs.served import layers_asked, serve_words
+from align.outputs.served import serve_words
+from align.outputs.stand_ins import layers_asked
 from align.target.loading import load_target, resolve_folder
 from align.target.names import DEFAULT_TARGET
 from align.training.build import conditioning

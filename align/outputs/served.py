@@ -23,14 +23,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from align.common.batch import Batch
 from align.common.errors import UserError
-from align.common.text import plural, say, short
+from align.common.text import plural, say
 from align.config.recipe import Recipe
 from align.models.block_config import BlockConfig
-from align.models.target_features import TargetFeatures, each_document, target_features
+from align.models.target_features import TargetFeatures, each_document
+from align.outputs.stand_ins import StandIns, distance, layers_asked, own_states
 from align.target.model import Target
 from align.writing.client import Client, Patience, choose_model
 
@@ -45,16 +46,6 @@ SHARED = Path("/dev/shm/states")
 """Where a server on this machine may store states: memory."""
 _LOOK = 0.005
 """Seconds between looks at a file that is being written."""
-
-
-def layers_asked(target: Target, config: BlockConfig | None) -> tuple[int, ...]:
-    """The layers whose outputs are needed, ascending: those that are tapped, those before a layer whose keys and values are shared, and
-    the last one."""
-    last = target.num_layers - 1
-    if config is None:
-        return (last,)
-    back = 1 if config.context == "shared_kv" else 0
-    return tuple(sorted({last, *(i - back for i in config.target_layer_ids if i >= back)}))
 
 
 def serve_words(
@@ -84,34 +75,6 @@ def serve_words(
     ]  # fmt: skip
 
 
-class _Stood(nn.Module):
-    """In a layer's place. state: what the server says of its output, in place of what it gets; `before`, of its input."""
-
-    def __init__(self, layer: nn.Module, runs: bool, form: Any) -> None:
-        super().__init__()
-        self.layer, self.runs, self.form = layer, runs, form
-        self.state: Tensor | None = None
-        self.before: Tensor | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("layer"), name)  # what the decoder asks its layers for
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        if self.before is not None:
-            if inputs:
-                inputs = (self.before, *inputs[1:])
-            else:
-                named = {**named, "hidden_states": self.before}
-        output = self.layer(*inputs, **named) if self.runs else None
-        if self.runs and self.state is None:
-            return output
-        state = self.state if self.state is not None else inputs[0] if inputs else named["hidden_states"]
-        return state if self.form is None else (state, *self.form)
-
-
 class ServedStates:
     """The target's hidden states out of a server. `features` goes into the place of
     `TargetOutputCache.run`. It is a context; the target that it was given is good for nothing else afterwards.
@@ -137,14 +100,19 @@ class ServedStates:
         self.client: Client | None = None
         try:
             self._wait(self._meet(d.concurrency, Patience(d.reply_seconds, d.retry_seconds), quiet))
-            distance = self._compare()
-            self._stand_in()
+            apart = self._compare()
+            self.stood = StandIns(target, config, self.layers, self._probe())
+        except NotImplementedError as why:
+            self.close()
+            raise UserError(
+                f"{KEY}: target {target.spec!r} can't do without its layers ({why}); {KEY}=target"
+            ) from None
         except BaseException:
             self.close()
             raise
         if not quiet:
             say(
-                f"{url} returns states of {plural(len(self.layers), 'layer')} as {self.model!r}, within {distance:.1%} of the target's own, "
+                f"{url} returns states of {plural(len(self.layers), 'layer')} as {self.model!r}, within {apart:.1%} of the target's own, "
                 f"up to {d.concurrency} requests at once"
             )
 
@@ -231,19 +199,19 @@ class ServedStates:
             UserError: they are other layers', or another model's.
         """
         text, every = self._probe(), range(self.target.num_layers)
-        own = self._own(text, every)
+        own = own_states(self.target, text, every)
         found = self._wait(self._states(tuple(text[0].tolist()))).to(self.target.device)
         worst = 0.0
         for layer, states in zip(self.layers, found, strict=True):
             # the first token's state is of another size in many models, and says little
-            distance = torch.stack([_distance(states[1:], own[0, 1:, i]) for i in every])
-            nearest = int(distance.argmin())
-            if nearest != layer and float(distance[nearest]) < NEAR:
+            apart = torch.stack([distance(states[1:], own[0, 1:, i]) for i in every])
+            nearest = int(apart.argmin())
+            if nearest != layer and float(apart[nearest]) < NEAR:
                 raise UserError(
                     f"{self.url} returns states of layer {nearest} of target {self.target.spec!r} where those of layer {layer} are wanted; "
                     f"start it with: {self.command}"
                 )
-            worst = max(worst, float(distance[layer]))
+            worst = max(worst, float(apart[layer]))
         if worst > NEAR and self.recipe.data.server_check == "auto":
             raise UserError(
                 f"{self.url}: {self.model!r} is not target.name={self.target.spec!r}: its states are {worst:.0%} away from the target's, "
@@ -255,72 +223,6 @@ class ServedStates:
         """A short text, (1, tokens)."""
         tokens = self.target.text_tokens(" ".join(_TEXT.split()))[:PROBE]
         return torch.tensor([tokens], device=self.target.device)
-
-    def _own(self, text: Tensor, layers: Sequence[int]) -> Tensor:
-        """The target's own states (1, tokens, layers, D)."""
-        if self.target.anatomy.repeats:
-            raise self._refusal("they run several times")
-        taps = self.target.forward(text, taps=layers, logits=False).taps_BLFD
-        shape = (*text.shape, len(layers), self.target.hidden_size)
-        if taps is None or taps.shape != shape:
-            raise self._refusal("they hand on more than one state")
-        return taps
-
-    @torch.no_grad()
-    def _stand_in(self) -> None:
-        """Put stand-ins into the layers' places, and check that the target's own states give its own features there.
-
-        Raises:
-            UserError: they do not.
-        """
-        target, config = self.target, self.config
-        text = self._probe()
-        places = torch.arange(text.shape[1], device=target.device)[None]
-        alone = Batch(text, places, torch.zeros_like(text), torch.ones_like(text, dtype=torch.bool))
-        target.fused = None
-        before = target_features(target, alone, config)
-        states = self._own(text, self.layers)
-        forms: dict[int, Any] = {}
-        hooks = [
-            layer.register_forward_hook(
-                lambda _, __, out, i=i: forms.update(
-                    {i: (None,) * (len(out) - 1) if isinstance(out, tuple) else None}
-                )
-            )
-            for i, layer in enumerate(target.layers)
-        ]
-        target.forward(text, logits=False)
-        for hook in hooks:
-            hook.remove()
-        shared = (
-            set(config.target_layer_ids) if config is not None and config.context == "shared_kv" else set()
-        )
-        target.hash  # noqa: B018 (of the whole weights, while they are)
-        for i, layer in enumerate(target.layers):
-            target.layers[i] = _Stood(layer, i in shared, forms.get(i))
-        try:
-            after = self._shown(alone, states[0].transpose(0, 1))
-            distance = max(map(float, map(_distance, _tensors(after), _tensors(before))))
-        except (RuntimeError, TypeError, KeyError, AttributeError, IndexError) as error:
-            raise self._refusal(f"{type(error).__name__}: {short(error)}") from None
-        if not distance < 1e-3:
-            raise self._refusal(f"its features come out {distance:.1%} away")
-        for i, layer in enumerate(target.layers):
-            if i not in shared:
-                layer.layer.to("meta")
-
-    def _refusal(self, why: str) -> UserError:
-        return UserError(
-            f"{KEY}: target {self.target.spec!r} can't do without its layers ({why}); {KEY}=target"
-        )
-
-    def _shown(self, alone: Batch, states: Tensor) -> TargetFeatures:
-        """The features of one document, given the states (layers, tokens, D) of `self.layers`."""
-        stood: list[Any] = list(self.target.layers)
-        by_layer = dict(zip(self.layers, states[:, None], strict=True))
-        for i, layer in enumerate(stood):
-            layer.state, layer.before = by_layer.get(i), by_layer.get(i - 1)
-        return target_features(self.target, alone, self.config)
 
     # ---- for the cache ----
 
@@ -344,7 +246,7 @@ class ServedStates:
             text = tuple(alone.tokens_BL[0].tolist())
             found = self._waiting.pop(text, None)
             states: Tensor = self._wait(self._states(text)) if found is None else found.result()
-            return self._shown(alone, states.to(target.device))
+            return self.stood.features(alone, states.to(target.device))
 
         return each_document(target, batch, config, of_one)
 
@@ -371,16 +273,6 @@ def documents(alone: Batch) -> list[tuple[int, ...]]:
     """The texts in a row, given as a batch of one."""
     numbers = alone.document_BL[0]
     return [tuple(alone.tokens_BL[0, numbers == n].tolist()) for n in numbers.unique().tolist() if n >= 0]
-
-
-def _tensors(features: TargetFeatures) -> list[Tensor]:
-    taps = [] if features.taps_BLFD is None else [features.taps_BLFD]
-    return [features.hidden_BLD, *features.keys, *features.values, *taps]
-
-
-def _distance(found: Tensor, own: Tensor) -> Tensor:
-    own = own.double()
-    return (found.double() - own).norm() / own.norm().clamp_min(torch.finfo(torch.float32).tiny)
 
 
 _TEXT = """The river was low that summer, and the old mill, which had ground corn for two hundred years, stood still. def area(width,

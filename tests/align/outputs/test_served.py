@@ -20,7 +20,8 @@ from align.config.recipe import Recipe
 from align.makers.block import block_config
 from align.models.block_config import BlockConfig
 from align.models.target_features import TargetFeatures, target_features
-from align.outputs.served import ServedStates, documents, layers_asked
+from align.outputs.served import ServedStates, documents
+from align.outputs.stand_ins import layers_asked
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.build import conditioning

@@ -1,0 +1,146 @@
+"""The target without most of its layers: in their places stand what hands on hidden states that came from elsewhere.
+
+Its own forward runs around them, so embedding, last norm and what stands before the head are whatever the architecture has; of a
+drafter that shares keys and values the layers that make them stay, and run on the states before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from align.common.batch import Batch
+from align.common.text import short
+from align.models.block_config import BlockConfig
+from align.models.target_features import TargetFeatures, target_features
+from align.target.model import Target
+
+CLOSE = 1e-3
+"""The largest distance of features, as a share of their length, between the whole target and the one without its layers."""
+
+
+def layers_asked(target: Target, config: BlockConfig | None) -> tuple[int, ...]:
+    """The layers whose outputs are needed, ascending: those that are tapped, those before a layer whose keys and values are shared, and
+    the last one."""
+    last = target.num_layers - 1
+    if config is None:
+        return (last,)
+    back = 1 if config.context == "shared_kv" else 0
+    return tuple(sorted({last, *(i - back for i in config.target_layer_ids if i >= back)}))
+
+
+class _Stood(nn.Module):
+    """In a layer's place. state: what the server says of its output, in place of what it gets; `before`, of its input."""
+
+    def __init__(self, layer: nn.Module, runs: bool, form: Any) -> None:
+        super().__init__()
+        self.layer, self.runs, self.form = layer, runs, form
+        self.state: Tensor | None = None
+        self.before: Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)  # what the decoder asks its layers for
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if self.before is not None:
+            if inputs:
+                inputs = (self.before, *inputs[1:])
+            else:
+                named = {**named, "hidden_states": self.before}
+        output = self.layer(*inputs, **named) if self.runs else None
+        if self.runs and self.state is None:
+            return output
+        state = self.state if self.state is not None else inputs[0] if inputs else named["hidden_states"]
+        return state if self.form is None else (state, *self.form)
+
+
+def own_states(target: Target, text_1L: Tensor, layers: Sequence[int]) -> Tensor:
+    """The target's own outputs of these layers, (1, tokens, layers, D).
+
+    Raises:
+        NotImplementedError: its layers do not hand on one state each.
+    """
+    if target.anatomy.repeats:
+        raise NotImplementedError("its layers run several times")
+    taps = target.forward(text_1L, taps=layers, logits=False).taps_BLFD
+    if taps is None or taps.shape != (*text_1L.shape, len(layers), target.hidden_size):
+        raise NotImplementedError("its layers hand on more than one state")
+    return taps
+
+
+class StandIns:
+    """Stand-ins in the layers' places, for good; the layers that do not run are given up.
+
+    Args:
+        config: of the drafter, as in `target_features`. layers: those whose outputs will be given, from `layers_asked`.
+        text_1L: a short text, over which the target's own states must give its own features.
+
+    Raises:
+        NotImplementedError: they do not.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self, target: Target, config: BlockConfig | None, layers: Sequence[int], text_1L: Tensor
+    ) -> None:
+        self.target, self.config, self.layers = target, config, layers
+        places = torch.arange(text_1L.shape[1], device=target.device)[None]
+        alone = Batch(text_1L, places, torch.zeros_like(text_1L), torch.ones_like(text_1L, dtype=torch.bool))
+        target.fused = None
+        before, states = target_features(target, alone, config), own_states(target, text_1L, layers)
+        forms = self._forms(text_1L)
+        runs = set(config.target_layer_ids) if config is not None and config.context == "shared_kv" else set()
+        target.hash  # noqa: B018 (of the whole weights, while they are)
+        for i, layer in enumerate(target.layers):
+            target.layers[i] = _Stood(layer, i in runs, forms.get(i))
+        try:
+            after = self.features(alone, states[0].transpose(0, 1))
+            apart = max(float(distance(a, b)) for a, b in zip(_tensors(after), _tensors(before), strict=True))
+        except (RuntimeError, TypeError, KeyError, AttributeError, IndexError) as error:
+            raise NotImplementedError(f"{type(error).__name__}: {short(error)}") from None
+        if not apart < CLOSE:
+            raise NotImplementedError(f"its features come out {apart:.1%} away")
+        for i, layer in enumerate(target.layers):
+            if i not in runs:
+                layer.layer.to("meta")
+
+    def _forms(self, text_1L: Tensor) -> dict[int, Any]:
+        """By layer what it hands on beside its state, as many times None; None where it hands on the state alone."""
+        found: dict[int, Any] = {}
+
+        def note(number: int) -> Any:
+            def keep(module: nn.Module, given: Any, output: Any) -> None:
+                found[number] = (None,) * (len(output) - 1) if isinstance(output, tuple) else None
+
+            return keep
+
+        hooks = [layer.register_forward_hook(note(i)) for i, layer in enumerate(self.target.layers)]
+        self.target.forward(text_1L, logits=False)
+        for hook in hooks:
+            hook.remove()
+        return found
+
+    def features(self, alone: Batch, states: Tensor) -> TargetFeatures:
+        """Of one document, given the states (layers, tokens, D)."""
+        stood: list[Any] = list(self.target.layers)
+        by_layer = dict(zip(self.layers, states[:, None], strict=True))
+        for i, layer in enumerate(stood):
+            layer.state, layer.before = by_layer.get(i), by_layer.get(i - 1)
+        return target_features(self.target, alone, self.config)
+
+
+def _tensors(features: TargetFeatures) -> list[Tensor]:
+    taps = [] if features.taps_BLFD is None else [features.taps_BLFD]
+    return [features.hidden_BLD, *features.keys, *features.values, *taps]
+
+
+def distance(found: Tensor, own: Tensor) -> Tensor:
+    """How far from the target's own, as a share of its length."""
+    own = own.double()
+    return (found.double() - own).norm() / own.norm().clamp_min(torch.finfo(torch.float32).tiny)
