@@ -101,9 +101,21 @@ def _at_import(error: BaseException) -> tuple[str, int] | None:
     cause = (
         f"set {' or '.join(named[:3])} otherwise"
         if named
+        else f"mend or remove {file}"
+        if isinstance(error, UnicodeError) and (file := _being_read(error))
         else "look at its variables in the environment and its own files"
     )
     return f"{loading[-1].split('.')[0]} can't be loaded ({line[:200]}): {cause}", 2
+
+
+def _being_read(error: BaseException) -> str | None:
+    """The file that a library was reading: Python's error over bytes that are no text does not name it."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        for value in frame.f_locals.values():
+            own = isinstance(value, str | os.PathLike) and not str(value).endswith((".py", ".pyc"))
+            if own and os.path.isfile(value):
+                return str(value)
+    return None
 
 
 def cli(main: Callable[..., Any]) -> Callable[..., None]:
