@@ -46,6 +46,14 @@ _MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 """What no other input mends: a full or broken disk."""
 
 
+def system_number(error: BaseException) -> int | None:
+    """The number of what the system said, which safetensors and torch's writer wrap; None for anything else."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    wrapped = re.search(r"os error (\d+)|\berrno\W+(\d+)", " ".join(str(error).split()))
+    return int(wrapped[1] or wrapped[2]) if wrapped else None
+
+
 def what_happened(error: BaseException) -> tuple[str, int] | None:
     """One line and the exit code for what a user or the machine can cause: 2 for an input, 1 for a disk that is full or broken.
     None for a mistake of ours, which keeps its traceback.
@@ -53,10 +61,7 @@ def what_happened(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, UserError):
         return str(error), 2
     text = " ".join(str(error).split())
-    number = error.errno if isinstance(error, OSError) else None
-    # safetensors and torch's writer wrap what the system said
-    if wrapped := re.search(r"os error (\d+)|\berrno\W+(\d+)", text):
-        number = number or int(wrapped[1] or wrapped[2])
+    number = system_number(error)
     if isinstance(error, OSError):
         names = [
             os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)
@@ -96,9 +101,21 @@ def _at_import(error: BaseException) -> tuple[str, int] | None:
     cause = (
         f"set {' or '.join(named[:3])} otherwise"
         if named
+        else f"mend or remove {file}"
+        if isinstance(error, UnicodeError) and (file := _being_read(error))
         else "look at its variables in the environment and its own files"
     )
     return f"{loading[-1].split('.')[0]} can't be loaded ({line[:200]}): {cause}", 2
+
+
+def _being_read(error: BaseException) -> str | None:
+    """The file that a library was reading: Python's error over bytes that are no text does not name it."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        for value in frame.f_locals.values():
+            own = isinstance(value, str | os.PathLike) and not str(value).endswith((".py", ".pyc"))
+            if own and os.path.isfile(value):
+                return str(value)
+    return None
 
 
 def cli(main: Callable[..., Any]) -> Callable[..., None]:

@@ -13,11 +13,12 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from align.common.errors import UserError
+from align.common.errors import UserError, system_number
 
 
 def expanded(name: str | Path, key: str = "") -> Path:
@@ -47,6 +48,20 @@ UNFINISHED = ".specalign-part"
 """How the name of a folder ends in which a file is being written."""
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Inside this context what the system says, to us or to a library, is an OSError that names `path`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # safetensors' own is no OSError
+        number = system_number(error)
+        if number is None:
+            raise
+        raise OSError(number, getattr(error, "strerror", None) or os.strerror(number), str(path)) from None
+
+
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Call `write(temporary path)` in a folder beside `path`, then rename: a kill or a power cut leaves the old file or the new,
     never a part. In a folder of its own, because libraries write beside the path that they are given.
@@ -56,18 +71,17 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """
     folder = None
     try:
-        if path.is_char_device() or path.is_block_device():  # a rename would put a file in its place
-            check_ordinary(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:200]}.", suffix=UNFINISHED)
-        part = Path(folder, path.name)
-        write(part)
-        to_disk(part)
-        part.chmod(0o644)
-        os.replace(part, path)
-        to_disk(path.parent)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+        with naming(path):
+            if path.is_char_device() or path.is_block_device():  # a rename would put a file in its place
+                check_ordinary(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            folder = tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:200]}.", suffix=UNFINISHED)
+            part = Path(folder, path.name)
+            write(part)
+            to_disk(part)
+            part.chmod(0o644)
+            os.replace(part, path)
+            to_disk(path.parent)
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

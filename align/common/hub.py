@@ -14,11 +14,13 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import IO
+
+import yaml
 
 from align.common.errors import UserError
 from align.common.files import expanded, sha256_file, write_atomically
@@ -197,4 +199,13 @@ def card_value(folder: Path, key: str) -> str:
     if not card.is_file():
         return ""
     lines = card.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{key}:")), "")
+    return next((line.partition(":")[2].strip(" '\"") for line in lines if line.startswith(f"{key}:")), "")
+
+
+def card_metadata(library: str, base_model: str, licence: str, tags: Iterable[str]) -> list[str]:
+    """The lines that a card begins with, whatever stands in a name."""
+    values = {"library_name": library, "base_model": base_model, "license": licence, "tags": [*tags]}
+    written = yaml.safe_dump(
+        values, sort_keys=False, allow_unicode=True, width=10**6, default_flow_style=None
+    )
+    return ["---", *written.splitlines(), "---", ""]

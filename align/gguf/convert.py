@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from align.common.checksums import unchanged, write_checksums
 from align.common.claims import scratch
 from align.common.errors import UserError
-from align.common.files import UNFINISHED, sha256_file, to_disk
+from align.common.files import UNFINISHED, naming, sha256_file, to_disk
 from align.common.hub import cache_folder
 from align.common.text import say
 from align.gguf.header import OWN, Header
@@ -116,7 +116,8 @@ def _convert(path: Path, header: Header, part: Path) -> None:
     _scale_positions(config, weights.pop(FREQUENCIES, None), scale(header))
     config["tie_word_embeddings"] = "lm_head.weight" not in weights
     config["vocab_size"] = weights["model.embed_tokens.weight"].shape[0]
-    save_file(weights, str(part / "model.safetensors"), metadata={"format": "pt"})
+    with naming(part):
+        save_file(weights, str(part / "model.safetensors"), metadata={"format": "pt"})
     make_tokenizer(fields, path).save_pretrained(str(part))
     (part / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
@@ -147,7 +148,8 @@ def _convert_by_transformers(path: Path, header: Header, part: Path) -> None:
         del config.quantization_config
     take_positions(path, header, config)
     take_settings(header, config)
-    save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
+    with naming(part):
+        save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
     tokenizer.save_pretrained(str(part))
     config.save_pretrained(str(part))
 

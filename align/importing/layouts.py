@@ -59,5 +59,5 @@ def made_for(folder: Path, values: dict[str, Any]) -> str:
     if not isinstance(said, str) and (folder / RECORD).is_file():
         said = read_object(folder / RECORD).get("target")
     if not isinstance(said, str):
-        said = card_value(folder, "base_model").strip("'\"")
+        said = card_value(folder, "base_model")
     return said if isinstance(said, str) else ""

@@ -14,7 +14,7 @@ from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id
 from align.target.debug import DEBUG, debug_model
 from align.target.inspection.anatomy import context_limit, decoder, examine
-from align.target.loading import opener, quiet_loading, resolve_folder
+from align.target.loading import check_asked, opener, quiet_loading, resolve_folder
 from align.target.names import check_sizes, similar
 
 
@@ -80,6 +80,7 @@ def skeleton(spec: str, revision: str | None = None, trust_remote_code: bool = F
     except UserError:
         raise
     except Exception as error:  # transformers' errors for broken configs have no common class
+        check_asked("target", spec, error)
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"target {spec!r}: no network can be made of its config.json: {line}") from None
     here = isinstance(folder, Path) and any(folder.glob("*.safetensors"))

@@ -201,13 +201,18 @@ def _no_table_of_keys(record: LogRecord) -> bool:
     return "LOAD REPORT" not in str(record.msg)
 
 
-def _cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+def check_asked(what: str, spec: str | Path, error: Exception) -> None:
+    """Raises UserError, in our words, where the error is transformers' question whether code may run that comes with a model."""
     if "trust_remote_code" in str(error):
-        return UserError(
+        raise UserError(
             f"{what} {str(spec)!r} comes with Python code of its own, which is not run unless you ask for it: read it, then "
             "give --trust-remote-code (of recipes: target.trust_remote_code=true)"
-        )
+        ) from None
+
+
+def _cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    check_asked(what, spec, error)
     known = (
         similar(str(spec)) if is_hub_id(str(spec)) and "not a valid model identifier" in str(error) else ""
     )

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from align.common.batch import Anchors, Corrupted, Step
+from align.common.files import naming
 from align.common.rng import keyed_generator
 from align.diffusion.noise import corrupt_blocks, corrupt_suffix, random_prefixes
 from align.diffusion.schedules import van_der_corput
@@ -231,7 +232,8 @@ class DiffusionDrafterModule(DrafterModule):
                 end = int(row.answer_L.int().argmax())
                 text = self.sample(row.tokens_L[: max(end, 1)].tolist(), 48, generator)
                 parts.append(self.drafter.target.decode(text))
-            with (Path(self.recipe.output) / "samples.txt").open("a", encoding="utf-8") as file:
+            samples = Path(self.recipe.output) / "samples.txt"
+            with naming(samples), samples.open("a", encoding="utf-8") as file:
                 file.write("".join(f"--- step {self.global_step}\n{part}\n" for part in parts))
         super().on_validation_epoch_end()
 

@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from align.common.errors import UserError
-from align.common.files import write_text
+from align.common.files import naming, write_text
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
 
@@ -62,7 +62,7 @@ class MetricsFile:
         if self._columns is None or any(k not in self._columns for k in row):
             self._write([*self.read(), row])
             return
-        with self.path.open("a", encoding="utf-8", newline="") as file:
+        with naming(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow([row.get(c, "") for c in self._columns])
 
     def _write(self, rows: list[dict[str, str]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from align.common.errors import UserError
-from align.common.hub import card_value, is_hub_id, model_folder
+from align.common.hub import card_metadata, card_value, is_hub_id, model_folder
 from align.common.provenance import training_versions
 from align.common.text import markdown_text
 from align.config.recipe import Recipe, resolve
@@ -62,9 +62,7 @@ def _start(recipe: Recipe, config: BlockConfig) -> str:
     """Which weights of its layers are the target's, in a sentence."""
     if (init := recipe.drafter.init) is not None:
         rank = recipe.drafter.lora_rank
-        return (
-            f" It started from {_name(init)}{f', trained by low-rank updates (rank {rank})' if rank else ''}."
-        )
+        return f" It started from {markdown_text(_name(init))}{f', trained by low-rank updates (rank {rank})' if rank else ''}."
     if not recipe.drafter.init_from_target:
         return " Its layers started from random weights."
     layers = ", ".join(str(i) for i in config.init_layer_ids)
@@ -85,7 +83,7 @@ def about_standalone(recipe: Recipe, config: DiffusionConfig, coverage: float) -
 
 def about_causal(recipe: Recipe, config: CausalConfig, coverage: float) -> About:
     made = ", ".join(str(i) for i in config.layers)
-    start = f"layers {made} of that target" if made else str(recipe.drafter.init)
+    start = f"layers {made} of that target" if made else markdown_text(str(recipe.drafter.init))
     return About(
         "transformers",
         f"a small causal language model that drafts for {config.target}",
@@ -108,14 +106,8 @@ def write_card(
     text."""
     found, chat = training_versions(), Chat(recipe.data.template_kwargs, recipe.data.system)
     lines = [
-        "---",
-        f"library_name: {about.library}",
-        f"base_model: {config.target}",
-        f"license: {_licence(recipe.drafter.init)}",
-        f"tags: [{', '.join(about.tags)}]",
-        "---",
-        "",
-        f"# {Path(recipe.output).name}: {about.title}",
+        *card_metadata(about.library, config.target, _licence(recipe.drafter.init), about.tags),
+        f"# {markdown_text(f'{Path(recipe.output).name}: {about.title}')}",
         "",
         about.text,
         "",
@@ -179,7 +171,7 @@ def _licence(init: str | None) -> str:
 
 
 def _text_row(recipe: Recipe, text: dict[str, Any]) -> str:
-    names = ", ".join(f"{_name(s['source'])} {s['tokens']:,}" for s in text["sources"])
+    names = ", ".join(f"{markdown_text(_name(s['source']))} {s['tokens']:,}" for s in text["sources"])
     return (
         f"| other text | the first {recipe.data.text_share:.0%} of the steps: {text['tokens']:,} tokens ({names}), "
         f"{sum(text['left_out'].values()):,} documents, pieces and files left out |"

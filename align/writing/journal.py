@@ -6,6 +6,7 @@ kill is written again.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -87,7 +88,7 @@ class Journal:
         line = json.dumps(values, separators=(",", ":")).encode() + b"\n"
         written = self._files[batch].write(line)
         if written != len(line):
-            raise OSError(f"{self.path(batch)}: a line was written in part")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path(batch)))
 
     def forget(self, batch: int) -> None:
         """A batch is a shard: what was kept of it, and of those before it, goes."""

@@ -15,7 +15,7 @@ from align.folder.chat import Chat
 from align.folder.tokenizer import open_tokenizer
 from align.target.debug import DEBUG
 from align.target.inspection.anatomy import context_limit, eos_ids
-from align.target.loading import load_target, processors_template, resolve_folder
+from align.target.loading import check_asked, load_target, processors_template, resolve_folder
 from align.target.model import Target
 
 ROOM = 4
@@ -78,6 +78,7 @@ def outline(recipe: Recipe) -> Outline:
         if (folder / "generation_config.json").is_file():
             generation = GenerationConfig.from_pretrained(str(folder))
     except Exception as error:  # transformers' errors for broken folders have no common class
+        check_asked("target", name, error)
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"target {name!r} can't be read: {line}") from None
     chat = Chat(dict(recipe.data.template_kwargs), recipe.data.system)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
+from align.common.schema import read_config
 from align.target.loading import quiet_loading
 from decode.exporting.reader import Reader
 
@@ -69,7 +70,11 @@ class TransformersReader(EngineReader):
         from transformers import AutoModel
 
         super().__init__(folder, model)
-        self.network = AutoModel.from_pretrained(folder, dtype=torch.float32).eval().to(model.device)
+        if "auto_map" in read_config(folder):
+            raise UserError("comes with Python code of its own, which is not run; decode.export writes none")
+        # not given, transformers would ask on the terminal
+        options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
+        self.network = AutoModel.from_pretrained(folder, **options).eval().to(model.device)
         self.settings = self.network.config
 
     def fused(self, features: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from align.common.claims import Claim, check_folder, remove_dead
 from align.common.errors import UserError
-from align.common.files import to_disk
-from align.common.hub import card_value
+from align.common.files import naming, to_disk
+from align.common.hub import card_metadata, card_value
 from align.common.schema import read_object
+from align.common.text import markdown_text
 from align.importing.layouts import RECORD
 from decode.method_names import EXPORTS
 
@@ -39,7 +40,8 @@ def check_free(out: Path) -> None:
     """Raises UserError where something else than an export, and nothing but it, stands in the folder's place, or none can be put there."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UserError(f"--out={out}: is no folder")
-    here = out.resolve()
+    with naming(out):  # the folder that one is in may be gone
+        here = out.resolve()
     if here == Path.cwd() or here in Path.cwd().parents:
         raise UserError(f"--out={out}: holds the folder that you are in; name another one")
     check_folder(here.parent, f"--out={out}: folder")
@@ -61,7 +63,7 @@ def write_folder(out: Path, record: dict[str, str], card: str, fill: Callable[[P
     kind = f".{out.name[:200]}{_UNFINISHED}"
     part = Path(tempfile.mkdtemp(prefix=kind, dir=out.parent))
     try:
-        with Claim(part, "--out"):  # while it is held nobody takes it for a dead process's
+        with naming(out), Claim(part, "--out"):  # while it is held nobody takes it for a dead process's
             fill(part)
             (part / "README.md").write_text(card, encoding="utf-8")
         files = _files(part)
@@ -111,14 +113,8 @@ def card(
     measured = measured_lines(source)
     return "\n".join(
         [
-            "---",
-            f"library_name: {library}",
-            f"base_model: {target}",
-            f"license: {card_value(source, 'license') or 'other'}",
-            f"tags: [{', '.join(tags)}]",
-            "---",
-            "",
-            f"# {title}",
+            *card_metadata(library, target, card_value(source, "license") or "other", tags),
+            f"# {markdown_text(title)}",
             "",
             lead,
             "",

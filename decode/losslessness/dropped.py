@@ -248,7 +248,8 @@ LONG, DRAWN = "at length", "at length, seed"
 _Change = Callable[[Sampling], Sampling]
 _ASKED: dict[str, tuple[str, _Change]] = {
     "a temperature above 0.5 is rounded to a tenth": ("fine temperature", _rounded),
-    "a top-k above 64 counts as 64": ("top-k, wide", lambda s: replace(s, top_k=min(s.top_k, 64))),
+    "a top-k above 64 is one too small": ("top-k, wide", lambda s: replace(s, top_k=s.top_k - (s.top_k > 64))),
+    "a top-k above 64 is one too large": ("top-k, no wider", lambda s: replace(s, top_k=s.top_k + (s.top_k > 64))),
     "top-p is rounded to 0.05": ("top-p, usual", lambda s: replace(s, top_p=max(0.05, round(20 * s.top_p) / 20))),
     "min-p is rounded to a tenth": ("min-p, usual", lambda s: replace(s, min_p=round(s.min_p, 1))),
     "the presence penalty is at most 1": (DRAWN, lambda s: replace(s, presence_penalty=min(1.0, s.presence_penalty))),

@@ -19,6 +19,8 @@ from decode.speculation.sampling import Sampling
 
 NEW = 12
 """Tokens of a text."""
+HOT, WIDEST = 20.0, 100
+"""A temperature at which the best tokens are about as probable, and how many of them the widest top-k leaves."""
 COLD = ((0.04, 0.08), (0.1, 0.2), (0.25, 0.6))
 """Where temperatures are looked for at which a text turns."""
 APART = 1.1
@@ -37,7 +39,6 @@ USUAL: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "top-p, wide": ({"top_p": 0.98}, (1.0, 0.95)),
     "min-p, usual": ({"min_p": 0.05}, (0.0, 0.1)),
     "min-p, strong": ({"min_p": 0.2}, (0.0, 0.1)),
-    "top-k, wide": ({"top_k": 100}, (0, 64)),
     "repetition penalty, usual": ({"repetition_penalty": 1.1, "temperature": 0.3}, (1.0,)),
     "usual temperature": ({"temperature": 0.7}, (1.0,)),
     "fine temperature": ({"temperature": 0.85}, (0.8, 0.9, 1.0)),
@@ -106,6 +107,28 @@ def usual(target: Target, prompt: list[int], seed: int) -> Iterator[Setting]:
             if best[0] == len(others):
                 break
         yield best[1]
+
+
+def at_the_edge(target: Target, prompt: list[int], seed: int) -> Iterator[Setting]:
+    """The least top-k that leaves a hot text as it is, and one less: of a top-k that is one too small or one too large, or ends at a
+    number below, one of them shows it. Of `TOGETHER` seeds the one with the largest."""
+    hot = [Sampling(HOT, top_k=WIDEST, seed=(seed + i) % 2**63) for i in range(TOGETHER)]
+    tried = [Setting("top-k, wide", sampling, NEW) for sampling in hot]
+    least, widest = max(
+        (
+            (max(_rank(z_V, t) for z_V, t in zip(logits, text.tokens, strict=True)), setting)
+            for setting, text, logits in _written(target, prompt, tried)
+        ),
+        key=lambda one: one[0],
+    )
+    for name, top_k in ((widest.name, least), ("top-k, no wider", max(1, least - 1))):
+        yield replace(widest, name=name, sampling=replace(widest.sampling, top_k=top_k))
+
+
+def _rank(logits_V: Tensor, token: int) -> int:
+    """1 for the best token; among equals the lowest id is the better one."""
+    own = logits_V[token]
+    return 1 + int((logits_V > own).sum()) + int((logits_V[:token] == own).sum())
 
 
 def at_length(target: Target, prompt: list[int], said: Written, seed: int) -> list[tuple[Setting, Written]]:

@@ -15,10 +15,12 @@ from decode.losslessness.conditionals import logits_of
 from decode.losslessness.law import Setting, Written, write, write_all
 from decode.losslessness.searched import (
     DEEP,
+    HOT,
     IN_A_ROUND,
     NEW,
     after_an_interruption,
     at_length,
+    at_the_edge,
     cold,
     crossing,
     in_a_round,
@@ -37,8 +39,6 @@ LONGER, LONGER_NEW = 2110, 4
 """The same of one prompt that is read in several pieces, where these are the engine's own; tokens of that text."""
 OLD = 6
 """Tokens at the beginning of that prompt which a repetition penalty has to remember."""
-HOT = 20.0
-"""A temperature at which all tokens are about as probable: lowered to one of a usual kind it gives another text."""
 FAR_SEED = 2**60 + 1
 """Added to one seed: the sum is longer than 32 bits, and than what a floating-point number holds."""
 RAW = ("The best way to begin is", "Once, in a town by the sea,")
@@ -160,6 +160,7 @@ def _coupled(target: Target, prompt: list[int], said: Written, seed: int) -> lis
     )  # fmt: skip
     return [
         Setting("temperature, seed", hot(), NEW),
+        # lowered to a temperature of a usual kind it gives another text
         Setting("hot, seed", Sampling(HOT, seed=(seed + FAR_SEED) % 2**63), NEW),
         Setting("top-k", hot(top_k=2), NEW),
         Setting("top-k, one", hot(top_k=1), NEW),
@@ -171,6 +172,7 @@ def _coupled(target: Target, prompt: list[int], said: Written, seed: int) -> lis
         Setting("all together, by name", everything, NEW, named=True),
         after_an_interruption(target, prompt, seed),
         *usual(target, prompt, seed),
+        *at_the_edge(target, prompt, seed),
         *crossing(target, prompt, seed),
         twice(target, prompt, seed),
         *cold(target, prompt, said, seed),

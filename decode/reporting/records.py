@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from align.common.errors import UserError
-from align.common.files import check_ordinary, write_json, write_text
+from align.common.files import check_ordinary, naming, write_json, write_text
 from align.common.schema import convert, parse_json, read_json
 from align.common.text import short
 from decode.method_names import LOSSY
@@ -182,7 +182,7 @@ def read_run(folder: Path) -> Run:
 def append(folder: Path, records: Iterable[Record]) -> None:
     """Append one JSON line per record; they are on the disk when this returns."""
     check_ordinary(folder / RECORDS)
-    with open(folder / RECORDS, "a", encoding="utf-8") as file:
+    with naming(folder / RECORDS), open(folder / RECORDS, "a", encoding="utf-8") as file:
         for record in records:
             file.write(_line(record))
         file.flush()

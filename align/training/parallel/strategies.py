@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
 from torch import nn
 
-from align.common.files import load_tensors
+from align.common.files import load_tensors, naming
 from align.config.launching import launched
 from align.config.recipe import Recipe
 from align.training.parallel.sharded import Sharded
@@ -106,7 +106,8 @@ class SafeCheckpoints(TorchCheckpointIO):
         """Lightning's own goes by way of the folder of temporary files, which may be small, and where a kill leaves it for ever."""
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
-        Path(path).write_bytes(buffer.getbuffer())
+        with naming(Path(path)):
+            Path(path).write_bytes(buffer.getbuffer())
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None

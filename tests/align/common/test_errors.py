@@ -89,3 +89,20 @@ def test_a_library_that_its_own_settings_stop_is_one_line(
         said = capsys.readouterr().err
         assert exit.value.code == 2 and says in said and said.count("\n") == 1
         assert said.startswith("error: drawing_in_tests can't be loaded (Key backend: 'qt9' is no backend)")
+
+
+def test_a_library_whose_own_file_is_no_text_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As matplotlib reads its matplotlibrc."""
+    home = tmp_path / "site-packages"
+    home.mkdir()
+    settings = tmp_path / "settings"
+    settings.write_bytes(b"size: 5 \xff")
+    reads = "def read(name):\n    with open(name, encoding='utf-8') as file:\n        return file.read()\n"
+    (home / "reading_in_tests.py").write_text(f"{reads}read({str(settings)!r})\n")
+    monkeypatch.syspath_prepend(home)
+    with pytest.raises(SystemExit) as exit:
+        cli(lambda: import_module("reading_in_tests"))()
+    said = capsys.readouterr().err
+    assert exit.value.code == 2 and f"mend or remove {settings}" in said and said.count("\n") == 1

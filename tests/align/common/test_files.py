@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
+import resource
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from align.common.errors import UserError
 from align.common.files import (
     expanded,
     load_safetensors,
     load_tensors,
+    naming,
     remove_parts,
     sha256_file,
     write_atomically,
@@ -63,3 +69,32 @@ def test_what_has_no_end_is_not_read(tmp_path: Path, read: Callable[[Path], Any]
 def test_a_name_that_is_not_utf_8_is_refused() -> None:
     with pytest.raises(UserError, match=r"--out='/tmp/x\\udcff': the name is not UTF-8; rename it"):
         expanded("/tmp/x\udcff", "--out")
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Files of this process end after a thousand bytes."""
+    heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    own = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, own[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, own)
+    signal.signal(signal.SIGXFSZ, heard)
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path, full: None) -> None:
+    """Of safetensors too, whose error is no OSError; the system itself names no file where a write into an open one fails."""
+    path, tensors = tmp_path / "x.safetensors", {"a": torch.zeros(9999)}
+    with pytest.raises(OSError) as said:
+        write_atomically(path, lambda part: save_file(tensors, str(part)))
+    assert (said.value.errno, said.value.filename) == (errno.EFBIG, str(path))
+    with pytest.raises(OSError) as said, naming(path):
+        path.write_bytes(bytes(9999))
+    assert (said.value.errno, said.value.filename) == (errno.EFBIG, str(path))
+
+
+def test_what_the_system_did_not_say_stays_what_it_is(tmp_path: Path) -> None:
+    for error in (UserError("x: os error 28"), KeyError("x"), OSError("no number")):
+        with pytest.raises(type(error)) as said, naming(tmp_path):
+            raise error
+        assert said.value is error

@@ -7,10 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from align.common import hub
 from align.common.errors import UserError
-from align.common.hub import local_path
+from align.common.hub import card_metadata, card_value, local_path
 from align.config.parser import load_recipe
 from align.training.run import train
 from decode.methods.drafter_spec import role_of
@@ -82,3 +83,15 @@ def test_a_registry_that_does_not_answer_is_asked_once(
         ):
             hub.package_file(package, "1", "rows.json")
     assert asked == ["nowhere==1"]
+
+
+@pytest.mark.parametrize(
+    "name", ["org/model", "a: b", "- #x", "{", "<img src=x>", "'quoted'", "null", "a\nlicense: none"]
+)
+def test_a_card_says_what_it_was_given(tmp_path: Path, name: str) -> None:
+    lines = card_metadata("library", name, "mit", ("one", "two"))
+    assert (lines[0], *lines[-2:]) == ("---", "---", "")
+    said = {"library_name": "library", "base_model": name, "license": "mit", "tags": ["one", "two"]}
+    assert yaml.safe_load("\n".join(lines[1:-2])) == said
+    (tmp_path / "README.md").write_text("\n".join(lines))
+    assert card_value(tmp_path, "license") == "mit"

@@ -59,3 +59,10 @@ def test_a_hub_id_out_of_reach_says_what_to_give(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("align.target.loading.hub_reachable", lambda: False)
     with pytest.raises(UserError, match=r"owner/nothing.*config\.json.*target\.name=FOLDER"):
         skeleton("owner/nothing")
+
+
+def test_code_of_its_own_is_asked_for_as_everywhere(tmp_path: Path) -> None:
+    own = {"model_type": "other", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.M"}}
+    (tmp_path / "config.json").write_text(json.dumps({**MIXTURE, **own}))
+    with pytest.raises(UserError, match="code of its own.*trust_remote_code=true"):
+        skeleton(str(tmp_path))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -69,3 +72,12 @@ def test_a_device_in_its_place_is_refused(tmp_path: Path) -> None:
     journal.path(1).symlink_to("/dev/null")
     with pytest.raises(OSError, match=r"is no ordinary file.*answers-00001"):
         journal.restore(1, rows())
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 100)
+    journal._files[1] = cast(Any, SimpleNamespace(write=lambda line: len(line) - 1, close=lambda: None))
+    with pytest.raises(OSError) as said:
+        journal.add(1, finished(4))
+    assert (said.value.errno, said.value.filename) == (errno.ENOSPC, str(journal.path(1)))
+    journal.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,12 @@ def test_what_is_written_without_weights_is_compared_where_they_are(folder: Path
     data.write_manifest(tmp_path, manifest)
     with pytest.raises(UserError, match="another sha256"):
         open_supply(recipe_of(folder, *words), target, quiet=True)
+
+
+def test_code_of_its_own_is_asked_for_as_everywhere(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "own")
+    config = json.loads((folder / "config.json").read_text())
+    own = {"model_type": "other", "auto_map": {"AutoConfig": "code.Config"}}
+    (tmp_path / "own/config.json").write_text(json.dumps({**config, **own}))
+    with pytest.raises(UserError, match="code of its own.*trust_remote_code=true"):
+        outline(recipe_of(tmp_path / "own"))

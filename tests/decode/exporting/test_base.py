@@ -16,3 +16,8 @@ def test_a_card_says_library_licence_tags_and_figures(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert "# mine: drafts 4 tokens a pass for TARGET" in page and "    vllm serve FOLDER" in page
     assert page[-4:] == ["| measured in training | |", "|---|---|", "| expected τ | 2 |", ""]
+
+
+def test_a_card_shows_names_as_text(tmp_path: Path) -> None:
+    page = FORMATS["speculators"].card(tmp_path, "<img src=x>", "[a](b)", 4).splitlines()
+    assert "# [a]\\(b): drafts 4 tokens a pass for &lt;img src=x&gt;" in page

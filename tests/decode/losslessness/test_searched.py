@@ -75,3 +75,13 @@ def test_a_usual_value_shows(options: Options) -> None:
             without = replace(setting, sampling=replace(setting.sampling, **{key: other}))
             text = write(options.target, options.prompt, without)
             assert text.tokens != options.text(setting).tokens, (name, other)
+
+
+def test_a_wide_top_k_ends_where_it_says(options: Options) -> None:
+    """One less, or one more, gives another text, and so does the whole vocabulary."""
+    for name, changes in (("top-k, wide", (-1,)), ("top-k, no wider", (1,))):
+        setting = named(options, name)
+        assert setting.sampling.top_k > 64
+        for top_k in (0, *(setting.sampling.top_k + change for change in changes)):
+            other = replace(setting, sampling=replace(setting.sampling, top_k=top_k))
+            assert write(options.target, options.prompt, other).tokens != options.text(setting).tokens
