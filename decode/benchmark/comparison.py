@@ -160,7 +160,7 @@ def measure(
     folder: Path,
     console: PlainConsole,
 ) -> list[Record]:
-    """Decode every prompt plainly and with every milestone's drafter; the records of all, also in `folder`.
+    """Decode every prompt plainly and with every milestone's drafter alone, no copies in front; the records of all, also in `folder`.
 
     Raises:
         UserError: no prompt fits, or the folder holds a comparison under other settings.
@@ -177,7 +177,7 @@ def measure(
     places = {m.method: c.folder(m) for c in found for m in c.reached}
     records = _kept(folder, places, _described(target, suites, settings))
     decoders = {PLAIN: load(target)}
-    decoders |= {method: load(target, place) for method, place in places.items()}
+    decoders |= {method: load(target, place, copying=False) for method, place in places.items()}
     tasks = list(runner.remaining(runner.plan(named, list(decoders), 1, settings.sampling.seed), records))
     with TaskProgress(console, len(tasks), list(decoders), 0) as progress:
         for task in tasks:

@@ -16,6 +16,7 @@ from align.models.checkpoints.block import save_drafter
 from align.target.model import Target
 from decode.benchmark import comparison, runner
 from decode.benchmark.comparison import Candidate, candidates, measure
+from decode.drafters.block import BlockProposer
 from decode.method_names import PLAIN
 from decode.reporting.learning import points, table
 from decode.speculation.sampling import Sampling
@@ -48,10 +49,16 @@ def pair(target: Target, tmp_path: Path) -> list[Candidate]:
 def test_every_milestone_decodes_every_prompt_once(
     target: Target, pair: list[Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Greedy outputs are plain decoding's; what is there is not run again, what changed is."""
+    """By the drafter alone, without copies; greedy outputs are plain decoding's; what is there is not run again, what changed is."""
     out, ran = tmp_path / "out", []
     whole = runner.run_task
-    monkeypatch.setattr(runner, "run_task", lambda d, task, *args: ran.append(task) or whole(d, task, *args))
+
+    def run(decoders: Any, task: Any, *args: Any) -> Any:
+        ran.append(task)
+        assert all(isinstance(d.drafter, BlockProposer) for name, d in decoders.items() if name != PLAIN)
+        return whole(decoders, task, *args)
+
+    monkeypatch.setattr(runner, "run_task", run)
     records = measure(pair, target, [SUITE], SETTINGS, out, QUIET)
     methods = [PLAIN, "ours@10", "ours@30", "dflash@10", "dflash@30"]
     assert sorted(r.key for r in records) == sorted(("mine", p, m, 0) for p in "ab" for m in methods)
