@@ -373,7 +373,13 @@ class Target:
 
     def _ids(self, text: str) -> list[int]:
         with in_one_line(f"target {self.spec!r}: its tokenizer can't read a text"):
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        if beyond := [i for i in ids if i >= len(self.embedding_VD)]:
+            raise UserError(
+                f"target {self.spec!r}: its tokenizer knows {self.tokenizer.decode(beyond[:1])!r} as token {beyond[0]}, its embedding has "
+                f"{len(self.embedding_VD)} rows: leave that out of the text"
+            )
+        return ids
 
     def text_tokens(self, text: str) -> list[int]:
         """Plain text as tokens, after the beginning-of-text token where the tokenizer has one."""
