@@ -21,6 +21,7 @@ from align.data import shards as data
 from align.data.index import read_samples
 from align.data.overlap import Passages, excluded
 from align.data.text_sources import HubOptions, documents
+from align.folder.tokenizer import text_ids
 from align.target.model import Target
 from align.writing.rows import Told, first_token
 
@@ -201,7 +202,12 @@ class _Reader:
         if self.passages.met_in(text):
             self.left_out["documents with a passage of data.exclude"] += 1
             return []
-        tokens = list(self.target.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        target = self.target
+        try:
+            tokens = text_ids(target.tokenizer, text, target.vocab_size, "a document", verbose=False)
+        except UserError:
+            self.left_out["documents with a token that the target has not"] += 1
+            return []
         step = self.recipe.data.length - 1
         parts = [tokens[i : i + step] for i in range(0, len(tokens), step)]
         kept = [[self.first, *part] for part in parts if len(part) >= LEAST_TOKENS]

@@ -134,6 +134,7 @@ def _convert_by_transformers(path: Path, header: Header, part: Path) -> None:
         config = AutoConfig.from_pretrained(alone, gguf_file=path.name)
         take_sizes(header, config)
         asked = {"config": config, "dtype": torch.float32, "output_loading_info": True}
+        asked["ignore_mismatched_sizes"] = True  # they are said in a line
         pair: Any = AutoModelForCausalLM.from_pretrained(alone, gguf_file=path.name, **asked)
         tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=path.name)
     (model, found), tensors, seen = pair, {}, set()
@@ -142,7 +143,8 @@ def _convert_by_transformers(path: Path, header: Header, part: Path) -> None:
             tensors[name] = tensor.contiguous()
         seen.add(tensor.data_ptr())
     config = model.config
-    check_whole(path, header, sorted(found["missing_keys"]), tensors, config.num_hidden_layers)
+    others = sorted(key[0] for key in found["mismatched_keys"])
+    check_whole(path, header, sorted(found["missing_keys"]), others, tensors, config.num_hidden_layers)
     config.architectures, config.dtype = [type(model).__name__], torch.float32
     if hasattr(config, "quantization_config"):
         del config.quantization_config

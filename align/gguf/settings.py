@@ -64,13 +64,24 @@ def published(value: Any) -> Any:
 
 
 def check_whole(
-    path: Path, header: Header, missing: list[str], tensors: Mapping[str, Any], layers: int
+    path: Path,
+    header: Header,
+    missing: list[str],
+    others: list[str],
+    tensors: Mapping[str, Any],
+    layers: int,
 ) -> None:
-    """Raises UserError where the file lacks weights of the model, or holds some that are not in it. `tensors`: the model's, each once;
-    `layers`: how many it has, as a file's blocks behind them draft and are left out."""
+    """Raises UserError where the file lacks weights of the model, or holds some that are not in it. `others`: weights that it has in
+    another shape; `tensors`: the model's, each once; `layers`: how many it has, as a file's blocks behind them draft and are left out."""
     if missing:
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise UserError(f"{path}: the file lacks {missing[0]!r} of a {header.architecture} model{more}")
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise UserError(
+            f"{path}: {others[0]!r}{more}: of another shape than in the {header.architecture} model that transformers makes of the "
+            f"file: {TAKE_FOLDER}"
+        )
     given = {n: math.prod(s) for n, s in header.shapes.items() if not n.startswith("rope_")}
     behind = {n for n in given if n.startswith("blk.") and int(n.split(".")[1]) >= layers}
     numbers, taken = sum(given[n] for n in given.keys() - behind), sum(t.numel() for t in tensors.values())

@@ -13,7 +13,7 @@ from align.common.errors import UserError
 from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id
 from align.target.debug import DEBUG, debug_model
-from align.target.inspection.anatomy import context_limit, decoder, examine
+from align.target.inspection.anatomy import context_limit, decoder, decoder_layers, examine, query_heads
 from align.target.loading import check_asked, opener, quiet_loading, resolve_folder
 from align.target.names import check_sizes, similar
 
@@ -81,7 +81,9 @@ def skeleton(spec: str, revision: str | None = None, trust_remote_code: bool = F
         raise
     except Exception as error:  # transformers' errors for broken configs have no common class
         check_asked("target", spec, error)
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        # of a package that is missing the second says how to install it
+        line = " ".join(lines[: 1 + lines[0].endswith(":")])
         raise UserError(f"target {spec!r}: no network can be made of its config.json: {line}") from None
     here = isinstance(folder, Path) and any(folder.glob("*.safetensors"))
     return _measured(model, spec, here)
@@ -119,26 +121,21 @@ def _config_folder(spec: str, revision: str | None) -> Path | str:
 def _measured(model: Any, spec: str, here: bool) -> Skeleton:
     """The sizes of a network on `meta`."""
     config = model.config.get_text_config(decoder=True)
-    body = decoder(model)
-    layers = next(
-        (
-            c
-            for c in body.children()
-            if isinstance(c, torch.nn.ModuleList) and len(c) == config.num_hidden_layers
-        ),
-        None,
-    )
-    if layers is None:
-        raise UserError(f"target {spec!r}: its decoder has no list of layers")
+    try:
+        body = decoder(model)
+        layers = decoder_layers(body, config.num_hidden_layers)
+    except (NotImplementedError, AttributeError) as error:
+        raise UserError(f"target {spec!r}: {error}") from None
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     vocab, width = head.shape
     # on `meta` tied weights may be two tensors; they are one as soon as they are loaded
     tied = bool(getattr(config, "tie_word_embeddings", False)) and embedding.shape == head.shape
     own = {id(p): p.numel() for p in model.parameters()}
     total = sum(own.values()) - (head.numel() if tied and embedding is not head else 0)
-    heads = int(getattr(config, "num_attention_heads", 1))
+    heads = query_heads(config)
     kv_heads, head_dim, kept = _kept(model, body, config, heads)
-    outside = sum(p.numel() for child in body.children() if child is not layers for p in child.parameters())
+    inside = {id(p) for p in layers.parameters()}
+    outside = sum(p.numel() for p in body.parameters() if id(p) not in inside)
     return Skeleton(
         spec=spec,
         architecture=str(config.model_type),
@@ -169,13 +166,13 @@ def _kept(model: Any, body: Any, config: Any, heads: int) -> tuple[int, int, int
     """Key heads, width of a key, and numbers that all layers keep of a token: by one token through the network on `meta`, or
     as the config says where that can't be."""
     try:
-        shapes = [s for s in examine(model, body).shapes if s is not None]
-        if shapes:
-            return shapes[0].heads, shapes[0].key, sum(s.numbers for s in shapes)
+        model.set_experts_implementation("batched_mm")  # grouped products take bf16 alone on `meta`
+        anatomy = examine(model, body)
+        return *anatomy.heads(config), sum(s.numbers for s in anatomy.shapes if s is not None)
     except Exception:  # a network that looks at numbers, of which there are none
-        pass
-    kv = int(getattr(config, "num_key_value_heads", None) or heads)
-    width = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+        first = next(iter(getattr(config, "per_layer_config", None) or ()), config)
+    kv = int(getattr(first, "num_key_value_heads", None) or heads)
+    width = int(getattr(first, "head_dim", None) or config.hidden_size // heads)
     return kv, width, 2 * kv * width * int(config.num_hidden_layers)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from align.common.errors import UserError, in_one_line
 from align.common.provenance import memory_bytes
 from align.folder.chat import Chat, Messages, rendered
+from align.folder.tokenizer import text_ids
 from align.kernels.linear import speed_up_linears
 from align.target.cache import KVCache, SharedCache
 from align.target.fused import FusedLayers, fused
@@ -372,8 +373,7 @@ class Target:
         return self._ids(text)
 
     def _ids(self, text: str) -> list[int]:
-        with in_one_line(f"target {self.spec!r}: its tokenizer can't read a text"):
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return text_ids(self.tokenizer, text, len(self.embedding_VD), f"target {self.spec!r}")
 
     def text_tokens(self, text: str) -> list[int]:
         """Plain text as tokens, after the beginning-of-text token where the tokenizer has one."""

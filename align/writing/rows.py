@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from align.common.errors import UserError, in_one_line
 from align.config.recipe import Recipe
 from align.folder.chat import Chat, rendered
+from align.folder.tokenizer import text_ids
 from align.writing.generation import Row, WriterSettings
 
 _MARK = "\u2402PROMPT\u2402"
@@ -147,20 +148,19 @@ class Plan:
         for i in indices:
             if i >= len(prompts):
                 break
-            tokens = list(self.target.tokenizer(prompts[i], add_special_tokens=False)["input_ids"])[
-                : d.max_prompt_tokens
-            ]
+            tokens = self._ids(prompts[i], f"data.prompts, prompt {i + 1}")[: d.max_prompt_tokens]
             forced = tokens + list(self.template.turn)
             rows.append(Row(i, heat[i % len(heat)], forced, writes_prompt=False))
         return rows
 
+    def _ids(self, text: str, key: str) -> list[int]:
+        target = self.target
+        return text_ids(target.tokenizer, text, target.vocab_size, f"{key}: target {target.spec!r}")
+
     def _openings(self) -> list[list[int]]:
         """data.prompt_openings as tokens. Raises UserError for one that leaves a prompt no room."""
         d = self.recipe.data
-        found = [
-            list(self.target.tokenizer(text, add_special_tokens=False)["input_ids"])
-            for text in d.prompt_openings
-        ]
+        found = [self._ids(text, "data.prompt_openings") for text in d.prompt_openings]
         for text, tokens in zip(d.prompt_openings, found, strict=True):
             if len(tokens) >= d.max_prompt_tokens:
                 raise UserError(

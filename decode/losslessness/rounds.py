@@ -26,14 +26,28 @@ from decode.speculation.verification import Round
 
 SIZE, ROWS = 24, 4
 """Tokens, and rows of logits."""
-LEVELS, NODES = 2, 4
-"""Of the drafts."""
-DRAWS, AGAIN, TOGETHER = 800, 10, 200
-"""Rounds of a setting; how many times as many decide; rounds in one call."""
+
+
+class Shape(NamedTuple):
+    """Of drafts: over how many tokens, how many levels, of trees how many nodes, and rounds of a setting. weak: the one level at which
+    drafts are often rejected; None = at each."""
+
+    size: int
+    levels: int
+    nodes: int
+    draws: int
+    weak: int | None = None
+
+
+WIDE = Shape(SIZE, 2, 4, 800)
+DEEP = [Shape(6, 6, 6, 300, weak) for weak in range(2, 6)]
+"""Chains in which the third, fourth … draft alone is rejected often: what goes wrong behind several accepted ones shows."""
+AGAIN, TOGETHER = 10, 200
+"""How many times as many rounds decide; rounds in one call."""
 LOOK = 0.02
 """A bound below which fresh draws decide."""
-SPREAD, MIXED = 2.0, 0.5
-"""The standard deviation of a row of logits, and the share of another row in those of q."""
+SPREAD, MIXED, NEAR = 2.0, 0.5, 0.05
+"""The standard deviation of a row of logits, and the share of another row in those of q, where it is rejected often and where seldom."""
 PROMPT, TEXT, ENDS = (0, 7), (2,), (1, 4)
 """What stands before the round, and the ends of a text."""
 RULES: dict[str, tuple[Law, Siblings | None]] = {
@@ -54,7 +68,7 @@ SETTINGS = {
 
 
 class _Drawn(NamedTuple):
-    """N texts of LEVELS + 1 tokens: tokens (N, L), p at each place (N, L, V), and whether a whole draft stands in each."""
+    """N texts of L = levels + 1 tokens: tokens (N, L), p at each place (N, L, V), and whether a whole draft stands in each."""
 
     tokens_NL: Tensor
     p_NLV: Tensor
@@ -77,16 +91,19 @@ def rounds_check(verifier: str, table_RV: Tensor, seed: int, alpha: float, bug: 
         alpha: the probability that a right verifier fails.
     """
     worst, name, drawn = 1.0, next(iter(SETTINGS)), 0
-    for setting, sampling in SETTINGS.items():
-        world = _World(table_RV, sampling)
+    worlds = {setting: _World(table_RV, sampling) for setting, sampling in SETTINGS.items()}
+    if RULES[verifier][1] is None:
+        worlds |= {f"draft {s.weak + 1} of {s.levels}": _World(table_RV, Sampling(1.0), s) for s in DEEP if s.weak}
+    for setting, world in worlds.items():
         with bug():
-            found = _least(world.draw(verifier, DRAWS, seed))
-            drawn += DRAWS
+            draws = world.shape.draws
+            found = _least(world.draw(verifier, draws, seed))
+            drawn += draws
             if found >= LOOK:
                 continue
-            found = _least(world.draw(verifier, AGAIN * DRAWS, seed + DRAWS))
-            drawn += AGAIN * DRAWS
-        found = min(1.0, found * len(SETTINGS) * SIZE * (LEVELS + 2))
+            found = _least(world.draw(verifier, AGAIN * draws, seed + draws))
+            drawn += AGAIN * draws
+        found = min(1.0, found * len(worlds) * world.shape.size * (world.shape.levels + 2))
         if found < worst:
             worst, name = found, setting
     words = f"{drawn} rounds; least likely: {name}, p {worst:.2g}"
@@ -95,11 +112,11 @@ def rounds_check(verifier: str, table_RV: Tensor, seed: int, alpha: float, bug: 
 
 def _least(drawn: _Drawn) -> float:
     """The smallest of Freedman's bounds, over all tokens at each place, and at the last where a whole draft stands before it."""
-    parts = [(drawn.tokens_NL[:, i], drawn.p_NLV[:, i]) for i in range(LEVELS + 1)]
+    parts = [(drawn.tokens_NL[:, i], drawn.p_NLV[:, i]) for i in range(drawn.tokens_NL.shape[1])]
     parts.append((drawn.tokens_NL[drawn.whole_N, -1], drawn.p_NLV[drawn.whole_N, -1]))
     least = 1.0
     for tokens_N, p_NV in parts:
-        t_V = (torch.bincount(tokens_N, minlength=SIZE) - p_NV.sum(0)).abs()
+        t_V = (torch.bincount(tokens_N, minlength=p_NV.shape[1]) - p_NV.sum(0)).abs()
         bound_V = 2 * (-t_V.square() / (2 * ((p_NV * (1 - p_NV)).sum(0) + t_V / 3)).clamp(min=1e-9)).exp()
         least = min(least, float(bound_V.min()))
     return least
@@ -108,9 +125,9 @@ def _least(drawn: _Drawn) -> float:
 class _World:
     """Rows of logits under one setting: after every token a row of its own."""
 
-    def __init__(self, table_RV: Tensor, sampling: Sampling) -> None:
-        self.table_RV, self.sampling = table_RV, sampling
-        self.history = History(sampling, PROMPT, SIZE, ENDS, table_RV.device)
+    def __init__(self, table_RV: Tensor, sampling: Sampling, shape: Shape = WIDE) -> None:
+        self.table_RV, self.sampling, self.shape = table_RV[:, : shape.size], sampling, shape
+        self.history = History(sampling, PROMPT, shape.size, ENDS, table_RV.device)
         self.history.extend(TEXT)
         self.known: dict[tuple[int, ...], Tensor] = {}
 
@@ -130,15 +147,17 @@ class _World:
     def q(self, level: int, above_P: Tensor) -> Tensor:
         """q (P, V) after the tokens above."""
         other_PV = self.table_RV[(above_P + 2) % ROWS]
-        return ((1 - MIXED) * self.rows(above_P) + MIXED * other_PV).softmax(-1)
+        share = MIXED if self.shape.weak in (None, level) else NEAR
+        return ((1 - share) * self.rows(above_P) + share * other_PV).softmax(-1)
 
     def round(self, verifier: str, seed: int) -> Round:
         """A round with drafts of its own."""
         drawn_as, siblings = RULES[verifier]
         generator = seeded(seed)
-        parents = chain(LEVELS) if siblings is None else drawn_tree_parents(NODES, LEVELS)
+        levels, nodes = self.shape.levels, self.shape.nodes
+        parents = chain(levels) if siblings is None else drawn_tree_parents(nodes, levels)
         tokens_N, q_NV = draw_tree(parents, self.q, siblings or "iid", generator, self.table_RV.device)
-        steps = torch.arange(LEVELS) if drawn_as == "unmasked" else None
+        steps = torch.arange(levels) if drawn_as == "unmasked" else None
         proposal = Proposal(
             tokens_N,
             drawn_as,
@@ -154,16 +173,16 @@ class _World:
 
     def draw(self, verifier: str, count: int, seed: int) -> _Drawn:
         """`count` texts, each begun by a round and continued by draws from p."""
-        own = seeded(seed)
+        own, levels = seeded(seed), self.shape.levels
         texts, rows, whole = [], [], []
         for start in range(0, count, TOGETHER):
             size = min(TOGETHER, count - start)
             rounds = [self.round(verifier, (seed + start + i) * 7919 + 1) for i in range(size)]
             for outcome in engine.verify_rounds(rounds):
                 text = [*outcome.accepted, outcome.following]
-                whole.append(len(text) > LEVELS)
-                while len(text) <= LEVELS:
+                whole.append(len(text) > levels)
+                while len(text) <= levels:
                     text.append(int(torch.multinomial(self.p(tuple(text)), 1, generator=own)))
                 texts.append(text)
-                rows.append(torch.stack([self.p(tuple(text[:i])) for i in range(LEVELS + 1)]))
+                rows.append(torch.stack([self.p(tuple(text[:i])) for i in range(levels + 1)]))
         return _Drawn(torch.tensor(texts), torch.stack(rows), torch.tensor(whole))

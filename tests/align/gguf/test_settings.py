@@ -148,12 +148,13 @@ def test_layouts_of_experts_and_states_are_the_models(
     [
         ({"blk.3.attn_k.weight": torch.tensor(0)}, r"lacks 'model\.layers\.3\.self_attn\.k_proj\.weight' of a gemma2 model"),
         ({"blk.0.attn_q_norm.weight": torch.ones(16)}, "hold 141,776 numbers, the gemma2 model that transformers makes of them 141,760"),
+        ({"blk.0.ffn_up.weight": torch.ones(80, 64)}, r"m\.gguf: 'model\.layers\.0\.mlp\.up_proj\.weight': of another shape than in the gemma2 model .*hub layout"),
     ],
 )  # fmt: skip
 def test_a_tensor_that_is_missing_or_would_be_left_out_is_refused(
     tensors: dict[str, Tensor], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader would go on with random numbers, or without it."""
+    """The reader would go on with random numbers, or without it; of another shape it names a table that is not shown."""
     own = model_of("gemma2", monkeypatch)
     path = write(tmp_path / "m.gguf", own, "gemma2", tensors, attention__sliding_window=24)
     with pytest.raises(UserError, match=says):

@@ -11,6 +11,7 @@ from align.common.errors import UserError
 from align.planning.skeleton import skeleton
 from align.target.debug import DEBUG
 from align.target.loading import load_target
+from tests.target_models import tiny_model, tiny_target
 
 MIXTURE = {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32, "intermediate_size": 64,
@@ -28,6 +29,20 @@ def test_sizes_are_those_of_the_loaded_target(spec: str) -> None:
     assert found.kept == sum(shape.numbers for shape in target.anatomy.shapes if shape is not None)
     assert (found.vocab_size, found.hidden_size) == tuple(target.head_weight_VD.shape)
     assert (found.context_limit, found.active, found.tied) == (target.context_limit, found.layers, True)
+
+
+@pytest.mark.parametrize("name", ["bert", "dots3_note_text", "deepseek_v3", "mamba2"])
+def test_a_config_tells_of_every_kind_of_layer(name: str, tmp_path: Path) -> None:
+    """Layers within an encoder; settings of each layer; compressed keys beside experts, whose product `meta` does not know; no keys."""
+    tiny_model(name, 260).config.save_pretrained(tmp_path)
+    found, target = skeleton(str(tmp_path)), tiny_target(name)
+    assert found.layers == tuple(sum(p.numel() for p in layer.parameters()) for layer in target.layers)
+    assert (found.num_heads, found.num_kv_heads, found.head_dim) == (
+        target.num_heads,
+        target.num_kv_heads,
+        target.head_dim,
+    )
+    assert found.kept == sum(shape.numbers for shape in target.anatomy.shapes if shape is not None)
 
 
 def test_a_config_alone_suffices(tmp_path: Path) -> None:

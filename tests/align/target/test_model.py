@@ -8,6 +8,8 @@ import torch
 from align.common.errors import UserError
 from align.target.loading import load_target
 from align.target.model import Target
+from align.target.proof import proven
+from tests.target_models import tiny_model
 
 
 def test_cached_forward_equals_whole_forward(target: Target) -> None:
@@ -59,6 +61,13 @@ def test_base_model_prompt_has_bos_and_no_template(target: Target, monkeypatch: 
     tokens = base.chat_tokens("hi")
     assert tokens[0] == base.tokenizer.bos_token_id and base.decode(tokens) == "hi"
     assert len(target.chat_tokens("hi")) > len(tokens)
+
+
+def test_a_text_of_tokens_that_the_model_has_not_is_one_line() -> None:
+    """Tokenizers know more than some models' embeddings: Gemma 3 1B's one more, an image's."""
+    small = proven(tiny_model("llama", 90), load_target("debug").tokenizer, "small")
+    with pytest.raises(UserError, match="'z' as token 93, its embedding has 90 rows: leave that out"):
+        small.text_tokens("tz")
 
 
 def test_gpt_neo_takes_chains_alone() -> None:

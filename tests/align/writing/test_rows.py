@@ -24,6 +24,18 @@ def test_rows_of_given_prompts_end_with_the_last_one(target: Target) -> None:
     assert plan.capacity == len(plan.template.prefix) + 3 + len(plan.template.turn) + 24
 
 
+def test_a_prompt_of_tokens_that_the_target_has_not_is_named(target: Target) -> None:
+    recipe = load_recipe(["recipe=debug_block"])
+    told = SimpleNamespace(
+        spec="m", tokenizer=target.tokenizer, chat=target.chat, has_chat_template=True, vocab_size=90
+    )
+    plan = Plan(recipe, told, chat_template(target), ["a", "tz"])  # type: ignore[arg-type]
+    with pytest.raises(
+        UserError, match="data.prompts, prompt 2: target 'm': its tokenizer knows 'z' as token 93, .* 90 rows"
+    ):
+        plan.rows(0)
+
+
 def test_a_text_begins_with_its_token_or_one_that_ends_a_text() -> None:
     def told(bos: int | None, ends: tuple[int, ...]) -> Any:
         return SimpleNamespace(spec="m", tokenizer=SimpleNamespace(bos_token_id=bos), eos_ids=ends)
