@@ -154,7 +154,11 @@ class ServedStates:
                 raise InterruptedError  # nobody waits for it, but the interpreter would for this thread
             if time.monotonic() > until:
                 seen = "has the server room to write?"
-                why = seen if lock.exists() else "its shared_storage_path must be a folder that this machine sees"
+                why = (
+                    seen
+                    if lock.exists()
+                    else "its shared_storage_path must be a folder that this machine sees"
+                )
                 raise UserError(
                     f"{self.url} stored states in {path}, which is not complete here after {self.recipe.data.reply_seconds:g} s "
                     f"(data.reply_seconds); {why}"

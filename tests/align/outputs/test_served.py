@@ -244,7 +244,10 @@ def test_an_end_does_not_wait_for_files(server: Loopback) -> None:
     config = config_of(target, "taps")
     server.layers = layers_asked(target, config)
     before = {*threading.enumerate()}
-    with pytest.raises(KeyboardInterrupt), ServedStates(recipe_of(server), target, config, quiet=True) as served:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ServedStates(recipe_of(server), target, config, quiet=True) as served,
+    ):
         server.lag = 60.0
         next(served.ahead(((0, batch.row(i), 1.0) for i in range(2)), lambda item: False))
         until = time.monotonic() + 30
