@@ -132,6 +132,12 @@ def run(sweep: Sweep, found: Sequence[Trial], plan: Plan, say: Callable[[str], o
     Raises:
         UserError: words that no recipe takes, before anything runs. Stopped: a signal.
     """
+    given = {word.removeprefix("--").partition("=")[0] for word in (*sweep.words, *sweep.later, *plan.fixed)}
+    for name in (parameter.name for parameter in sweep.parameters):
+        if name in given or name == "output":
+            raise UserError(
+                f"sweep {sweep.name}: {name} is swept, and given for every trial; take it out of the parameters, or of the other words"
+            )
     recipes = {trial.number: full_recipe(sweep, trial, plan) for trial in found}
     record(sweep, found, plan)
     if plan.eta is None:

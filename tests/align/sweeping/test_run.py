@@ -210,6 +210,20 @@ def test_wrong_words_stop_it_before_anything_runs(trainer: Trainer, tmp_path: Pa
     assert trainer.ran == [] and not (tmp_path / "sweep.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "fixed"),
+    [("trainer.learning_rate", ("trainer.learning_rate=9e-3",)), ("recipe", ()), ("output", ())],
+)
+def test_what_is_swept_is_given_nowhere_else(
+    trainer: Trainer, tmp_path: Path, name: str, fixed: tuple[str, ...]
+) -> None:
+    """All trials would be the same run, and the table call them several."""
+    own = sweep(Parameter(name, (1e-4, 2e-4)))
+    with pytest.raises(UserError, match=f"^sweep s: {name} is swept, and given for every trial"):
+        run(own, trials(own, None, 0), Plan(tmp_path, fixed), quiet)
+    assert trainer.ran == [] and not (tmp_path / "sweep.json").exists()
+
+
 def test_a_device_in_the_place_of_the_log_is_refused(trainer: Trainer, tmp_path: Path) -> None:
     log = tmp_path / "trials" / trials(sweep(), None, 0)[0].name / "log.txt"
     log.parent.mkdir(parents=True)
