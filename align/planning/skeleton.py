@@ -13,7 +13,7 @@ from align.common.errors import UserError
 from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id
 from align.target.debug import DEBUG, debug_model
-from align.target.inspection.anatomy import context_limit, decoder, examine
+from align.target.inspection.anatomy import context_limit, decoder, decoder_layers, examine, query_heads
 from align.target.loading import check_asked, opener, quiet_loading, resolve_folder
 from align.target.names import check_sizes, similar
 
@@ -120,25 +120,19 @@ def _measured(model: Any, spec: str, here: bool) -> Skeleton:
     """The sizes of a network on `meta`."""
     config = model.config.get_text_config(decoder=True)
     body = decoder(model)
-    layers = next(
-        (
-            c
-            for c in body.children()
-            if isinstance(c, torch.nn.ModuleList) and len(c) == config.num_hidden_layers
-        ),
-        None,
-    )
-    if layers is None:
-        raise UserError(f"target {spec!r}: its decoder has no list of layers")
+    try:
+        layers = decoder_layers(body, config.num_hidden_layers)
+    except (NotImplementedError, AttributeError) as why:  # BLT's config counts its layers elsewhere
+        raise UserError(f"target {spec!r}: {why}") from None
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     vocab, width = head.shape
     # on `meta` tied weights may be two tensors; they are one as soon as they are loaded
     tied = bool(getattr(config, "tie_word_embeddings", False)) and embedding.shape == head.shape
     own = {id(p): p.numel() for p in model.parameters()}
     total = sum(own.values()) - (head.numel() if tied and embedding is not head else 0)
-    heads = int(getattr(config, "num_attention_heads", 1))
+    heads = query_heads(config)
     kv_heads, head_dim, kept = _kept(model, body, config, heads)
-    outside = sum(p.numel() for child in body.children() if child is not layers for p in child.parameters())
+    outside = sum(p.numel() for p in body.parameters()) - sum(p.numel() for p in layers.parameters())
     return Skeleton(
         spec=spec,
         architecture=str(config.model_type),
@@ -174,8 +168,9 @@ def _kept(model: Any, body: Any, config: Any, heads: int) -> tuple[int, int, int
             return shapes[0].heads, shapes[0].key, sum(s.numbers for s in shapes)
     except Exception:  # a network that looks at numbers, of which there are none
         pass
-    kv = int(getattr(config, "num_key_value_heads", None) or heads)
-    width = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    one = (getattr(config, "per_layer_config", None) or [config])[0]  # where layers differ, as the first one
+    kv = int(getattr(one, "num_key_value_heads", None) or heads)
+    width = int(getattr(one, "head_dim", None) or config.hidden_size // heads)
     return kv, width, 2 * kv * width * int(config.num_hidden_layers)
 
 

@@ -103,7 +103,7 @@ def examine(model: Any, body: Any) -> Anatomy:
     """
     config = model.config.get_text_config(decoder=True)
     _check_selection(config)
-    name, layers = cache_name(body), _decoder_layers(body, config.num_hidden_layers)
+    name, layers = cache_name(body), decoder_layers(body, config.num_hidden_layers)
     kinds = cache_kinds(body, name, model.device)
 
     def empty_cache() -> Cache:
@@ -189,7 +189,7 @@ def _shape(layer: Any) -> LayerShape | None:
     return LayerShape(keys.shape[1], keys.shape[-1], values.shape[-1], index)
 
 
-def _decoder_layers(body: nn.Module, count: int) -> nn.ModuleList:
+def decoder_layers(body: nn.Module, count: int) -> nn.ModuleList:
     """The list of layers, whatever its name and wherever it lies (BERT's is its encoder's); a layer may count several times (LongCat's
     attends twice)."""
     lists = [m for m in body.children() if isinstance(m, nn.ModuleList)]

@@ -11,6 +11,7 @@ from align.common.errors import UserError
 from align.planning.skeleton import skeleton
 from align.target.debug import DEBUG
 from align.target.loading import load_target
+from tests.target_models import tiny_model
 
 MIXTURE = {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32, "intermediate_size": 64,
@@ -28,6 +29,23 @@ def test_sizes_are_those_of_the_loaded_target(spec: str) -> None:
     assert found.kept == sum(shape.numbers for shape in target.anatomy.shapes if shape is not None)
     assert (found.vocab_size, found.hidden_size) == tuple(target.head_weight_VD.shape)
     assert (found.context_limit, found.active, found.tied) == (target.context_limit, found.layers, True)
+
+
+@pytest.mark.parametrize("kind", ["electra", "git", "longcat_flash", "dots3_note_text"])
+def test_layers_are_found_where_the_target_finds_them(tmp_path: Path, kind: str) -> None:
+    """In an encoder's place, with parts that attend twice, of layers that differ."""
+    model = tiny_model(kind, 260)
+    model.config.save_pretrained(tmp_path)
+    found = skeleton(str(tmp_path))
+    assert found.num_layers == 4
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert 0 < sum(found.layers) < found.parameters
+
+
+def test_a_config_without_a_number_of_layers_is_one_line(tmp_path: Path) -> None:
+    tiny_model("blt", 260).config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="no attribute 'num_hidden_layers'"):
+        skeleton(str(tmp_path))
 
 
 def test_a_config_alone_suffices(tmp_path: Path) -> None:
