@@ -193,6 +193,9 @@ def _trial(
         say(f"  failed: {result.failed}")
         return result  # not written down: it is tried again when the sweep goes on
     result = _score(sweep, trial.number, steps, output)
+    if result.failed:
+        say(f"  failed: {result.failed}")
+        return result
     values = {
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(result).items()
     }
@@ -226,7 +229,8 @@ def _score(sweep: Sweep, number: int, steps: int, output: Path) -> Result:
     if not rows:
         return Result(number, steps, failed=f"{sweep.metric} is not among its metrics")
     score, error = (_value(rows[-1].get(name, "")) for name in (sweep.metric, f"{sweep.metric}_se"))
-    return Result(number, steps, score, error)
+    failed = "" if math.isfinite(score) else f"{sweep.metric} is no number at its end"
+    return Result(number, steps, score, error, failed)
 
 
 def _value(text: str) -> float:

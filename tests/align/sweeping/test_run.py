@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ class Trainer:
 
     def __init__(self, fails: tuple[int, ...] = (), stops: tuple[int, ...] = ()) -> None:
         self.fails, self.stops, self.error, self.ran = fails, stops, "0.01", list[tuple[str, int]]()
+        self.score: Any = None
 
     def __call__(self, command: list[str], stdout: Any, **options: Any) -> Any:
         assert command[:3] == [sys.executable, "-m", "align.train"]
@@ -42,7 +44,7 @@ class Trainer:
         if number in self.fails:
             stdout.write(b"one line\nerror: it is broken\n")
             return SimpleNamespace(returncode=2)
-        score = 1 + recipe.trainer.learning_rate * recipe.trainer.max_steps
+        score = self.score or 1 + recipe.trainer.learning_rate * recipe.trainer.max_steps
         (output / "metrics.csv").write_text(f"step,{METRIC},{METRIC}_se\n1,1.0,0.5\n9,{score},{self.error}\n")
         return SimpleNamespace(returncode=0)
 
@@ -137,6 +139,21 @@ def test_a_failed_trial_is_tried_again(trainer: Trainer, tmp_path: Path) -> None
     assert [r.failed for r in run(own, found, plan, quiet)] == ["", "error: it is broken", "", ""]
     trainer.fails, trainer.ran = (), []
     assert not any(r.failed for r in run(own, found, plan, quiet)) and trainer.ran == [("0001", 12)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "score", "says"),
+    [("other", 1.0, "other is not among its metrics"), (METRIC, "nan", "is no number")],
+)
+def test_a_trial_without_a_score_has_failed(
+    trainer: Trainer, tmp_path: Path, metric: str, score: Any, says: str
+) -> None:
+    """And is tried again, as the command says."""
+    own, plan = replace(sweep(Parameter("seed", (1,))), metric=metric), Plan(tmp_path)
+    trainer.score = score
+    for _ in range(2):
+        assert says in run(own, trials(own, None, 0), plan, quiet)[0].failed
+    assert len(trainer.ran) == 2
 
 
 def test_a_result_that_cannot_be_read_is_made_again(trainer: Trainer, tmp_path: Path) -> None:
