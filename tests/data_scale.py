@@ -1,11 +1,12 @@
-"""What a data folder costs by its size: memory and seconds to the first training batch, on fabricated token ids.
+"""What a data folder costs by its size: memory and seconds to the first training batch and step, on fabricated token ids.
 
     python -m tests.data_scale                       # 10,000, 100,000 and 1,000,000 samples
     python -m tests.data_scale 5000 --folder DIR     # another number; the folders are left in DIR
 
 Each size is opened twice, in a process of its own: first without the index beside the shards, then with it. Seconds and memory
 count from the loaded target to the first batch: opening, splitting, the draft vocabulary, packing, held-out rows. Memory is what the process holds of its own
-(RssAnon); pages of the mapped shards belong to the system, which drops them where it needs room.
+(RssAnon); pages of the mapped shards belong to the system, which drops them where it needs room. The first step is that of a run of
+`align.train` in the second process: from the loaded target to the step's end, drafter and trainer included.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +30,9 @@ from align.config.recipe import Recipe
 from align.data import shards
 from align.data.supply import open_supply
 from align.target.loading import load_target
+from align.target.model import Target
+from align.training import run
+from align.training.base_module import DrafterModule
 from align.training.build import draft_vocab
 from align.training.datamodule import RowsModule
 
@@ -50,7 +55,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         say(
-            "| samples | tokens | on disk | first time | with the index | memory |\n|---|---|---|---|---|---|"
+            "| samples | tokens | on disk | first time | with the index | memory | to the end of the first step |\n|---|---|---|---|---|---|---|"
         )
         for samples in options.samples:
             folder = (options.folder or Path(temporary)) / str(samples)
@@ -69,7 +74,7 @@ def main() -> None:
             most = max(first["megabytes"], again["megabytes"])
             say(
                 f"| {samples:,} | {tokens / 1e6:,.1f}M | {size / 1e6:,.0f} MB | {first['seconds']:.1f} s | "
-                f"{again['seconds']:.1f} s | {most:.0f} MB |",
+                f"{again['seconds']:.1f} s | {most:.0f} MB | {again['step']:.1f} s |",
             )
 
 
@@ -80,7 +85,10 @@ def recipe_of(folder: Path, samples: int) -> Recipe:
         "data.length=1024",
         "data.validation_fraction=0.02",
     ]
-    return load_recipe(["recipe=debug_block", *words, "trainer.batch_size=8", f"output={folder}/run"])
+    one_step = ["trainer.max_steps=1", "trainer.warmup_steps=1", "trainer.resume=never"]
+    return load_recipe(
+        ["recipe=debug_block", *words, *one_step, "trainer.batch_size=8", f"output={folder}/run"]
+    )
 
 
 def fabricate(folder: Path, samples: int) -> int:
@@ -119,7 +127,22 @@ def opened(recipe: Recipe) -> dict[str, float]:
     sampler = rows.sampler(rank=0, world=1)
     rows.step(sampler, next(iter(sampler)))
     seconds = time.perf_counter() - started
-    return {"seconds": seconds, "megabytes": _own_megabytes() - before}
+    return {"seconds": seconds, "megabytes": _own_megabytes() - before, "step": stepped(recipe)}
+
+
+def stepped(recipe: Recipe) -> float:
+    """Seconds from the loaded target to the end of the first step of `align.train`."""
+    loaded, ended = list[float](), list[float]()
+
+    def load(*words: Any, **more: Any) -> Target:
+        target = load_target(*words, **more)
+        loaded.append(time.perf_counter())
+        return target
+
+    run.load_target = load
+    DrafterModule.on_train_batch_end = lambda *_: ended.append(time.perf_counter())  # type: ignore[method-assign]
+    run.train(recipe, quiet=True)
+    return ended[0] - loaded[0]
 
 
 def _own_megabytes() -> float:

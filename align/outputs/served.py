@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ Item = tuple[int, Batch, float]
 """A row's place in the order of training, the row as a batch of one, and the temperature of p."""
 SHARED = Path("/dev/shm/states")
 """Where a server on this machine may store states: memory."""
+_LAST = 60.0
+"""Most seconds that requests in flight are waited for when no more rows are wanted."""
 _LOOK = 0.005
 """Seconds between looks at a file that is being written."""
 
@@ -94,6 +96,7 @@ class ServedStates:
         self.most = 2 * d.concurrency
         """Documents that wait for the server, or to be used."""
         self._waiting: dict[tuple[int, ...], Future[Tensor]] = {}
+        self._enough, self._ended = threading.Event(), threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -133,11 +136,13 @@ class ServedStates:
     async def _states(self, tokens: tuple[int, ...]) -> Tensor:
         assert self.client is not None
         async with self._slots:
+            if self._enough.is_set():
+                raise asyncio.CancelledError
             body = {"model": self.model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0.0}
             reply = await self.client.complete(body)
         found = reply.get("kv_transfer_params")
         path = found.get("hidden_states_path") if isinstance(found, dict) else None
-        if not isinstance(path, str):
+        if not isinstance(path, str) or not Path(path).name or "\0" in path:
             raise UserError(f"{self.url} returns no hidden states; start it with: {self.command}")
         return await asyncio.to_thread(self._read, Path(path), tokens)
 
@@ -145,10 +150,18 @@ class ServedStates:
         """States (layers, tokens, D). The file goes away once it is known to be the answer to this request."""
         lock, until = path.with_name(path.name + ".lock"), time.monotonic() + self.recipe.data.reply_seconds
         while not self._written(path, lock):
+            if self._ended.is_set():
+                raise InterruptedError  # nobody waits for it, but the interpreter would for this thread
             if time.monotonic() > until:
+                seen = "has the server room to write?"
+                why = (
+                    seen
+                    if lock.exists()
+                    else "its shared_storage_path must be a folder that this machine sees"
+                )
                 raise UserError(
                     f"{self.url} stored states in {path}, which is not complete here after {self.recipe.data.reply_seconds:g} s "
-                    "(data.reply_seconds); its shared_storage_path must be a folder that this machine sees"
+                    f"(data.reply_seconds); {why}"
                 )
             time.sleep(_LOOK)
         try:
@@ -251,9 +264,10 @@ class ServedStates:
         return each_document(target, batch, config, of_one)
 
     def close(self) -> None:
-        """End the requests in flight."""
+        """End the requests in flight; their files stay."""
         if self._loop.is_closed():
             return
+        self._ended.set()
         for waiting in self._waiting.values():
             waiting.cancel()
         if self.client is not None:
@@ -265,7 +279,10 @@ class ServedStates:
     def __enter__(self) -> ServedStates:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:  # there is no room for more rows: what was asked for already comes, and its files go
+            self._enough.set()
+            wait(self._waiting.values(), timeout=_LAST)
         self.close()
 
 

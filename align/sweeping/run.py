@@ -132,6 +132,12 @@ def run(sweep: Sweep, found: Sequence[Trial], plan: Plan, say: Callable[[str], o
     Raises:
         UserError: words that no recipe takes, before anything runs. Stopped: a signal.
     """
+    given = {word.removeprefix("--").partition("=")[0] for word in (*sweep.words, *sweep.later, *plan.fixed)}
+    for name in (parameter.name for parameter in sweep.parameters):
+        if name in given or name == "output":
+            raise UserError(
+                f"sweep {sweep.name}: {name} is swept, and given for every trial; take it out of the parameters, or of the other words"
+            )
     recipes = {trial.number: full_recipe(sweep, trial, plan) for trial in found}
     record(sweep, found, plan)
     if plan.eta is None:
@@ -187,6 +193,9 @@ def _trial(
         say(f"  failed: {result.failed}")
         return result  # not written down: it is tried again when the sweep goes on
     result = _score(sweep, trial.number, steps, output)
+    if result.failed:
+        say(f"  failed: {result.failed}")
+        return result
     values = {
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(result).items()
     }
@@ -220,7 +229,8 @@ def _score(sweep: Sweep, number: int, steps: int, output: Path) -> Result:
     if not rows:
         return Result(number, steps, failed=f"{sweep.metric} is not among its metrics")
     score, error = (_value(rows[-1].get(name, "")) for name in (sweep.metric, f"{sweep.metric}_se"))
-    return Result(number, steps, score, error)
+    failed = "" if math.isfinite(score) else f"{sweep.metric} is no number at its end"
+    return Result(number, steps, score, error, failed)
 
 
 def _value(text: str) -> float:

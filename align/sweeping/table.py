@@ -14,7 +14,7 @@ from align.common.text import markdown_text
 from align.planning.tau import t_quantile
 from align.sweeping.config import Sweep
 from align.sweeping.run import Result
-from align.sweeping.trials import Trial
+from align.sweeping.trials import Trial, key
 
 SEED = "seed"
 
@@ -36,7 +36,9 @@ class Row:
 def rows(sweep: Sweep, found: Sequence[Trial], results: Sequence[Result]) -> list[Row]:
     """The best first; of a halving, those that came further before the others; what failed at the end."""
     groups: dict[str, list[tuple[Trial, Result]]] = defaultdict(list)
-    for trial, result in zip(found, results, strict=True):
+    pairs = sorted(zip(found, results, strict=True), key=lambda pair: (-pair[1].steps, bool(pair[1].failed)))
+    once = {key(trial): (trial, result) for trial, result in reversed(pairs)}  # the same run twice is one run
+    for trial, result in sorted(once.values(), key=lambda pair: pair[0].number):
         same = [pair for pair in trial.values if pair[0] != SEED]
         groups[json.dumps(same)].append((trial, result))
     made = [_row(members) for members in groups.values()]

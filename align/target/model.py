@@ -23,6 +23,7 @@ from align.kernels.linear import speed_up_linears
 from align.target.cache import KVCache, SharedCache
 from align.target.fused import FusedLayers, fused
 from align.target.inspection.anatomy import Anatomy, context_limit, decoder, eos_ids, examine, query_heads
+from align.target.inspection.packing import same_behind
 from align.target.interface import install
 from align.target.logits import NEVER, PLAIN, LogitForm
 from align.target.long_tables import States, across, steady, switch_length
@@ -127,6 +128,20 @@ class Target:
         rope = getattr(self.config, "rope_parameters", None) or {}
         theta: Any = rope.get("rope_theta") or getattr(self.config, "rope_theta", None) or 10000.0
         return float(theta)
+
+    @cached_property
+    def apart(self) -> bool:
+        """Whether texts in one row run one by one, because no mask keeps them apart: states, or places that are counted in the row."""
+        anatomy = self.anatomy
+        if not anatomy.by_place or anatomy.recurrent or anatomy.by_blocks:
+            return anatomy.recurrent or anatomy.by_blocks
+
+        def states(tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+            given = (t.to(self.device) for t in (tokens, positions, mask))
+            tokens_BL, positions_BL, seen = given
+            return self.forward(tokens_BL, positions_BL=positions_BL, mask=seen, logits=False).hidden_BLD
+
+        return not same_behind(states, self.vocab_size, self.context_limit)
 
     @cached_property
     def hash(self) -> str:

@@ -243,6 +243,19 @@ def check_same_run(path: Path, drafter: dict[str, Any], settings: dict[str, str]
     record = {"train": "all", "follow": "false", "rates": "none", **record}
     for key, name in _SETTINGS.items():
         if (before := record.get(key, settings[key])) != settings[key]:
+            was, now = _typed(name, before), _typed(name, settings[key])
             raise UserError(
-                f"{path}: saved under {name}={before}, not {settings[key]}; give {name}={before}, or {_ANEW}"
+                f"{path}: saved under {was}, not {now.removeprefix(name + '=')}; give {was}, or {_ANEW}"
             )
+
+
+def _typed(name: str, value: str) -> str:
+    """A setting as it is given; of a strategy, whose kinds of checkpoints have names of their own, the words for it."""
+    if name != "launch.strategy":
+        return f"{name}={value}"
+    strategy, on, processes = value.partition(" on ")
+    return (
+        f"{name}={strategy} with {processes} (launch.devices)"
+        if on
+        else f"{name}={value.replace('one file', 'auto')}"
+    )

@@ -135,11 +135,12 @@ def applies(costs: Costs, setting: Setting, temperature: float) -> bool:
 
 
 def sentence(found: Sequence[Advice]) -> str:
-    """What to do, in one: the setting that is fastest for most, and up to which batch."""
-    best = max({a.best for a in found}, key=lambda s: sum(a.best == s for a in found))
+    """What to do, in one: the setting that is fastest for most of those where drafting pays, and up to which batch."""
     lasts, most = [a.last for a in found], found[0].most
-    if max(lasts) == 0:
+    pays = [a.best for a in found if a.last]
+    if not pays:
         return "leave drafting off: nowhere here is it faster than plain decoding"
+    best = max(pays, key=pays.count)
     if min(lasts) == most:
         off = f"it pays up to batch {most} everywhere that was looked at"
     elif min(lasts) == max(lasts):

@@ -39,7 +39,8 @@ class Anatomy:
 
     shapes: of what each layer keeps of every token. others: the layers that keep more, or nothing of their own. ours: whether
     its layers attend through our function. groups: query heads a key head there, 1 where layers differ. recurrent: whether some layer keeps a state that no length can roll back.
-    by_place: whether the place of a token in memory is its position, so that drafts may not branch.
+    by_place: whether the place of a token in memory is its position, so that drafts may not branch. by_blocks: whether keys are chosen by
+    blocks of such places.
     """
 
     layers: nn.ModuleList
@@ -53,6 +54,7 @@ class Anatomy:
     groups: int = 1
     recurrent: bool = False
     by_place: bool = False
+    by_blocks: bool = False
 
     @property
     def attends(self) -> bool:
@@ -121,6 +123,7 @@ def examine(model: Any, body: Any) -> Anatomy:
     states = [isinstance(layer, LinearAttentionLayer) for layer in cache.layers]
     if not any(states) and all(shape is None for shape in shapes):
         raise NotImplementedError(f"it keeps nothing in a cache{_where_else(output)}")
+    by_blocks = any(type(layer).__name__ in _BY_BLOCKS for layer in cache.layers)
     return replace(
         bare,
         shapes=shapes,
@@ -131,7 +134,8 @@ def examine(model: Any, body: Any) -> Anatomy:
         by_place=not takes_positions
         or bool(getattr(config, "alibi", False))
         or _local_by_place(config)
-        or any(type(layer).__name__ in _BY_PLACE for layer in cache.layers),
+        or by_blocks,
+        by_blocks=by_blocks,
     )
 
 
@@ -160,7 +164,7 @@ _KNOWN_LAYERS = {
     "DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer", "DummyLayer", "DynamicIndexedLayer", "MiniMaxM3VLSparseCacheLayer",
 }  # fmt: skip
-_BY_PLACE = {"MiniMaxM3VLSparseCacheLayer"}
+_BY_BLOCKS = {"MiniMaxM3VLSparseCacheLayer"}
 """Those that choose keys by blocks of places in memory."""
 
 

@@ -172,6 +172,10 @@ class SharedTarget:
         target, key = self.target, f"target.parallel={self.how}"
         if target.anatomy.recurrent:
             raise UserError(f"{key}: target {target.spec!r} has recurrent states (target.parallel=replicate)")
+        if target.apart:  # one process has more texts in a row than another, and they run its layers together
+            raise UserError(
+                f"{key}: target {target.spec!r} counts places in a row, so texts run one by one (target.parallel=replicate)"
+            )
         if any(not p.is_floating_point() for p in target.model.parameters()):
             raise UserError(f"{key}: target {target.spec!r} is quantised (target.parallel=replicate)")
         if self.how == "tp":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -203,8 +205,61 @@ def test_a_server_without_states_is_told_how_to_start(server: Loopback) -> None:
 
 
 def test_a_folder_that_is_not_shared_is_named(server: Loopback, tmp_path: Path) -> None:
-    server.lag = 60.0
+    server.states, server.lag = tmp_path / "theirs", 60.0
+    server.states.mkdir()
+    moved, store = tmp_path / "elsewhere", server._store
+    server._store = lambda folder, prompt: moved / store(folder, prompt).name  # type: ignore[method-assign]
     assert "must be a folder that this machine sees" in refusal(server, "data.reply_seconds=0.3")
+
+
+def test_a_file_that_is_never_written_is_named(server: Loopback) -> None:
+    server.lag = 60.0
+    assert "has the server room to write?" in refusal(server, "data.reply_seconds=0.3")
+
+
+@pytest.mark.parametrize("path", ["", "/", "a\0b"])
+def test_a_path_that_is_none_is_no_answer(server: Loopback, path: str) -> None:
+    server._store = lambda folder, prompt: path  # type: ignore[assignment,method-assign,return-value]
+    assert "returns no hidden states; start it with" in refusal(server)
+
+
+def test_no_file_is_left_where_no_more_rows_are_wanted(server: Loopback, tmp_path: Path) -> None:
+    """What was in flight is read; what had to wait is not asked for."""
+    target = load_target("debug")
+    config = config_of(target, "taps")
+    server.layers, server.lag = layers_asked(target, config), 0.1
+    texts = [torch.arange(5 + i, 15 + i)[None] for i in range(6)]
+    rows = [Batch(t, torch.arange(10)[None], torch.zeros_like(t), t > 0) for t in texts]
+    with ServedStates(recipe_of(server), target, config, quiet=True) as served:
+        next(served.ahead(((0, row, 1.0) for row in rows), lambda item: False))
+        until = time.monotonic() + 30
+        while len(server.asked) < 4 and time.monotonic() < until:
+            time.sleep(0.001)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_end_does_not_wait_for_files(server: Loopback) -> None:
+    """Threads that look for one would keep the interpreter for data.reply_seconds."""
+    target, batch = load_target("debug"), packed_batch(server.target)
+    config = config_of(target, "taps")
+    server.layers = layers_asked(target, config)
+    before = {*threading.enumerate()}
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ServedStates(recipe_of(server), target, config, quiet=True) as served,
+    ):
+        server.lag = 60.0
+        next(served.ahead(((0, batch.row(i), 1.0) for i in range(2)), lambda item: False))
+        until = time.monotonic() + 30
+        while not list(server.states.glob("*.lock")) and time.monotonic() < until:  # type: ignore[union-attr]
+            time.sleep(0.01)
+        time.sleep(0.1)
+        raise KeyboardInterrupt
+    looking = [t for t in threading.enumerate() if t not in before and "asyncio" in t.name]
+    for thread in looking:
+        thread.join(5)
+    assert looking
+    assert not any(thread.is_alive() for thread in looking)
 
 
 def test_a_file_of_another_text_is_not_deleted(server: Loopback, tmp_path: Path) -> None:

@@ -45,6 +45,23 @@ def test_a_config_tells_of_every_kind_of_layer(name: str, tmp_path: Path) -> Non
     assert found.kept == sum(shape.numbers for shape in target.anatomy.shapes if shape is not None)
 
 
+@pytest.mark.parametrize("kind", ["electra", "git", "longcat_flash", "dots3_note_text"])
+def test_layers_are_found_where_the_target_finds_them(tmp_path: Path, kind: str) -> None:
+    """In an encoder's place, with parts that attend twice, of layers that differ."""
+    model = tiny_model(kind, 260)
+    model.config.save_pretrained(tmp_path)
+    found = skeleton(str(tmp_path))
+    assert found.num_layers == 4
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert 0 < sum(found.layers) < found.parameters
+
+
+def test_a_config_without_a_number_of_layers_is_one_line(tmp_path: Path) -> None:
+    tiny_model("blt", 260).config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="no attribute 'num_hidden_layers'"):
+        skeleton(str(tmp_path))
+
+
 def test_a_config_alone_suffices(tmp_path: Path) -> None:
     """No weights, no tokenizer; of four experts a token is sent to one."""
     (tmp_path / "config.json").write_text(json.dumps(MIXTURE))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ class Trainer:
 
     def __init__(self, fails: tuple[int, ...] = (), stops: tuple[int, ...] = ()) -> None:
         self.fails, self.stops, self.error, self.ran = fails, stops, "0.01", list[tuple[str, int]]()
+        self.score: Any = None
 
     def __call__(self, command: list[str], stdout: Any, **options: Any) -> Any:
         assert command[:3] == [sys.executable, "-m", "align.train"]
@@ -42,7 +44,7 @@ class Trainer:
         if number in self.fails:
             stdout.write(b"one line\nerror: it is broken\n")
             return SimpleNamespace(returncode=2)
-        score = 1 + recipe.trainer.learning_rate * recipe.trainer.max_steps
+        score = self.score or 1 + recipe.trainer.learning_rate * recipe.trainer.max_steps
         (output / "metrics.csv").write_text(f"step,{METRIC},{METRIC}_se\n1,1.0,0.5\n9,{score},{self.error}\n")
         return SimpleNamespace(returncode=0)
 
@@ -139,6 +141,21 @@ def test_a_failed_trial_is_tried_again(trainer: Trainer, tmp_path: Path) -> None
     assert not any(r.failed for r in run(own, found, plan, quiet)) and trainer.ran == [("0001", 12)]
 
 
+@pytest.mark.parametrize(
+    ("metric", "score", "says"),
+    [("other", 1.0, "other is not among its metrics"), (METRIC, "nan", "is no number")],
+)
+def test_a_trial_without_a_score_has_failed(
+    trainer: Trainer, tmp_path: Path, metric: str, score: Any, says: str
+) -> None:
+    """And is tried again, as the command says."""
+    own, plan = replace(sweep(Parameter("seed", (1,))), metric=metric), Plan(tmp_path)
+    trainer.score = score
+    for _ in range(2):
+        assert says in run(own, trials(own, None, 0), plan, quiet)[0].failed
+    assert len(trainer.ran) == 2
+
+
 def test_a_result_that_cannot_be_read_is_made_again(trainer: Trainer, tmp_path: Path) -> None:
     """What has no standard error is stored as JSON has it; a torn or foreign result is no result."""
     own, plan = sweep(), Plan(tmp_path)
@@ -207,6 +224,20 @@ def test_wrong_words_stop_it_before_anything_runs(trainer: Trainer, tmp_path: Pa
     found = r"^sweep s, trial .*trainer.learning_rat=1: .*did you mean 'trainer.learning_rate'"
     with pytest.raises(UserError, match=found):
         run(own, trials(own, None, 0), Plan(tmp_path), quiet)
+    assert trainer.ran == [] and not (tmp_path / "sweep.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "fixed"),
+    [("trainer.learning_rate", ("trainer.learning_rate=9e-3",)), ("recipe", ()), ("output", ())],
+)
+def test_what_is_swept_is_given_nowhere_else(
+    trainer: Trainer, tmp_path: Path, name: str, fixed: tuple[str, ...]
+) -> None:
+    """All trials would be the same run, and the table call them several."""
+    own = sweep(Parameter(name, (1e-4, 2e-4)))
+    with pytest.raises(UserError, match=f"^sweep s: {name} is swept, and given for every trial"):
+        run(own, trials(own, None, 0), Plan(tmp_path, fixed), quiet)
     assert trainer.ran == [] and not (tmp_path / "sweep.json").exists()
 
 

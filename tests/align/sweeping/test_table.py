@@ -23,6 +23,14 @@ def test_seeds_make_an_interval() -> None:
     assert made[1].high - made[1].score == pytest.approx(4.302653 * 0.1 / 3**0.5, rel=1e-4)
 
 
+def test_the_same_run_twice_is_one_run() -> None:
+    """Drawn again, it says the same again: no interval comes of that."""
+    sweep = Sweep("s", "random", "validation/tau", True, (Parameter("seed", (0, 0, 1)),), (), ())
+    found = trials(sweep, None, 0, "grid")
+    made = rows(sweep, found, [Result(0, 9, 1.0), Result(1, 9, 1.0), Result(2, 9, 2.0)])
+    assert [(row.runs, row.score) for row in made] == [(2, 1.5)]
+
+
 def test_one_run_has_its_own_standard_error_or_none() -> None:
     sweep = Sweep("s", "grid", "loss", False, (Parameter("a", (1, 2, 3)),), (), ())
     found = trials(sweep, None, 0)

@@ -14,6 +14,7 @@ from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.training.callbacks import CheckpointCallback
 from align.training.checkpoints import (
+    check_same_run,
     clear_parts,
     latest,
     make_room,
@@ -131,3 +132,25 @@ def test_a_checkpoint_is_written_where_it_belongs(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("tempfile.mkstemp", full)
     SafeCheckpoints().save_checkpoint({"a": torch.ones(2)}, tmp_path / "x.ckpt")
     assert torch.equal(SafeCheckpoints().load_checkpoint(tmp_path / "x.ckpt")["a"], torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "says"),
+    [
+        ("one file", "fsdp", "saved under launch.strategy=auto, not fsdp; give launch.strategy=auto, or use"),
+        ("fsdp", "one file", "saved under launch.strategy=fsdp, not auto; give launch.strategy=fsdp, or use"),
+        (
+            "deepspeed_1 on 2 processes",
+            "deepspeed_3 on 1 processes",
+            r"saved under launch.strategy=deepspeed_1 with 2 processes \(launch.devices\), not deepspeed_3 with 1 processes",
+        ),
+    ],
+)
+def test_another_strategy_is_said_as_it_is_typed(
+    monkeypatch: pytest.MonkeyPatch, saved: str, now: str, says: str
+) -> None:
+    monkeypatch.setattr(
+        "align.training.checkpoints.read_seal", lambda path: {"drafter": {}, "strategy": saved}
+    )
+    with pytest.raises(UserError, match=says):
+        check_same_run(Path("step-1.ckpt"), {}, {"stage": "calibrate", "train": "all", "strategy": now, "follow": "false", "rates": "none"})  # fmt: skip

@@ -71,6 +71,17 @@ def test_useless_drafts_are_called_so() -> None:
     assert "pays up to batch 2 everywhere" in sentence(advise(costs(0.0, draft=0.0), [256], [0.0], [1, 2]))
 
 
+def test_where_drafting_loses_its_setting_does_not_count() -> None:
+    good, bad = (
+        advise(costs(0.01, reach), [256], [0.0], [1, 32])[0] for reach in ((0.8, 0.6, 0.5, 0.4), (0.0,) * 4)
+    )
+    assert (good.best, bad.best) == (CHAIN, Setting(1))
+    for found in ([good, bad, bad], [bad, bad, good]):
+        assert sentence(found).startswith(
+            f"use {CHAIN.words} ({CHAIN.options}); switch it off above batch 0 to"
+        )
+
+
 def test_token_after_token_a_shorter_chain_costs_less() -> None:
     found = costs(0.01)
     for tokens in (1, 2, 3):

@@ -11,8 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from align.common.errors import UserError
+from align.training.parallel import sharded
 from align.training.parallel.sharded import layers, put, whole
 from tests.forks import train_in_forks
+from tests.target_models import tiny_target
 
 
 def test_layers_are_the_members_of_the_outermost_lists() -> None:
@@ -114,3 +117,11 @@ def test_a_target_without_a_plan_is_refused(tmp_path: Path) -> None:
     assert done.returncode and errors == [
         "error: target.parallel=tp: target 'debug-gpt2': transformers has no plan for its architecture (target.parallel=fsdp)"
     ], done.stderr
+
+
+def test_a_target_whose_texts_run_one_by_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes would run its layers another number of times, and wait for each other."""
+    for name, value in (("get_world_size", 2), ("get_rank", 0)):
+        monkeypatch.setattr(sharded.dist, name, lambda value=value: value)
+    with pytest.raises(UserError, match="'bart' counts places in a row, so texts run one by one"):
+        sharded.SharedTarget(tiny_target("bart"), "fsdp", torch.device("cpu"))
