@@ -25,6 +25,8 @@ Verify = Callable[[Sequence[Round]], list[Outcome]]
 
 BY_RATIO = frozenset({"token", "block", "recursive", "traversal", "k_seq", "hybrid"})
 """The verifiers that look at q."""
+CHAINS = frozenset({"token", "block", "hybrid"})
+"""Those of them that take chains alone."""
 CHANCE = 0.8
 """One bug multiplies the probability of acceptance by this."""
 
@@ -179,6 +181,18 @@ ENGINE_BUGS = (
             lambda right: lambda found, p_BMV, u_B2: right(found._replace(rest_BMV=p_BMV), p_BMV, u_B2),
         ),
         BY_RATIO,
+    ),
+    Bug(
+        "a rejected draft is not taken out of p from the fourth on",
+        "rounds",
+        (
+            verifiers,
+            "resolve",
+            lambda right: lambda found, p_BMV, u_B2: right(
+                found._replace(rest_BMV=torch.cat((found.rest_BMV[:, :3], p_BMV[:, 3:]), 1)), p_BMV, u_B2
+            ),
+        ),
+        CHAINS,
     ),
     Bug(
         "one random number serves two draws",

@@ -40,14 +40,16 @@ class Shape(NamedTuple):
 
 
 WIDE = Shape(SIZE, 2, 4, 800)
-DEEP = [Shape(6, 6, 6, 300, weak) for weak in range(2, 6)]
+DEEP, WEAK = Shape(6, 6, 0, 600), range(2, 6)
 """Chains in which the third, fourth … draft alone is rejected often: what goes wrong behind several accepted ones shows."""
 AGAIN, TOGETHER = 10, 200
 """How many times as many rounds decide; rounds in one call."""
-LOOK = 0.02
-"""A bound below which fresh draws decide."""
-SPREAD, MIXED, NEAR = 2.0, 0.5, 0.05
-"""The standard deviation of a row of logits, and the share of another row in those of q, where it is rejected often and where seldom."""
+LOOK = 1.0
+"""The smallest bound, times their number, below which fresh draws decide."""
+SPREAD, MIXED = 2.0, 0.5
+"""The standard deviation of a row of logits, and the share of another row in those of q."""
+NEAR, FAR = 0.05, 1.0
+"""That share where one level is weak: at the others, and there."""
 PROMPT, TEXT, ENDS = (0, 7), (2,), (1, 4)
 """What stands before the round, and the ends of a text."""
 RULES: dict[str, tuple[Law, Siblings | None]] = {
@@ -68,11 +70,13 @@ SETTINGS = {
 
 
 class _Drawn(NamedTuple):
-    """N texts of L = levels + 1 tokens: tokens (N, L), p at each place (N, L, V), and whether a whole draft stands in each."""
+    """N texts of L = levels + 1 tokens: tokens (N, L), p at each place (N, L, V), whether a whole draft stands in each, and at the places
+    of drafts which tokens are more probable under q than under p, bool (N, L − 1, V)."""
 
     tokens_NL: Tensor
     p_NLV: Tensor
     whole_N: Tensor
+    over_NLV: Tensor
 
 
 def table_of(logits_LV: Tensor) -> Tensor:
@@ -91,9 +95,12 @@ def rounds_check(verifier: str, table_RV: Tensor, seed: int, alpha: float, bug: 
         alpha: the probability that a right verifier fails.
     """
     worst, name, drawn = 1.0, next(iter(SETTINGS)), 0
-    worlds = {setting: _World(table_RV, sampling) for setting, sampling in SETTINGS.items()}
+    worlds = {setting: _World(table_RV, sampling, WIDE) for setting, sampling in SETTINGS.items()}
     if RULES[verifier][1] is None:
-        worlds |= {f"draft {s.weak + 1} of {s.levels}": _World(table_RV, Sampling(1.0), s) for s in DEEP if s.weak}
+        worlds |= {
+            f"draft {i + 1} of {DEEP.levels}": _World(table_RV, Sampling(1.0), DEEP._replace(weak=i))
+            for i in WEAK
+        }
     for setting, world in worlds.items():
         with bug():
             draws = world.shape.draws
@@ -103,7 +110,7 @@ def rounds_check(verifier: str, table_RV: Tensor, seed: int, alpha: float, bug: 
                 continue
             found = _least(world.draw(verifier, AGAIN * draws, seed + draws))
             drawn += AGAIN * draws
-        found = min(1.0, found * len(worlds) * world.shape.size * (world.shape.levels + 2))
+        found = min(1.0, found * len(worlds))
         if found < worst:
             worst, name = found, setting
     words = f"{drawn} rounds; least likely: {name}, p {worst:.2g}"
@@ -111,21 +118,29 @@ def rounds_check(verifier: str, table_RV: Tensor, seed: int, alpha: float, bug: 
 
 
 def _least(drawn: _Drawn) -> float:
-    """The smallest of Freedman's bounds, over all tokens at each place, and at the last where a whole draft stands before it."""
-    parts = [(drawn.tokens_NL[:, i], drawn.p_NLV[:, i]) for i in range(drawn.tokens_NL.shape[1])]
+    """The smallest of Freedman's bounds, times their number: over all tokens at each place, and at the last where a whole draft stands
+    before it; and at each place over those tokens together of which q has more than p, which a residual leaves out."""
+    places = range(drawn.tokens_NL.shape[1])
+    parts = [(drawn.tokens_NL[:, i], drawn.p_NLV[:, i]) for i in places]
     parts.append((drawn.tokens_NL[drawn.whole_N, -1], drawn.p_NLV[drawn.whole_N, -1]))
-    least = 1.0
-    for tokens_N, p_NV in parts:
-        t_V = (torch.bincount(tokens_N, minlength=p_NV.shape[1]) - p_NV.sum(0)).abs()
-        bound_V = 2 * (-t_V.square() / (2 * ((p_NV * (1 - p_NV)).sum(0) + t_V / 3)).clamp(min=1e-9)).exp()
-        least = min(least, float(bound_V.min()))
-    return least
+    for i in places[:-1]:
+        over_NV, p_NV, tokens_N = drawn.over_NLV[:, i], drawn.p_NLV[:, i], drawn.tokens_NL[:, i]
+        p_N = (p_NV * over_NV).sum(1)
+        parts.append((over_NV.gather(1, tokens_N[:, None])[:, 0].long(), torch.stack((1 - p_N, p_N), 1)))
+    bounds = [_freedman(*part) for part in parts]
+    return min(float(bound.min()) for bound in bounds) * sum(map(len, bounds))
+
+
+def _freedman(tokens_N: Tensor, p_NV: Tensor) -> Tensor:
+    """For each token (V,) a bound on the chance that it came as much too often or too seldom."""
+    t_V = (torch.bincount(tokens_N, minlength=p_NV.shape[1]) - p_NV.sum(0)).abs()
+    return 2 * (-t_V.square() / (2 * ((p_NV * (1 - p_NV)).sum(0) + t_V / 3)).clamp(min=1e-9)).exp()
 
 
 class _World:
     """Rows of logits under one setting: after every token a row of its own."""
 
-    def __init__(self, table_RV: Tensor, sampling: Sampling, shape: Shape = WIDE) -> None:
+    def __init__(self, table_RV: Tensor, sampling: Sampling, shape: Shape) -> None:
         self.table_RV, self.sampling, self.shape = table_RV[:, : shape.size], sampling, shape
         self.history = History(sampling, PROMPT, shape.size, ENDS, table_RV.device)
         self.history.extend(TEXT)
@@ -147,7 +162,7 @@ class _World:
     def q(self, level: int, above_P: Tensor) -> Tensor:
         """q (P, V) after the tokens above."""
         other_PV = self.table_RV[(above_P + 2) % ROWS]
-        share = MIXED if self.shape.weak in (None, level) else NEAR
+        share = MIXED if self.shape.weak is None else FAR if self.shape.weak == level else NEAR
         return ((1 - share) * self.rows(above_P) + share * other_PV).softmax(-1)
 
     def round(self, verifier: str, seed: int) -> Round:
@@ -174,7 +189,7 @@ class _World:
     def draw(self, verifier: str, count: int, seed: int) -> _Drawn:
         """`count` texts, each begun by a round and continued by draws from p."""
         own, levels = seeded(seed), self.shape.levels
-        texts, rows, whole = [], [], []
+        texts, rows, whole, over = [], [], [], []
         for start in range(0, count, TOGETHER):
             size = min(TOGETHER, count - start)
             rounds = [self.round(verifier, (seed + start + i) * 7919 + 1) for i in range(size)]
@@ -185,4 +200,7 @@ class _World:
                     text.append(int(torch.multinomial(self.p(tuple(text)), 1, generator=own)))
                 texts.append(text)
                 rows.append(torch.stack([self.p(tuple(text[:i])) for i in range(levels + 1)]))
-        return _Drawn(torch.tensor(texts), torch.stack(rows), torch.tensor(whole))
+                above = torch.tensor([-1, *text[: levels - 1]])
+                q_LV = torch.cat([self.q(i, above[i : i + 1]) for i in range(levels)])
+                over.append(q_LV > rows[-1][:-1])
+        return _Drawn(torch.tensor(texts), torch.stack(rows), torch.tensor(whole), torch.stack(over))
