@@ -10,7 +10,7 @@ import pytest
 from align.models.checkpoints.block import save_drafter
 from align.models.checkpoints.standalone import save_standalone
 from align.target.loading import load_target
-from decode.losslessness import checks
+from decode.losslessness import checks, rounds
 from decode.losslessness.verdict import Check
 from decode.losslessness.widened import BUGS
 from decode.verify import main
@@ -22,7 +22,8 @@ from tests.builders import diffusion_drafter as standalone
 def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """And few rounds: tests/decode/losslessness/test_rounds.py draws as many as show a bug."""
     monkeypatch.setattr("decode.losslessness.sampled.LENGTH", 8)
-    monkeypatch.setattr("decode.losslessness.rounds.DRAWS", 40)
+    monkeypatch.setattr(rounds, "WIDE", rounds.WIDE._replace(draws=40))
+    monkeypatch.setattr(rounds, "WEAK", ())
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 from align.models.checkpoints.block import save_drafter
 from align.models.checkpoints.standalone import save_standalone
 from align.target.loading import load_target
+from decode.losslessness import rounds
 from decode.losslessness.cases import QUICK, THOROUGH, VerifyConfig
 from decode.methods.registry import SYSTEMS
 from decode.verify import main
@@ -22,7 +23,8 @@ from tests.builders import diffusion_drafter as standalone
 def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """And few rounds: tests/decode/losslessness/test_rounds.py draws as many as show a bug."""
     monkeypatch.setattr("decode.losslessness.sampled.LENGTH", 8)
-    monkeypatch.setattr("decode.losslessness.rounds.DRAWS", 40)
+    monkeypatch.setattr(rounds, "WIDE", rounds.WIDE._replace(draws=40))
+    monkeypatch.setattr(rounds, "WEAK", ())
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import torch
 
 from align.models.checkpoints.block import save_drafter
 from align.target.loading import load_target
+from decode.losslessness import rounds
 from decode.speculation import rules, verification
 from decode.verify import main
 from tests.builders import block_network as network
@@ -22,7 +23,8 @@ from tests.builders import block_network as network
 def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """And few rounds: tests/decode/losslessness/test_rounds.py draws as many as show a bug."""
     monkeypatch.setattr("decode.losslessness.sampled.LENGTH", 8)
-    monkeypatch.setattr("decode.losslessness.rounds.DRAWS", 40)
+    monkeypatch.setattr(rounds, "WIDE", rounds.WIDE._replace(draws=40))
+    monkeypatch.setattr(rounds, "WEAK", ())
 
 
 @pytest.fixture(scope="module")
