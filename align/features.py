@@ -42,16 +42,18 @@ def main(argv: list[str] | None = None) -> None:
         from align.data.supply import open_supply
         from align.outputs.cache import TargetOutputCache
         from align.outputs.row import row_key
-        from align.outputs.served import Item, ServedStates
+        from align.outputs.served import Item, ServedStates, check_server
         from align.target.loading import load_target
         from align.training.build import conditioning
         from align.training.datamodule import distinct_places, validation_rows
 
         t, d = recipe.target, recipe.data
         target = load_target(t.name, device=target_device(recipe), **recipe.target_options)
+        config, heat = conditioning(recipe, target), recipe.objective.temperature
+        if recipe.trainer.features_server is not None:
+            check_server(recipe, target, config)
         supply = open_supply(recipe, target)
         stream = supply.stream(recipe)
-        config, heat = conditioning(recipe, target), recipe.objective.temperature
         cache = TargetOutputCache(target, config, recipe.trainer, recipe.features_folder)
         assert cache.store is not None
         places = recipe.trainer.max_steps * recipe.trainer.batch_size

@@ -77,6 +77,34 @@ def serve_words(
     ]  # fmt: skip
 
 
+def _command(target: Target, config: BlockConfig | None) -> str:
+    """How vLLM is started for a target and what a drafter reads of it."""
+    return shlex.join(["vllm", "serve", target.spec, *serve_words(layers_asked(target, config), SHARED)])
+
+
+async def _models(client: Client, command: str) -> list[dict[str, Any]]:
+    """The models that the server names. Raises UserError: none; the line ends with the command that starts it."""
+    try:
+        return await client.models()
+    except UserError as error:
+        raise UserError(f"{error} Start it with: {command}") from None
+
+
+def check_server(recipe: Recipe, target: Target, config: BlockConfig | None) -> None:
+    """Raises UserError where no server answers, before anything is written for it."""
+    d, url = recipe.data, recipe.trainer.features_server
+    assert url is not None
+
+    async def ask() -> None:
+        client = Client(url, 1, Patience(d.reply_seconds, d.retry_seconds), True, KEY)
+        try:
+            await _models(client, _command(target, config))
+        finally:
+            await client.close()
+
+    asyncio.run(ask())
+
+
 class ServedStates:
     """The target's hidden states out of a server. `features` goes into the place of
     `TargetOutputCache.run`. It is a context; the target that it was given is good for nothing else afterwards.
@@ -92,7 +120,7 @@ class ServedStates:
         assert url is not None
         self.recipe, self.target, self.config, self.url = recipe, target, config, url
         self.layers = layers_asked(target, config)
-        self.command = shlex.join(["vllm", "serve", target.spec, *serve_words(self.layers, SHARED)])
+        self.command = _command(target, config)
         self.most = 2 * d.concurrency
         """Documents that wait for the server, or to be used."""
         self._waiting: dict[tuple[int, ...], Future[Tensor]] = {}
@@ -124,7 +152,7 @@ class ServedStates:
     async def _meet(self, connections: int, patience: Patience, quiet: bool) -> None:
         self.client = Client(self.url, connections, patience, quiet, KEY)
         self._slots = asyncio.Semaphore(connections)
-        models = await self.client.models()
+        models = await _models(self.client, self.command)
         self.model = choose_model(models, self.url, self.target.spec, self.recipe.data.served_model)
         about = next(m for m in models if str(m["id"]) == self.model)
         limit, length = about.get("max_model_len"), self.recipe.data.length

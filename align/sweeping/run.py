@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 from align.common.errors import UserError
 from align.common.files import check_ordinary, write_json, write_text
 from align.common.schema import convert, read_json, read_object
+from align.common.text import short
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.sweeping.config import Sweep
@@ -21,6 +22,12 @@ from align.sweeping.halving import best, rungs
 from align.sweeping.trials import Trial, key
 
 RECORD, RESULT = "sweep.json", "result.json"
+_SAID = {
+    "sweep": "file",
+    "fixed": "set of words for all trials",
+    "eta": "--eta",
+    "least": "least number of steps",
+}
 _SHARED = ("data.", "target.", "seed")
 """Keys on which the text depends: where a sweep changes none of them, all trials read one data folder."""
 
@@ -72,8 +79,9 @@ def record(sweep: Sweep, found: Sequence[Trial], plan: Plan) -> None:
         before = read_object(path)
         for name in ("sweep", "fixed", "eta", "least"):
             if before.get(name) != now[name]:
+                was, given = (short(json.dumps(found.get(name)), 120) for found in (before, now))
                 raise UserError(
-                    f"{path}: another {name} was begun there; give another --out, or the words of that time"
+                    f"{path}: a sweep of another {_SAID[name]} was begun there ({was}; now {given}); give another --out, or what was given then"
                 )
         old = before.get("trials")
         if not isinstance(old, list) or old[: len(now["trials"])] != now["trials"][: len(old)]:

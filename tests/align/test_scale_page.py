@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from align.config.parser import load_recipe
 from align.target.loading import load_target
 from tests.loopback_server import Loopback
 
@@ -29,6 +30,19 @@ def test_the_page_has_these_commands() -> None:
         *["align.plan"] * 2, *["align.synthesize"] * 2, "align.features", "align.train", "align.features",
         *["align.sweep"] * 3,
     ]  # fmt: skip
+
+
+def test_every_command_with_its_own_recipe_is_one() -> None:
+    """Of writing, features and training, the lines that start training too: the tests of one at tiny size take another recipe."""
+    found = [
+        line
+        for line in PAGE.splitlines()
+        if line.startswith("    ") and " recipe=" in line and "align.plan" not in line
+    ]
+    assert len(found) == 11
+    for line in found:
+        words = shlex.split(line.partition("  #")[0])
+        load_recipe([word for word in words if "=" in word and not word.startswith("-")])
 
 
 def few_trials(folder: Path) -> str:

@@ -142,6 +142,26 @@ def test_a_server_that_goes_away_costs_no_row(
     assert counts[0] <= counts[1] - there  # a row has one document or more
 
 
+def test_a_server_that_is_not_there_is_said_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the command that starts it."""
+    with pytest.raises(SystemExit):
+        features.main(
+            [
+                "recipe=debug_taps",
+                "trainer.features_gb=1",
+                "trainer.features_writer=vllm:http://127.0.0.1:9",
+                f"output={tmp_path}",
+            ]
+        )
+    said = capsys.readouterr().err
+    assert (
+        "no answer" in said and "Start it with: vllm serve debug" in said and "extract_hidden_states" in said
+    )
+    assert not (tmp_path / "data").exists()
+
+
 def test_documents_of_a_row(target: Target) -> None:
     batch = Batch(
         torch.tensor([[5, 6, 7, 8, 0]]),
@@ -253,12 +273,11 @@ def test_an_end_does_not_wait_for_files(server: Loopback) -> None:
         until = time.monotonic() + 30
         while not list(server.states.glob("*.lock")) and time.monotonic() < until:  # type: ignore[union-attr]
             time.sleep(0.01)
-        time.sleep(0.1)
+        looking = [t for t in threading.enumerate() if t not in before and "asyncio" in t.name]
         raise KeyboardInterrupt
-    looking = [t for t in threading.enumerate() if t not in before and "asyncio" in t.name]
-    for thread in looking:
-        thread.join(5)
     assert looking
+    for thread in looking:
+        thread.join(30)
     assert not any(thread.is_alive() for thread in looking)
 
 
