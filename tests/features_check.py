@@ -28,9 +28,8 @@ from align.config.parser import load_recipe
 from align.outputs.served import serve_words
 from align.outputs.stand_ins import layers_asked
 from align.target.loading import load_target, resolve_folder
-from align.target.names import DEFAULT_TARGET
 from align.training.build import conditioning
-from tests.serve_check import serving
+from tests.serve_check import interpreter, serving, vllm_parser
 
 LARGEST = 1e-2
 """Of the distance of a row's outputs, as a share of their length."""
@@ -38,15 +37,10 @@ LARGEST = 1e-2
 
 @cli
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = vllm_parser(__doc__, "runs/features_check")
     add = parser.add_argument
-    add("--vllm", type=Path, required=True, help="the virtual environment that vLLM is installed in")
     add("--recipe", default="smollm2_taps")
-    add("--target", default=DEFAULT_TARGET)
     add("--samples", type=int, default=48, help="texts that the target writes first")
-    add("--out", type=Path, default=Path("runs/features_check"))
     found = run(parser.parse_args())
     if not found["same"]:
         raise SystemExit(1)
@@ -54,9 +48,7 @@ def main() -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """The comparison; `same`: every row is within `LARGEST`."""
-    program, out = options.vllm / "bin" / "python", options.out
-    if not program.is_file():
-        raise UserError(f"--vllm={options.vllm}: has no bin/python; type: make serve-check")
+    program, out = interpreter(options), options.out
     for name in ("own", "served", "states"):
         shutil.rmtree(out / name, ignore_errors=True)
     (out / "states").mkdir(parents=True)

@@ -43,19 +43,32 @@ START = 600.0
 """Seconds that a server may take to start."""
 
 
-@cli
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def vllm_parser(text: str | None, out: str) -> argparse.ArgumentParser:
+    """The options that every check of vLLM has."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--vllm", type=Path, required=True, help="the virtual environment that vLLM is installed in")
-    add("--drafter", default="runs/smollm2_taps/drafter")
     add("--target", default=DEFAULT_TARGET)
+    add("--out", type=Path, default=Path(out))
+    return parser
+
+
+def interpreter(options: argparse.Namespace) -> Path:
+    """Python of that environment. Raises UserError where it has none."""
+    program: Path = options.vllm / "bin" / "python"
+    if not program.is_file():
+        raise UserError(f"--vllm={options.vllm}: has no bin/python; type: make serve-check")
+    return program
+
+
+@cli
+def main() -> None:
+    parser = vllm_parser(__doc__, "runs/serve_check")
+    add = parser.add_argument
+    add("--drafter", default="runs/smollm2_taps/drafter")
     add("--suite", default="mtbench")
     add("--limit", type=int, default=20)
     add("--max-new-tokens", type=int, default=64)
-    add("--out", type=Path, default=Path("runs/serve_check"))
     add("--as-it-is", action="store_true", help="leave vLLM's fault in")
     found = run(parser.parse_args())
     if not found["same"]:
@@ -63,9 +76,7 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    program = options.vllm / "bin" / "python"
-    if not program.is_file():
-        raise UserError(f"--vllm={options.vllm}: has no bin/python; type: make serve-check")
+    program = interpreter(options)
     target = load_target(options.target, "float32")
     drafter = load_drafter(options.drafter, target)
     folder = options.out / "dflash"

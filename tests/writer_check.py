@@ -27,28 +27,22 @@ from align.common.text import say
 from align.data import shards as data
 from align.data.index import read_samples
 from align.target.loading import resolve_folder
-from align.target.names import DEFAULT_TARGET
 from decode.suites.registry import prompts_of
-from tests.serve_check import serving
+from tests.serve_check import interpreter, serving, vllm_parser
 
 Sample = tuple[tuple[int, ...], int, float]
 
 
 @cli
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = vllm_parser(__doc__, "runs/writer_check")
     add = parser.add_argument
-    add("--vllm", type=Path, required=True, help="the virtual environment that vLLM is installed in")
-    add("--target", default=DEFAULT_TARGET)
     add("--prompts", type=int, default=16, help="prompts of MT-Bench that both answer greedily")
     add("--samples", type=int, default=48, help="samples that each writes on its own")
     add("--max-answer-tokens", type=int, default=64)
     add("--batch-size", type=int, default=64)
     add("--concurrency", type=int, default=64)
     add("--kill-after", default="", help="seconds after which a second run is killed, for each of its starts")
-    add("--out", type=Path, default=Path("runs/writer_check"))
     found = run(parser.parse_args())
     if not found["same"]:
         raise SystemExit(1)
@@ -56,9 +50,7 @@ def main() -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """The comparison; `same`: nothing differs."""
-    program = options.vllm / "bin" / "python"
-    if not program.is_file():
-        raise UserError(f"--vllm={options.vllm}: has no bin/python; type: make serve-check")
+    program = interpreter(options)
     options.out.mkdir(parents=True, exist_ok=True)
     for name in ("served", "killed", "own", "greedy_served", "greedy_own"):
         shutil.rmtree(options.out / name, ignore_errors=True)

@@ -25,6 +25,12 @@ class TargetFeatures:
     values: list[Tensor]
     taps_BLFD: Tensor | None
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them that are there."""
+        taps = [] if self.taps_BLFD is None else [self.taps_BLFD]
+        return [self.hidden_BLD, *self.keys, *self.values, *taps]
+
     def each(self, change: Callable[[Tensor], Tensor]) -> TargetFeatures:
         """All of them, changed alike."""
         keys, values = ([change(t) for t in part] for part in (self.keys, self.values))
@@ -66,13 +72,10 @@ Features = Callable[[Target, Batch, BlockConfig | None], TargetFeatures]
 def each_document(
     target: Target, batch: Batch, config: BlockConfig | None, features: Features
 ) -> TargetFeatures:
-    """The features of each document alone, where no mask keeps them apart, in their places; padding gets zeros."""
+    """The features of each document alone, in their places; padding gets zeros."""
     whole: TargetFeatures | None = None
-    for row, documents in enumerate(batch.document_BL):
-        for document in documents.unique().tolist():
-            places = (documents == document).nonzero()[:, 0]
-            if document < 0:
-                continue
+    for row, document_L in enumerate(batch.document_BL):
+        for places in document_places(document_L):
             alone = Batch(*(t[row : row + 1, places] for t in vars(batch).values()))
             found = features(target, alone, config)
             whole = whole or _zeros(found, batch)
@@ -83,6 +86,11 @@ def each_document(
                 mine[row][:, places] = its[0]
     assert whole is not None
     return whole
+
+
+def document_places(document_L: Tensor) -> list[Tensor]:
+    """Where each document of a row stands, padding left out."""
+    return [(document_L == n).nonzero()[:, 0] for n in document_L.unique().tolist() if n >= 0]
 
 
 def _zeros(one: TargetFeatures, batch: Batch) -> TargetFeatures:

@@ -30,7 +30,7 @@ from align.common.errors import UserError
 from align.common.text import plural, say
 from align.config.recipe import Recipe
 from align.models.block_config import BlockConfig
-from align.models.target_features import TargetFeatures, each_document
+from align.models.target_features import TargetFeatures, document_places, each_document
 from align.outputs.stand_ins import StandIns, distance, layers_asked, own_states
 from align.target.model import Target
 from align.writing.client import Client, Patience, choose_model
@@ -82,23 +82,39 @@ def _command(target: Target, config: BlockConfig | None) -> str:
     return shlex.join(["vllm", "serve", target.spec, *serve_words(layers_asked(target, config), SHARED)])
 
 
-async def _models(client: Client, command: str) -> list[dict[str, Any]]:
-    """The models that the server names. Raises UserError: none; the line ends with the command that starts it."""
+def _client(recipe: Recipe, quiet: bool) -> Client:
+    """Raises UserError: the package for it is missing, or an environment without connections."""
+    d, url = recipe.data, recipe.trainer.features_server
+    assert url is not None
+    return Client(url, d.concurrency, Patience(d.reply_seconds, d.retry_seconds), quiet, KEY)
+
+
+async def _model(client: Client, recipe: Recipe, target: Target, command: str) -> str:
+    """The target's name on the server.
+
+    Raises:
+        UserError: no answer, no such model, or one with too little room for a row. `command` starts the right one.
+    """
     try:
-        return await client.models()
+        models = await client.models()
     except UserError as error:
         raise UserError(f"{error} Start it with: {command}") from None
+    name = choose_model(models, client.url, target.spec, recipe.data.served_model)
+    limit = next(m for m in models if str(m["id"]) == name).get("max_model_len")
+    if isinstance(limit, int) and limit <= recipe.data.length:
+        raise UserError(
+            f"{client.url}: {name!r} takes {limit} tokens, a row may have {recipe.data.length} and one new one (data.length)"
+        )
+    return name
 
 
 def check_server(recipe: Recipe, target: Target, config: BlockConfig | None) -> None:
-    """Raises UserError where no server answers, before anything is written for it."""
-    d, url = recipe.data, recipe.trainer.features_server
-    assert url is not None
+    """Raises UserError where no server has the target, before anything is written for it."""
 
     async def ask() -> None:
-        client = Client(url, 1, Patience(d.reply_seconds, d.retry_seconds), True, KEY)
+        client = _client(recipe, quiet=True)
         try:
-            await _models(client, _command(target, config))
+            await _model(client, recipe, target, _command(target, config))
         finally:
             await client.close()
 
@@ -130,7 +146,7 @@ class ServedStates:
         self._thread.start()
         self.client: Client | None = None
         try:
-            self._wait(self._meet(d.concurrency, Patience(d.reply_seconds, d.retry_seconds), quiet))
+            self._wait(self._meet(quiet))
             apart = self._compare()
             self.stood = StandIns(target, config, self.layers, self._probe())
         except NotImplementedError as why:
@@ -149,17 +165,10 @@ class ServedStates:
 
     # ---- requests ----
 
-    async def _meet(self, connections: int, patience: Patience, quiet: bool) -> None:
-        self.client = Client(self.url, connections, patience, quiet, KEY)
-        self._slots = asyncio.Semaphore(connections)
-        models = await _models(self.client, self.command)
-        self.model = choose_model(models, self.url, self.target.spec, self.recipe.data.served_model)
-        about = next(m for m in models if str(m["id"]) == self.model)
-        limit, length = about.get("max_model_len"), self.recipe.data.length
-        if isinstance(limit, int) and limit <= length:
-            raise UserError(
-                f"{self.url}: {self.model!r} takes {limit} tokens, a row may have {length} and one new one (data.length)"
-            )
+    async def _meet(self, quiet: bool) -> None:
+        self.client = _client(self.recipe, quiet)
+        self._slots = asyncio.Semaphore(self.recipe.data.concurrency)
+        self.model = await _model(self.client, self.recipe, self.target, self.command)
 
     async def _states(self, tokens: tuple[int, ...]) -> Tensor:
         assert self.client is not None
@@ -316,8 +325,7 @@ class ServedStates:
 
 def documents(alone: Batch) -> list[tuple[int, ...]]:
     """The texts in a row, given as a batch of one."""
-    numbers = alone.document_BL[0]
-    return [tuple(alone.tokens_BL[0, numbers == n].tolist()) for n in numbers.unique().tolist() if n >= 0]
+    return [tuple(alone.tokens_BL[0, places].tolist()) for places in document_places(alone.document_BL[0])]
 
 
 _TEXT = """The river was low that summer, and the old mill, which had ground corn for two hundred years, stood still. def area(width,

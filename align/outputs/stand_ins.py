@@ -101,7 +101,7 @@ class StandIns:
             target.layers[i] = _Stood(layer, i in runs, forms.get(i))
         try:
             after = self.features(alone, states[0].transpose(0, 1))
-            apart = max(float(distance(a, b)) for a, b in zip(_tensors(after), _tensors(before), strict=True))
+            apart = max(float(distance(a, b)) for a, b in zip(after.tensors, before.tensors, strict=True))
         except (RuntimeError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise NotImplementedError(f"{type(error).__name__}: {short(error)}") from None
         if not apart < CLOSE:
@@ -133,11 +133,6 @@ class StandIns:
         for i, layer in enumerate(stood):
             layer.state, layer.before = by_layer.get(i), by_layer.get(i - 1)
         return target_features(self.target, alone, self.config)
-
-
-def _tensors(features: TargetFeatures) -> list[Tensor]:
-    taps = [] if features.taps_BLFD is None else [features.taps_BLFD]
-    return [features.hidden_BLD, *features.keys, *features.values, *taps]
 
 
 def distance(found: Tensor, own: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def record(sweep: Sweep, found: Sequence[Trial], plan: Plan) -> None:
         before = read_object(path)
         for name in ("sweep", "fixed", "eta", "least"):
             if before.get(name) != now[name]:
-                was, given = (short(json.dumps(found.get(name)), 120) for found in (before, now))
+                was, given = (short(json.dumps(values.get(name)), 120) for values in (before, now))
                 raise UserError(
                     f"{path}: a sweep of another {_SAID[name]} was begun there ({was}; now {given}); give another --out, or what was given then"
                 )

@@ -189,7 +189,7 @@ class _World:
     def draw(self, verifier: str, count: int, seed: int) -> _Drawn:
         """`count` texts, each begun by a round and continued by draws from p."""
         own, levels = seeded(seed), self.shape.levels
-        texts, rows, whole, over = [], [], [], []
+        texts, rows, whole = [], [], []
         for start in range(0, count, TOGETHER):
             size = min(TOGETHER, count - start)
             rounds = [self.round(verifier, (seed + start + i) * 7919 + 1) for i in range(size)]
@@ -200,7 +200,7 @@ class _World:
                     text.append(int(torch.multinomial(self.p(tuple(text)), 1, generator=own)))
                 texts.append(text)
                 rows.append(torch.stack([self.p(tuple(text[:i])) for i in range(levels + 1)]))
-                above = torch.tensor([-1, *text[: levels - 1]])
-                q_LV = torch.cat([self.q(i, above[i : i + 1]) for i in range(levels)])
-                over.append(q_LV > rows[-1][:-1])
-        return _Drawn(torch.tensor(texts), torch.stack(rows), torch.tensor(whole), torch.stack(over))
+        tokens_NL, p_NLV = torch.tensor(texts), torch.stack(rows)
+        above_NL = torch.cat((torch.full((count, 1), -1), tokens_NL), 1)
+        q_NLV = torch.stack([self.q(i, above_NL[:, i]) for i in range(levels)], 1)
+        return _Drawn(tokens_NL, p_NLV, torch.tensor(whole), q_NLV > p_NLV[:, :-1])

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from align import features
 from align.common.batch import Batch
@@ -21,7 +20,7 @@ from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.makers.block import block_config
 from align.models.block_config import BlockConfig
-from align.models.target_features import TargetFeatures, target_features
+from align.models.target_features import target_features
 from align.outputs.served import ServedStates, documents
 from align.outputs.stand_ins import layers_asked
 from align.target.loading import load_target
@@ -41,10 +40,6 @@ def recipe_of(server: Loopback, *more: str) -> Recipe:
 
 def config_of(target: Target, context: str | None) -> BlockConfig | None:
     return None if context is None else block_config(target, block_options(context=context, taps=3), None)
-
-
-def tensors(found: TargetFeatures) -> list[Tensor]:
-    return [found.hidden_BLD, *found.keys, *found.values, *([] if found.taps_BLFD is None else [found.taps_BLFD])]  # fmt: skip
 
 
 @pytest.fixture
@@ -67,7 +62,7 @@ def test_features_are_the_targets_own(server: Loopback, tmp_path: Path, context:
         found = served.features(target, batch.row(0), config)
         served.features(target, batch.row(1), config)
     real = batch.document_BL[0] >= 0
-    for mine, its in zip(tensors(found), tensors(own), strict=True):
+    for mine, its in zip(found.tensors, own.tensors, strict=True):
         at = 2 if mine.dim() == 4 and mine.shape[2] == len(real) else 1
         mine, its = mine.movedim(at, 0)[real], its.movedim(at, 0)[real]
         torch.testing.assert_close(mine, its, atol=1e-5, rtol=1e-4)
@@ -160,6 +155,23 @@ def test_a_server_that_is_not_there_is_said_before_anything_is_written(
         "no answer" in said and "Start it with: vllm serve debug" in said and "extract_hidden_states" in said
     )
     assert not (tmp_path / "data").exists()
+
+
+def test_a_server_of_another_model_is_said_before_anything_is_written(
+    server: Loopback, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.model, run = "other", tmp_path / "run"
+    with pytest.raises(SystemExit):
+        features.main(
+            [
+                "recipe=debug_taps",
+                "trainer.features_gb=1",
+                f"trainer.features_writer=vllm:{server.url}",
+                f"output={run}",
+            ]
+        )
+    assert "serves 'other', not target.name='debug'" in capsys.readouterr().err
+    assert not (run / "data").exists()
 
 
 def test_documents_of_a_row(target: Target) -> None:

@@ -37,7 +37,7 @@ def test_features_are_of_the_states_that_are_given() -> None:
     alone = Batch(text, places, torch.zeros_like(text), torch.ones_like(text, dtype=torch.bool))
     states = own_states(whole, text, layers)[0].transpose(0, 1)
     mine, its = stood.features(alone, states), target_features(whole, alone, config)
-    for found, own in zip([mine.hidden_BLD, *mine.keys, *mine.values], [its.hidden_BLD, *its.keys, *its.values], strict=True):  # fmt: skip
+    for found, own in zip(mine.tensors, its.tensors, strict=True):
         torch.testing.assert_close(found, own, atol=1e-5, rtol=1e-4)
     other = stood.features(alone, torch.randn(states.shape))
     assert not torch.allclose(other.values[0], its.values[0], atol=0.1)
