@@ -46,16 +46,17 @@ def target_places(
     next_P: Tensor,
     head: Callable[[Tensor], Tensor],
     temperature: float = 1.0,
-    chunk: int = 256,
+    chunk: int = 0,
     finish: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     top_k: int = 0,
 ) -> TargetPlaces:
-    """Run the target's head, (chunk, D) → (chunk, V) logits at a time, which are overwritten.
+    """Run the target's head, (chunk, D) → (chunk, V) logits at a time, which are overwritten; `chunk` 0: so many as are fast there.
 
     p = softmax(logits / temperature). `finish`: as in `TargetPlaces`; `head` does it already. `top_k`: also find so many tokens
     a place, `TargetPlaces.top`; 0 = none.
     """
     log_z, best, log_p, tops = [], [], [], []
+    chunk = chunk or (256 if hidden_PD.device.type == "cpu" else 4096)
     for part, following in zip(hidden_PD.split(chunk), next_P.split(chunk), strict=True):
         logits = head(part).float()
         if temperature != 1.0:

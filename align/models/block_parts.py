@@ -154,7 +154,7 @@ def _copy_layer(layer: BlockLayer, theirs: dict[str, Tensor]) -> list[str]:
         elif name.endswith(("q_norm.weight", "k_norm.weight")):
             projection = theirs.get(name.replace("_norm", "_proj"))
             if projection is not None and norm is not None:
-                parameter.fill_(float((projection * norm).pow(2).sum(1).mean().sqrt()))
+                parameter.fill_(float((projection * norm.to(projection.device)).pow(2).sum(1).mean().sqrt()))
         elif "_conv." not in name:
             fresh.append(name)
     return fresh

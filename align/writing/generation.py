@@ -16,6 +16,7 @@ from align.target.cache import KVCache
 from align.target.model import Target
 
 _BLOCK = 128  # vocabulary entries summed together in the first level of the inverse CDF
+_NUMBERS = {"cpu": 1 << 19, "gpu": 1 << 26}  # logits that are drawn from at a time
 
 
 @dataclass
@@ -51,12 +52,12 @@ def draw(
     """One token a row by inverse CDF: a single uniform a row and two passes over V. Temperature 0 takes the argmax.
 
     Gumbel noise, or `torch.multinomial`, would draw B·V random numbers a step (128 × 49152: more than the model's own
-    time); here the noise is B numbers. Not decode's sampling, which computes in fp64 and breaks ties at the edge of top-k by
+    time); here the noise is B numbers, which, like the temperatures, lie on the CPU. Not decode's sampling, which computes in fp64 and breaks ties at the edge of top-k by
     token id: other sums would change the text that a seed writes. Overwrites `logits_BV`. Returns (B,) int64.
     """
-    rows = max(
-        1, (1 << 19) // logits_BV.shape[-1]
-    )  # 2 MB at a time: every pass but the first stays in the cache
+    # on a CPU 2 MB at a time, so that every pass but the first stays in the cache
+    most = _NUMBERS["cpu" if logits_BV.device.type == "cpu" else "gpu"]
+    rows = max(1, most // logits_BV.shape[-1])
     parts = zip(logits_BV.split(rows), temperature_B.split(rows), uniform_B.split(rows), strict=True)
     return torch.cat([_draw_rows(z, t, u, top_p, top_k) for z, t, u in parts])
 
@@ -65,6 +66,7 @@ def _draw_rows(z: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: float
     best = z.argmax(dim=-1)
     if not bool((temperature_B > 0).any()):
         return best
+    temperature_B, uniform_B = temperature_B.to(z.device), uniform_B.to(z.device)
     z.sub_(z.gather(-1, best[:, None])).div_(temperature_B.clamp_min(1e-6)[:, None])
     if top_k:
         kth = z.topk(min(top_k, z.shape[-1]), dim=-1).values[:, -1:]
@@ -143,11 +145,15 @@ class Writer:
                 alive = [alive[i] for i in keep]
                 active, lengths, tokens = active[index], lengths[index], tokens[index]
             running = torch.tensor([not r.done for r in alive])
-            cache.slots_B = lengths.clamp_max(self.capacity - 1)
-            cache.slots_end = int(cache.slots_B.max()) + 1
-            reach = torch.arange(cache.slots_end)[None] <= cache.slots_B[:, None]
+            slots = lengths.clamp_max(self.capacity - 1)
+            cache.slots_end = int(slots.max()) + 1
+            cache.slots_B = slots.to(target.device)
+            reach = torch.arange(cache.slots_end, device=target.device)[None] <= cache.slots_B[:, None]
             output = target.forward(
-                tokens[:, None], cache=cache, positions_BL=cache.slots_B[:, None], mask=reach[:, None, None]
+                tokens.to(target.device)[:, None],
+                cache=cache,
+                positions_BL=cache.slots_B[:, None],
+                mask=reach[:, None, None],
             )
             lengths = lengths + running.long()
             assert output.logits_BLV is not None
