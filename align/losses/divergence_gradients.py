@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from align.diffusion.parameterization import LOG_ZERO
+from align.kernels.fusing import fused_on_gpu
 from align.kernels.linear import many_rows
 from align.losses.target_places import TargetPlaces, Top
 
@@ -51,11 +52,11 @@ def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
 
 
 def _gradient(left: Tensor, right: Tensor, transposed: bool, half: torch.dtype | None) -> Tensor:
-    """`_product` for a gradient. half: of both factors, on a CPU, where the other layers' gradients have such ones; None: the slope is
+    """`_product` for a gradient. half: of both factors, where the other layers' gradients have such ones; None: the slope is
     rounded only to meet a 16-bit factor on a GPU."""
     dtype = half or min(factor_dtype(left), factor_dtype(right), key=lambda kind: kind.itemsize)
     left, right = left.to(dtype), right.to(dtype)
-    if half is None:
+    if half is None or left.is_cuda:
         return _product(left, right, transposed)
     return (F.linear(left, right) if transposed else torch.mm(left, right)).float()
 
@@ -116,9 +117,7 @@ class Rows(torch.autograd.Function):
         work: Work,
     ) -> tuple[Tensor, ...]:
         with torch.autocast(hidden_RD.device.type, enabled=False):
-            log_q = _logits(hidden_RD, z_Rr, basis_rV, work)
-            log_z = log_q.logsumexp(-1, keepdim=True)
-            log_q -= log_z
+            log_q, log_z = _normalised(_logits(hidden_RD, z_Rr, basis_rV, work))
             log_p_U, where = _target_rows(place_R, work)
             outputs = _values(log_q, log_p_U, where, place_R, work)
         ctx.work = work
@@ -178,24 +177,41 @@ def _values(log_q: Tensor, log_p_U: Tensor, where: Tensor, place_R: Tensor, work
     label_R, best_R = work.places.next_P[place_R], work.places.best_P[place_R]
     column_R, inside_R = _columns(label_R, work.draft_vocab)
     log_q_label = torch.where(inside_R, log_q.gather(-1, column_R[:, None])[:, 0], LOG_ZERO)
-    top = log_q.argmax(-1)
+    top, acceptance, values = _sums(log_q, log_p_U, where, work.names)
     match = (top if work.draft_vocab is None else work.draft_vocab[top]) == best_R
+    always = (log_q_label, acceptance, work.places.log_p_next_P[place_R].exp(), match.float())
+    return (*always, (label_R == best_R).float(), *(values[name] for name in work.names))
+
+
+@fused_on_gpu
+def _normalised(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """log q, in the logits' own memory on a CPU, and the log-sum-exp, (R, 1)."""
+    log_z = logits.logsumexp(-1, keepdim=True)
+    logits -= log_z
+    return logits, log_z
+
+
+@fused_on_gpu
+def _sums(
+    log_q: Tensor, log_p_U: Tensor, where: Tensor, names: tuple[str, ...]
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """argmax q, Σ min(p, q) and the divergences, (R,) each."""
+    top = log_q.argmax(-1)
     p_U = log_p_U.exp()
     p, q = p_U[where], log_q.exp()
     values: dict[str, Tensor] = {}
-    if "forward_kl" in work.names:
+    if "forward_kl" in names:
         values["forward_kl"] = (p_U * log_p_U).sum(-1)[where] - (p * log_q).sum(-1)
-    if "reverse_kl" in work.names:
+    if "reverse_kl" in names:
         values["reverse_kl"] = (q * (log_q - log_p_U[where])).sum(-1)
-    if "jensen_shannon" in work.names:
+    if "jensen_shannon" in names:
         log_p = log_p_U[where]
         log_m = torch.logaddexp(log_p, log_q).sub_(log(2))
         inside = (p * (log_p - log_m)).sum(-1) + (q * (log_q - log_m)).sum(-1)
         values["jensen_shannon"] = 0.5 * (inside + (1 - p_U.sum(-1)[where]).clamp_min(0) * log(2))
     acceptance = torch.minimum(p, q, out=q).sum(-1)
     values["total_variation"] = 1 - acceptance
-    always = (log_q_label, acceptance, work.places.log_p_next_P[place_R].exp(), match.float())
-    return (*always, (label_R == best_R).float(), *(values[name] for name in work.names))
+    return top, acceptance, values
 
 
 def _slope_of_logits(
@@ -207,23 +223,41 @@ def _slope_of_logits(
     work: Work,
 ) -> Tensor:
     """d(loss)/d(draft logits before their temperature), (R, Vd), from d(loss)/d(each statistic)."""
-    q, p_U = log_q.exp(), log_p_U.exp()
-    p = p_U[where]
     zero = torch.zeros_like(log_q[:, :1])
     forward, label = (
         zero if (g := grads.get(n)) is None else g[:, None] for n in ("forward_kl", "log_q_label")
     )
     column_R, inside_R = _columns(work.places.next_P[place_R], work.draft_vocab)
     label = label * inside_R[:, None]
+    others = (grads.get(name) for name in ("reverse_kl", "jensen_shannon", "total_variation"))
+    slope = _slope(log_q, log_p_U, where, forward, label, *others)
+    slope.scatter_add_(-1, column_R[:, None], label)
+    return slope if work.draft_temperature == 1.0 else slope.div_(work.draft_temperature)
+
+
+@fused_on_gpu
+def _slope(
+    log_q: Tensor,
+    log_p_U: Tensor,
+    where: Tensor,
+    forward: Tensor,
+    label: Tensor,
+    reverse: Tensor | None,
+    jensen: Tensor | None,
+    variation: Tensor | None,
+) -> Tensor:
+    """`_slope_of_logits` without what falls on the label's own column, (R, Vd)."""
+    q, p_U = log_q.exp(), log_p_U.exp()
+    p = p_U[where]
     total = forward * p_U.sum(-1, keepdim=True)[where] - label
     slopes: list[Tensor] = []  # g·S of each divergence that asks for it
-    if (g := grads.get("reverse_kl")) is not None:
-        slopes.append((log_q - log_p_U[where]).mul_(g[:, None]))
-    if (g := grads.get("jensen_shannon")) is not None:
+    if reverse is not None:
+        slopes.append((log_q - log_p_U[where]).mul_(reverse[:, None]))
+    if jensen is not None:
         log_m = torch.logaddexp(log_p_U[where], log_q).sub_(log(2))
-        slopes.append(torch.sub(log_q, log_m, out=log_m).mul_(0.5 * g[:, None]))
-    if (g := grads.get("total_variation")) is not None:
-        slopes.append((q < p) * -g[:, None])
+        slopes.append(torch.sub(log_q, log_m, out=log_m).mul_(0.5 * jensen[:, None]))
+    if variation is not None:
+        slopes.append((q < p) * -variation[:, None])
     if slopes:
         in_q = slopes.pop()
         for more in slopes:
@@ -232,6 +266,4 @@ def _slope_of_logits(
         slope = q.mul_(in_q.add_(total))
     else:
         slope = q.mul_(total)
-    slope.addcmul_(p, forward, value=-1)
-    slope.scatter_add_(-1, column_R[:, None], label)
-    return slope if work.draft_temperature == 1.0 else slope.div_(work.draft_temperature)
+    return slope.addcmul_(p, forward, value=-1)

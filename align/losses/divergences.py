@@ -139,9 +139,10 @@ def logit_statistics(
 
 
 def _halves(head_VdD: Tensor) -> Tensor | None:
-    """The head's rows in 16 bits where training multiplies 16-bit factors on a CPU; else None."""
-    half = head_VdD.dtype == torch.get_autocast_dtype("cpu") and torch.is_autocast_enabled("cpu")
-    return head_VdD.detach().contiguous() if half and head_VdD.device.type == "cpu" else None
+    """The head's rows in 16 bits where training multiplies 16-bit factors; else None."""
+    kind = head_VdD.device.type
+    half = head_VdD.dtype == torch.get_autocast_dtype(kind) and torch.is_autocast_enabled(kind)
+    return head_VdD.detach().contiguous() if half else None
 
 
 def _known(wanted: frozenset[str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
+from align.kernels.fusing import fused_on_gpu
 from align.models.block_config import BlockConfig
 from align.target.attention import grouped_attention, rotate
 
@@ -84,14 +85,12 @@ class BlockAttention(nn.Module):
         ctx_k, ctx_v = context  # (B, Hkv, L, d)
         wide = q.transpose(1, 2).reshape(batch, self.kv_heads, -1, width)  # (B, Hkv, A·G·K, d)
         scores = (wide @ ctx_k.transpose(-1, -2)).view(batch, self.kv_heads, anchors, groups * size, -1)
-        scores = scores.masked_fill(~see_BAL[:, None, :, None, :], -torch.inf)
         own = (q @ k.transpose(-1, -2)).transpose(1, 2)  # (B, Hkv, A, G·K, K)
-        weights = torch.cat((scores, own), dim=-1).float().softmax(-1).to(q.dtype)
-        length = ctx_k.shape[2]
-        out = (weights[..., :length].flatten(2, 3) @ ctx_v).view(
+        of_context, of_own = _weights(scores, own, see_BAL)
+        out = (of_context.flatten(2, 3) @ ctx_v).view(
             batch, self.kv_heads, anchors, groups * size, self.value_dim
         )
-        out = out + weights[..., length:] @ v.transpose(1, 2)
+        out = out + of_own @ v.transpose(1, 2)
         out = out.view(batch, self.kv_heads, anchors, groups, size, self.value_dim).permute(0, 2, 4, 1, 3, 5)
         return self.o_proj(out.reshape(batch, anchors, size, -1))
 
@@ -106,6 +105,15 @@ class BlockAttention(nn.Module):
             q, torch.cat((ctx_k, k), dim=2), torch.cat((ctx_v, v), dim=2), mask, self.scale
         )
         return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+@fused_on_gpu
+def _weights(scores: Tensor, own: Tensor, see_BAL: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax over a context's scores (B, Hkv, A, Q, L), those that a block may see (B, A, L), and its own (B, Hkv, A, Q, K)."""
+    length = scores.shape[-1]
+    scores = scores.masked_fill(~see_BAL[:, None, :, None, :], -torch.inf)
+    weights = torch.cat((scores, own), dim=-1).float().softmax(-1).to(own.dtype)
+    return weights[..., :length], weights[..., length:]
 
 
 class BlockMLP(nn.Module):

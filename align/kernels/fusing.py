@@ -1,0 +1,41 @@
+"""Element-wise passes over large tensors as few kernels: torch.compile, on a GPU and where Triton is there; elsewhere as they stand.
+
+A loss over (rows, vocabulary) is bound by memory: each pass that is not made is time. On a CPU the rows are cut so that they
+stay in its cache instead (align/losses/divergences.py), and every bit stays what it was.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def fused_on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of tensors, the first of which says where it runs. Compiled at its first call on a GPU; where that fails a warning
+    says so, and the function runs as it stands from then on."""
+    compiled: Callable[..., Any] | None = None
+    given_up = False
+
+    @wraps(function)
+    def run(first: Tensor, *others: Any) -> Any:
+        nonlocal compiled, given_up
+        if given_up or not first.is_cuda or find_spec("triton") is None:
+            return function(first, *others)
+        try:
+            compiled = compiled or torch.compile(function, dynamic=True)
+            return compiled(first, *others)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of Dynamo, Inductor, Triton or the compiler that it calls
+            given_up = True
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            warnings.warn(f"not fused on this GPU, and slower: {why[:160]}", stacklevel=2)
+            return function(first, *others)
+
+    return run
