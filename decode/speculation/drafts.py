@@ -49,9 +49,8 @@ class Drafts:
             return out
 
         q = None
-        if any(x.q is not None for x in proposals):
-            empty = next(x.q for x in proposals if x.q is not None).dense(vocab_size)[:0]
-            q = padded([x.q.dense(vocab_size) if x.q is not None else empty for x in proposals])
+        if (some := next((x.q for x in proposals if x.q is not None), None)) is not None:
+            q = padded([(some.take(slice(0)) if x.q is None else x.q).dense(vocab_size) for x in proposals])
         steps = None
         if any(x.steps_K is not None for x in proposals):
             steps = padded([x.steps_K if x.steps_K is not None else x.tokens_K[:0] for x in proposals])

@@ -89,7 +89,20 @@ def best(
     logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
 ) -> Tensor:
     """The most probable token, (…, V) → (…), the lowest id among equals: the choice at temperature 0."""
-    return penalised(logits, sampling, before, overwrite).argmax(dim=-1)
+    return _argmax(penalised(logits, sampling, before, overwrite))
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """argmax over the last dimension, the lowest id among equals. torch's own takes a number at a time on a CPU: the largest of each
+    block first is three times as fast."""
+    size = logits.shape[-1]
+    width = math.gcd(size, 256)
+    if logits.device.type != "cpu" or width < 64 or size < 4096:
+        return logits.argmax(dim=-1)
+    blocks = logits.unflatten(-1, (-1, width))
+    at = blocks.amax(-1).argmax(-1)
+    inside = blocks.gather(-2, at[..., None, None].expand(*at.shape, 1, width))[..., 0, :]
+    return at * width + inside.argmax(-1)
 
 
 def probs(

@@ -119,6 +119,18 @@ def test_half_precision_logits_are_processed_in_fp32(dtype: torch.dtype) -> None
         assert torch.equal(found, probs(half.float(), sampling))
 
 
+@pytest.mark.parametrize("size", [4096, 4100, 4736, 49152])
+def test_the_best_of_many_is_torchs_argmax(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    ties = torch.randint(0, 4, (3, 5, size), generator=generator).float()  # the lowest id of many equal ones
+    barred = torch.full((2, size), -math.inf)
+    barred[1, 300:302] = 1.0
+    broken = torch.randn(2, size, generator=generator)
+    broken[0, 77] = math.nan
+    for logits in (ties, ties.double(), ties[0, 0], barred, broken):
+        assert torch.equal(best(logits, Sampling()), logits.argmax(-1))
+
+
 def test_ties_go_to_the_lowest_id() -> None:
     row = torch.tensor([0.0, 2.0, 2.0, 2.0, 1.0])
     assert best(row, Sampling()) == 1
