@@ -41,7 +41,7 @@ class Format:
     def write(
         self, drafter: BlockDrafter, out: Path, dtype: torch.dtype, card: str, vocabulary: Path | None = None
     ) -> Exported:
-        """Write a drafter's folder; an export that stands there gives way when all is written.
+        """Write a drafter's folder; an export in this format that stands there gives way when all is written.
 
         Args:
             vocabulary: the target's GGUF file, for the format that takes it.
@@ -49,7 +49,7 @@ class Format:
         Raises:
             UserError: what the format can't hold; a folder of something else.
         """
-        check_free(out)
+        check_free(out, self.name)
         made = self.make(drafter)
         self.check(vocabulary)
         notes = "".join(f"- {note[0].upper()}{note[1:]}.\n" for note in made.notes)

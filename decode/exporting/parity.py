@@ -53,8 +53,8 @@ def exported(
     Raises:
         UserError: a kind of drafter, or a drafter, that a format can't hold; folders of something else.
     """
-    for out in folders.values():
-        check_free(out)
+    for name, out in folders.items():
+        check_free(out, name)
     if role == "autoregressive":
         return [causal.export(drafter, target, name, out) for name, out in folders.items()]
     if role == "diffusion":
@@ -141,6 +141,11 @@ def in_process(
     for reader in FORMATS[engine].readers:
         reader.check_installed()
     network = _opened(drafter, target, device, trust_remote_code)
+    try:
+        FORMATS[engine].make(network)
+    except UserError as error:  # written for decode.export
+        said = str(error).replace(f"--format {engine}:", f"--engine {engine}:")
+        raise UserError(said.replace("--format ", "decode.export --format ")) from None
     with scratch("specalign-parity-") as made:
         folder = export or made / engine
         if export is None:
