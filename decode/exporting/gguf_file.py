@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from align.common.errors import UserError, in_one_line
 from align.models.block import BlockDrafter
@@ -64,6 +65,10 @@ def gguf(drafter: BlockDrafter) -> Exported:
             f"--format gguf: llama.cpp has DSpark's vanilla Markov head alone, this drafter's is {kind!r}; train with "
             "drafter.markov=vanilla or linear, or use --format dspark"
         )
+    name = "confidence_head.proj.weight"
+    if name in made.tensors:  # llama.cpp's always has columns of W1
+        missing = c.hidden_size + made.config["markov_rank"] - made.tensors[name].shape[1]
+        made.tensors[name] = F.pad(made.tensors[name], (0, missing))
     if (factors := _frequencies(drafter)) is not None:
         made.tensors["rope_freqs.weight"] = factors
     if "d2t" in made.tensors:

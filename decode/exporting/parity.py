@@ -77,10 +77,10 @@ def exported(
     source = model_folder(drafter, "drafter", ["config.json", "README.md"])
     verdicts = list[Verdict]()
     for name, out in folders.items():
-        form, known_as, drafts = FORMATS[name], network.config.target, network.config.block_size
-        card = form.card(source, known_as, out.name, drafts)
+        form = FORMATS[name]
+        card = form.card(source, network.config, out.name)
         made = form.write(network, out, getattr(torch, dtype), card, vocabulary)
-        serve = form.serve(known_as, str(out), drafts)
+        serve = form.serve(network.config, str(out))
         lost = (
             [f"weights are rounded to {dtype}, and compared as rounded; --dtype float32 keeps them"]
             if rounded

@@ -44,6 +44,8 @@ class Reader(ABC):
     name: str
     generation = ""
     """How the engine decodes with the folder on its own, for people; empty = it does not."""
+    pruned = True
+    """Whether it drafts over the folder's draft vocabulary, with the head that lies there; else over the target's whole one."""
 
     def __init__(self, folder: Path, model: Any) -> None:
         self.folder, self.model, self.config = folder, model, read_config(folder)

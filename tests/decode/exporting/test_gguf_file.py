@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,14 @@ def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary:
 def test_names() -> None:
     assert gguf_name("layers.3.self_attn.q_proj.weight") == "blk.3.attn_q.weight"
     assert gguf_name("hidden_norm.weight") == "enc.output_norm.weight" and gguf_name("d2t") == "d2t"
+
+
+def test_a_confidence_head_of_hidden_states_alone_gets_llama_cpps_columns(target: Target) -> None:
+    options = {**MARKOV, "confidence_head": True}
+    drafter = block_network(target, "taps", whole=True, options=options)
+    drafter.config = replace(drafter.config, confidence_input="hidden")
+    drafter.confidence = drafter.new_confidence()
+    made = FORMATS["gguf"].make(drafter)
+    weight, width = made.tensors["confidence_head.proj.weight"], drafter.config.hidden_size
+    assert weight.shape == (1, width + made.config["markov_rank"]) and not weight[:, width:].any()
+    assert torch.equal(weight[:, :width], drafter.confidence.out.weight)
