@@ -147,7 +147,10 @@ class FilesReader(Reader):
     @property
     def from_anchor(self) -> bool:
         """Whether the anchor's row drafts too."""
-        dspark = "DSpark" in str(self.config.get("architectures"))
+        native = (
+            "speculators_model_type" not in self.config
+        )  # which keeps the first row where it says nothing
+        dspark = native and "DSpark" in str(self.config.get("architectures"))
         return bool(self.config.get("sample_from_anchor", dspark))
 
     def _weight(self, name: str) -> Tensor:
