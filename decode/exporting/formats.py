@@ -124,9 +124,10 @@ def dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
     c = drafter.config
     _check_layers(drafter, name)
     if c.fill_in:
+        other = "dflash" if drafter.markov is None else "custom_generate"
         raise UserError(
-            "--format dspark: its blocks are anchor-first, this drafter's are not; "
-            "train with drafter.block_layout=anchor_first, or use --format dflash"
+            f"--format {name}: its blocks are anchor-first, this drafter's are not; "
+            f"train with drafter.block_layout=anchor_first, or use --format {other}"
         )
     everything = torch.arange(c.vocab_size, device=drafter.norm.weight.device)
     embedding = drafter.target.embed(everything).detach()

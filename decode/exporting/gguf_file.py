@@ -69,7 +69,7 @@ def gguf(drafter: BlockDrafter) -> Exported:
     if name in made.tensors:  # llama.cpp's always has columns of W1
         missing = c.hidden_size + made.config["markov_rank"] - made.tensors[name].shape[1]
         made.tensors[name] = F.pad(made.tensors[name], (0, missing))
-    if (factors := _frequencies(drafter)) is not None:
+    if (factors := _frequencies(drafter, made.config["rope_theta"])) is not None:
         made.tensors["rope_freqs.weight"] = factors
     if "d2t" in made.tensors:
         d2t = made.tensors["d2t"]
@@ -78,11 +78,13 @@ def gguf(drafter: BlockDrafter) -> Exported:
     return made
 
 
-def _frequencies(drafter: BlockDrafter) -> Tensor | None:
-    """By how much the target's own scaling slows each pair of a head, (d / 2); None = it scales nothing."""
+def _frequencies(drafter: BlockDrafter, theta: float) -> Tensor | None:
+    """By how much each pair of a head turns more slowly than by the base `theta`, (d / 2); None = none does."""
     c, target = drafter.config, drafter.target
+    plain = theta ** -(torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
     if c.rotaries:
-        return None
+        factors = plain / torch.tensor(c.rotaries[0].inv_freq, dtype=torch.float64)
+        return None if bool(((factors - 1).abs() < 1e-4).all()) else factors.float()
     module = target.body.rotary_emb
     kind = str(getattr(module, "rope_type", "default"))
     if kind == "default":
@@ -91,7 +93,6 @@ def _frequencies(drafter: BlockDrafter) -> Tensor | None:
         raise UserError(
             f"--format gguf: rope_type={kind} depends on the text's length or scales attention, and this format holds fixed frequencies; use --format dflash"
         )
-    plain = c.rope_theta ** -(torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
     return (plain / module.inv_freq.double().cpu()).float()
 
 

@@ -19,6 +19,7 @@ FILL_IN = {"block_layout": "fill_in"}
     [
         ("dflash", "taps", {}, "train with drafter.block_layout=fill_in"),
         ("dspark", "taps", FILL_IN, "train with drafter.block_layout=anchor_first"),
+        ("dspark", "taps", {**FILL_IN, "markov_rank": 4}, "or use --format custom_generate"),
         ("dflash", "shared_kv", FILL_IN, "or --format custom_generate, which holds this one"),
         ("dflash", "taps", {**FILL_IN, "markov_rank": 4}, "train with drafter.markov_rank=0"),
         ("transformers", "taps", {**FILL_IN, "convolution": True}, "train with drafter.convolution=false"),

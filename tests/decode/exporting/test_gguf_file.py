@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from align.common.errors import UserError
+from align.models.checkpoints.block import load_drafter
 from align.target.model import Target
 from decode.engine.compiled import stock_model
 from decode.exporting.gguf_file import FILE, gguf_name
@@ -17,6 +18,7 @@ from decode.exporting.gguf_reader import GGUFFileReader
 from decode.exporting.ladder import climb
 from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, block_network
+from tests.published_blocks import backbone, dflash_config, write
 
 FILL_IN = {"block_layout": "fill_in", "markov_rank": 0}
 MARKOV = {"markov_rank": 8, "markov": "vanilla"}
@@ -65,6 +67,26 @@ def test_scaled_frequencies_are_written(tmp_path: Path, target: Target, vocabula
     finally:
         rotary.inv_freq.copy_(before)
         rotary.rope_type = kind
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128},
+    ],
+)  # fmt: skip
+def test_angles_of_another_engines_drafter(
+    tmp_path: Path, target: Target, vocabulary: Path, scaling: dict[str, Any] | None
+) -> None:
+    """Its own base, and its own scaling."""
+    folder = write(tmp_path / "theirs", dflash_config(target, rope_scaling=scaling), backbone(target))
+    drafter = load_drafter(folder, target)
+    FORMATS["gguf"].write(drafter, tmp_path / "out", torch.float32, "", vocabulary)
+    made, reader = FORMATS["gguf"].make(drafter), GGUFFileReader(tmp_path / "out", stock_model(target))
+    assert ("rope_freqs.weight" in made.tensors) is (scaling is not None)
+    assert (last := climb(drafter, made, reader, PROMPT)[-1]).same, last.line
 
 
 def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary: Path) -> None:
