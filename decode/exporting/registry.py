@@ -68,7 +68,7 @@ FORMATS = {
         Format("speculators", speculators, _speculators_lines, library="speculators"),
         Format("dspark", dspark, _vllm("dspark")),
         Format("transformers", assistant, _assistant_lines, (TransformersReader,), "transformers"),
-        GGUFFormat("gguf", gguf, _llama_lines, (GGUFFileReader,)),
+        GGUFFormat("gguf", gguf, _llama_lines, (GGUFFileReader,), "llama.cpp", ("gguf",)),
         DropIn("custom_generate", custom_generate, _custom_lines, (), "transformers", ("custom_generate",)),
     )
 }

@@ -29,3 +29,8 @@ def test_a_card_says_library_licence_tags_and_figures(tmp_path: Path, target: Ta
 def test_a_card_shows_names_as_text(tmp_path: Path, target: Target) -> None:
     page = FORMATS["speculators"].card(tmp_path, named(target, "<img src=x>"), "[a](b)").splitlines()
     assert "# [a]\\(b): drafts 4 tokens a pass for &lt;img src=x&gt;" in page
+
+
+def test_a_card_names_the_engine_that_reads_its_folder(tmp_path: Path, target: Target) -> None:
+    page = FORMATS["gguf"].card(tmp_path, named(target, "TARGET"), "mine").splitlines()
+    assert page[1] == "library_name: llama.cpp" and any("llama-server" in line for line in page)
