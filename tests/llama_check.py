@@ -25,7 +25,7 @@ from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
 from decode.exporting.gguf_file import FILE
 from decode.exporting.parity import tokens_of
-from decode.exporting.registry import FORMATS
+from decode.exporting.registry import FORMATS, llama_kind
 from decode.exporting.verdict import Counts
 from decode.suites.registry import prompts_of
 
@@ -58,7 +58,7 @@ def main() -> None:
             text = target.tokenizer.decode(prompt).rstrip("\n")  # llama.cpp drops a file's last line break
             tokens = target.tokenizer(text, add_special_tokens=False)["input_ids"]
             found = decoder.generate(tokens, max_new_tokens=options.max_new_tokens + 1)
-            kind = "draft-dflash" if drafter.config.fill_in else "draft-dspark"
+            kind = llama_kind(drafter.config)
             said = _run(options, out / FILE, kind, text, size, Path(folder) / "prompt.txt")
             drafts, right = (
                 int(re.search(rf"{name}\s*=\s*(\d+)", said)[1]) for name in ("n_drafted", "n_accept")

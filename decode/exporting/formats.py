@@ -126,10 +126,10 @@ def dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
     """
     c = drafter.config
     _check_layers(drafter, name)
-    if c.fill_in:
+    if c.fill_in and name == "dspark":  # llama.cpp reads either from the file
         other = "dflash" if drafter.markov is None else "custom_generate"
         raise UserError(
-            f"--format {name}: its blocks are anchor-first, this drafter's are not; "
+            f"--format dspark: its blocks are anchor-first, this drafter's are not; "
             f"train with drafter.block_layout=anchor_first, or use --format {other}"
         )
     everything = torch.arange(c.vocab_size, device=drafter.norm.weight.device)
@@ -141,7 +141,7 @@ def dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
             "architectures": ["Qwen3DSparkModel"],
             **_qwen3(drafter),
             **_taps(drafter),
-            "sample_from_anchor": True,
+            "sample_from_anchor": not c.fill_in,
             "markov_rank": head.rank,
             "markov_head_type": head.kind,
             "enable_confidence_head": confidence is not None,

@@ -1,4 +1,4 @@
-"""Block drafters as GGUF files for llama.cpp (architecture `dflash`; `--spec-type draft-dflash`, or `draft-dspark` with a Markov head).
+"""Block drafters as GGUF files for llama.cpp (architecture `dflash`; `--spec-type draft-dflash`, or `draft-dspark` where it is anchor-first or has a Markov head).
 
 The tensors are DFlash's (arXiv 2602.06036) and DSpark's (arXiv 2607.05147) under GGUF's names. The vocabulary is the target's, out of
 its own GGUF file: llama.cpp compares both.
@@ -59,7 +59,8 @@ def gguf(drafter: BlockDrafter) -> Exported:
         raise UserError(
             "--format gguf: llama.cpp's drafters have no biases, this one has; use --format dflash"
         )
-    made = dflash(drafter, "gguf") if c.fill_in or c.context != "taps" else dspark(drafter, "gguf")
+    plain = c.context != "taps" or (c.fill_in and drafter.markov is None)
+    made = (dflash if plain else dspark)(drafter, "gguf")
     if (kind := made.config.get("markov_head_type", "vanilla")) != "vanilla":
         raise UserError(
             f"--format gguf: llama.cpp has DSpark's vanilla Markov head alone, this drafter's is {kind!r}; train with "
@@ -148,7 +149,7 @@ def _add_settings(writer: GGUFWriter, config: dict[str, Any]) -> None:
     if config["hidden_act"] != "silu":
         writer.add_string(f"{ARCHITECTURE}.hidden_activation", config["hidden_act"])
     if "markov_rank" in config:
-        writer.add_bool(f"{ARCHITECTURE}.sample_from_anchor", True)
+        writer.add_bool(f"{ARCHITECTURE}.sample_from_anchor", config["sample_from_anchor"])
         writer.add_bool(f"{ARCHITECTURE}.has_confidence_head", bool(config["enable_confidence_head"]))
 
 

@@ -52,13 +52,14 @@ def _custom_lines(config: BlockConfig, folder: str) -> list[str]:
     ]
 
 
+def llama_kind(config: BlockConfig) -> str:
+    """What llama.cpp is to be told: `draft-dflash` drafts from the second row on, whatever the file says of its block layout."""
+    return "draft-dflash" if config.fill_in and not config.markov_rank else "draft-dspark"
+
+
 def _llama_lines(config: BlockConfig, folder: str) -> list[str]:
-    kind = (
-        "draft-dflash" if config.fill_in else "draft-dspark"
-    )  # each reads its own block layout out of any file
-    return [
-        f"llama-server -m TARGET.gguf -md {folder}/{FILE} --spec-type {kind} --spec-draft-n-max {config.block_size}"
-    ]
+    said = f"--spec-type {llama_kind(config)} --spec-draft-n-max {config.block_size}"
+    return [f"llama-server -m TARGET.gguf -md {folder}/{FILE} {said}"]
 
 
 FORMATS = {

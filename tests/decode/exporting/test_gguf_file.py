@@ -20,7 +20,8 @@ from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, block_network
 from tests.published_blocks import backbone, dflash_config, write
 
-FILL_IN = {"block_layout": "fill_in", "markov_rank": 0}
+LAYOUT = {"block_layout": "fill_in"}
+FILL_IN = {**LAYOUT, "markov_rank": 0}
 MARKOV = {"markov_rank": 8, "markov": "vanilla"}
 
 
@@ -32,6 +33,7 @@ MARKOV = {"markov_rank": 8, "markov": "vanilla"}
         (True, MARKOV, torch.float16),
         (False, {**MARKOV, "confidence_head": True}, torch.float32),
         (True, {"markov_rank": 8, "markov": "linear"}, torch.float32),
+        (False, {**MARKOV, **LAYOUT, "confidence_head": True}, torch.float32),
     ],
 )
 def test_a_file_drafts_what_was_trained(
