@@ -147,7 +147,12 @@ def _check_attention(s: Settings, target: Target) -> None:
     causal = s.get("is_causal", s.nested.get("causal"))
     if causal:
         raise s.refused("is_causal=true: a block's rows see one another both ways here")
-    kinds = s.get("layer_types", [])
+    kinds = s.get("layer_types")
+    if kinds is None:  # Qwen3's own choice
+        slides = s.get("use_sliding_window", False) and s.whole("max_window_layers", 28) < s.whole(
+            "num_hidden_layers"
+        )
+        kinds = ["sliding_attention"] if slides else []
     if not isinstance(kinds, list) or not all(isinstance(k, str) for k in kinds):
         raise s.refused("layer_types must be a list of names")
     for kind in kinds:

@@ -38,6 +38,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dflash", {"hidden_act": "no_such"}, "hidden_act='no_such' is unknown"),
     ("dflash", {"is_causal": True}, "is_causal=true"),
     ("dflash", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}, "sliding_attention"),
+    ("dflash", {"layer_types": None, "use_sliding_window": True, "max_window_layers": 0, "sliding_window": 64}, "sliding_attention"),
     ("dflash", {"layer_types": ["linear_attention"] * 2}, "layer_types has 'linear_attention'"),
     ("dflash", {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
     ("dflash", {"output_multiplier": 0.5}, "output_multiplier=0.5"),
