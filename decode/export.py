@@ -129,7 +129,7 @@ def _push(folder: Path, repo: str) -> None:
         api = HfApi()
         url = api.create_repo(repo, exist_ok=True)
         api.upload_folder(repo_id=repo, folder_path=folder)
-    files = len([p for p in folder.iterdir() if p.is_file()])
+    files = sum(p.is_file() for p in folder.rglob("*"))
     say(f"{plural(files, 'file')} uploaded: {json.dumps(str(url))}")
 
 

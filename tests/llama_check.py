@@ -25,7 +25,7 @@ from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
 from decode.exporting.gguf_file import FILE
 from decode.exporting.parity import tokens_of
-from decode.exporting.registry import FORMATS
+from decode.exporting.registry import FORMATS, llama_kind
 from decode.exporting.verdict import Counts
 from decode.suites.registry import prompts_of
 
@@ -58,7 +58,8 @@ def main() -> None:
             text = target.tokenizer.decode(prompt).rstrip("\n")  # llama.cpp drops a file's last line break
             tokens = target.tokenizer(text, add_special_tokens=False)["input_ids"]
             found = decoder.generate(tokens, max_new_tokens=options.max_new_tokens + 1)
-            said = _run(options, out / FILE, text, size, Path(folder) / "prompt.txt")
+            kind = llama_kind(drafter.config)
+            said = _run(options, out / FILE, kind, text, size, Path(folder) / "prompt.txt")
             drafts, right = (
                 int(re.search(rf"{name}\s*=\s*(\d+)", said)[1]) for name in ("n_drafted", "n_accept")
             )  # type: ignore[index]
@@ -73,10 +74,10 @@ def main() -> None:
     say(f"llama.cpp: {drafted} drafts, {theirs} accepted; {same} of {len(ours)} texts begin alike")
 
 
-def _run(options: argparse.Namespace, drafter: Path, text: str, size: int, file: Path) -> str:
+def _run(options: argparse.Namespace, drafter: Path, kind: str, text: str, size: int, file: Path) -> str:
     file.write_text(text)
     words = [
-        str(options.llama.absolute()), "-m", str(options.target_gguf), "-md", str(drafter), "--spec-type", "draft-dflash",
+        str(options.llama.absolute()), "-m", str(options.target_gguf), "-md", str(drafter), "--spec-type", kind,
         "--spec-draft-n-max", str(size), "-n", str(options.max_new_tokens), "--temp", "0", "-t", str(torch.get_num_threads()),
         "-c", "2048", "-f", str(file),
     ]  # fmt: skip

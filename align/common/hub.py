@@ -203,8 +203,10 @@ def card_value(folder: Path, key: str) -> str:
 
 
 def card_metadata(library: str, base_model: str, licence: str, tags: Iterable[str]) -> list[str]:
-    """The lines that a card begins with, whatever stands in a name."""
-    values = {"library_name": library, "base_model": base_model, "license": licence, "tags": [*tags]}
+    """The lines that a card begins with, whatever stands in a name. `base_model` is left out where it is a folder or file here: the hub
+    takes ids of its own alone."""
+    base = {} if os.path.exists(local_path(base_model)) else {"base_model": base_model}
+    values = {"library_name": library, **base, "license": licence, "tags": [*tags]}
     written = yaml.safe_dump(
         values, sort_keys=False, allow_unicode=True, width=10**6, default_flow_style=None
     )

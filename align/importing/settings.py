@@ -18,6 +18,19 @@ ARCHITECTURES = {
     "dspark": ("Qwen3DSparkModel", "DSparkDraftModel", "DFlashDraftModel"),
 }
 HEADS = ("vanilla", "gated", "rnn")
+NEUTRAL: dict[str, Any] = {
+    "output_multiplier": 1.0, "logit_scale": 1.0, "attention_value_scale": 1.0, "attention_sink_bias": False, "use_swa": False,
+    "rope_is_neox_style": True, "is_neox_style": True, "use_aux_hidden_state": True,
+}  # fmt: skip
+"""Keys that change what is computed, and the value that they have where they change nothing."""
+NESTED = {
+    *NEUTRAL, "mask_token_id", "mask_token", "target_layer_ids", "num_target_layers", "block_size", "causal", "sample_from_anchor",
+    "shift_label", "projector_type", "attention_mode", "markov_rank", "markov_head_type", "enable_confidence_head",
+    "confidence_head_with_markov", "final_logit_softcapping", "input_embedding_scale", "conv_kernel_size", "conv_group_size",
+    "selector_rank", "selector_top_k", "swa_window_size", "pure_draft_prefix_len", "gru_hidden_dim", "emb_dim", "num_anchors",
+    "loss_decay_gamma", "ce_loss_alpha", "l1_loss_alpha", "confidence_head_alpha",
+}  # fmt: skip
+"""All keys of `dflash_config` and `dspark_config` that are read, refused by name, or of training alone."""
 
 
 class Settings:
@@ -32,11 +45,13 @@ class Settings:
         if not isinstance(inner, dict):
             raise self.refused("transformer_layer_config must be an object")
         self.inner: dict[str, Any] = inner
-        nested = values.get("dflash_config")
-        self.nested: dict[str, Any] = nested if isinstance(nested, dict) else {}
+        both = (values.get("dspark_config"), values.get("dflash_config"))
+        self.nested: dict[str, Any] = {
+            k: v for found in both if isinstance(found, dict) for k, v in found.items()
+        }
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A value from `dflash_config`, from the file or from the layers' part of it; `default` where none has it, or null."""
+        """A value from `dflash_config` or `dspark_config`, from the file or from the layers' part of it; `default` where none has it, or null."""
         for place in (self.nested, self.values, self.inner):
             if place.get(name) is not None:
                 return place[name]
@@ -118,6 +133,11 @@ def _check_kind(s: Settings) -> None:
     for name in ("conv_kernel_size", "selector_rank"):
         if s.get(name):
             raise s.refused(f"{name}={s.get(name)}: DFlash 2 is not decoded here; DFlash and DSpark are")
+    for name in s.nested:  # whatever stands there is of the drafter itself
+        if name not in NESTED and s.nested[name] not in (None, False):
+            raise s.refused(
+                f"{name}={s.nested[name]!r:.60} is not known here; if it is of training alone, take it out"
+            )
     if (mode := s.get("attention_mode", "gqa")) not in ("gqa", "mha"):
         raise s.refused(f"attention_mode={mode!r} is not decoded here; gqa and mha are")
 
@@ -127,7 +147,12 @@ def _check_attention(s: Settings, target: Target) -> None:
     causal = s.get("is_causal", s.nested.get("causal"))
     if causal:
         raise s.refused("is_causal=true: a block's rows see one another both ways here")
-    kinds = s.get("layer_types", [])
+    kinds = s.get("layer_types")
+    if kinds is None:  # Qwen3's own choice
+        slides = s.get("use_sliding_window", False) and s.whole("max_window_layers", 28) < s.whole(
+            "num_hidden_layers"
+        )
+        kinds = ["sliding_attention"] if slides else []
     if not isinstance(kinds, list) or not all(isinstance(k, str) for k in kinds):
         raise s.refused("layer_types must be a list of names")
     for kind in kinds:
@@ -144,10 +169,9 @@ def _check_attention(s: Settings, target: Target) -> None:
 
 def _check_input_and_output(s: Settings, target: Target) -> None:
     """Rows go in as the target embeds them, and their hidden states through its head alone."""
-    if s.get("output_multiplier", 1.0) != 1.0:
-        raise s.refused(
-            f"output_multiplier={s.get('output_multiplier')}: draft logits are the head's own here (1.0)"
-        )
+    for name, neutral in NEUTRAL.items():
+        if (value := s.get(name, neutral)) != neutral:
+            raise s.refused(f"{name}={value!r:.60} is not decoded here; {neutral} is")
     if s.get("final_logit_softcapping"):
         raise s.refused(
             f"final_logit_softcapping={s.get('final_logit_softcapping')}: draft logits are the head's own here"
@@ -165,11 +189,25 @@ def _check_input_and_output(s: Settings, target: Target) -> None:
 
 def _from_anchor(s: Settings) -> bool:
     """Whether the anchor's row drafts too: DSpark's layout; fill-in is DFlash's."""
-    dspark = s.layout == "dspark" or s.values.get("speculators_model_type") == "dspark"
-    value = s.get("sample_from_anchor", dspark)
+    value = s.get(
+        "sample_from_anchor", _as_many_rows(s) if s.layout == "speculators" else s.layout == "dspark"
+    )
     if not isinstance(value, bool):
         raise s.refused(f"sample_from_anchor must be true or false, not {value!r:.60}")
+    if s.get("shift_label") and not value:
+        raise s.refused(
+            "shift_label=true: each row drafts the token behind its own; say so by sample_from_anchor: true if the anchor's does too"
+        )
     return value
+
+
+def _as_many_rows(s: Settings) -> bool:
+    """Whether a speculators folder that does not say so proposes as many tokens as it has rows. Folders from before there was
+    `sample_from_anchor` keep the first row for the anchor, DSpark's too, and engines read them so."""
+    said: Any = s.values.get("speculators_config")
+    said = said.get("proposal_methods") if isinstance(said, dict) else None
+    first = said[0] if isinstance(said, list) and said and isinstance(said[0], dict) else {}
+    return first.get("speculative_tokens") == s.get("block_size")
 
 
 def _tapped(s: Settings, target: Target) -> list[int]:

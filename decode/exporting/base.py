@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from align.common.errors import in_one_line
 from align.models.block import BlockDrafter
+from align.models.block_config import BlockConfig
+from decode.drafters.block import BlockProposer
+from decode.engine.decoder import Decoder
 from decode.exporting.folder import Exported, card, check_free, write_folder
 from decode.exporting.ladder import climb, replay
 from decode.exporting.reader import FilesReader, Reader
@@ -24,13 +27,13 @@ from decode.exporting.verdict import Decoded, Verdict
 class Format:
     """A folder in hub layout, config.json and model.safetensors; one that is written or compared otherwise overrides methods.
 
-    make: a drafter's content; raises UserError with the key that trains what the format can hold. serve: lines that serve a folder, of
-    (target, folder, K). readers: who reads it; those whose package is missing are passed over. library, tags: of the card.
+    make: a drafter's content; raises UserError with the key that trains what the format can hold. serve: lines that serve a drafter of
+    this config out of a folder. readers: who reads it; those whose package is missing are passed over. library, tags: of the card.
     """
 
     name: str
     make: Callable[[BlockDrafter], Exported]
-    serve: Callable[[str, str, int], list[str]]
+    serve: Callable[[BlockConfig, str], list[str]]
     readers: tuple[type[Reader], ...] = (FilesReader,)
     library: str = "vllm"
     tags: tuple[str, ...] = ()
@@ -41,7 +44,7 @@ class Format:
     def write(
         self, drafter: BlockDrafter, out: Path, dtype: torch.dtype, card: str, vocabulary: Path | None = None
     ) -> Exported:
-        """Write a drafter's folder; an export that stands there gives way when all is written.
+        """Write a drafter's folder; an export in this format that stands there gives way when all is written.
 
         Args:
             vocabulary: the target's GGUF file, for the format that takes it.
@@ -49,7 +52,7 @@ class Format:
         Raises:
             UserError: what the format can't hold; a folder of something else.
         """
-        check_free(out)
+        check_free(out, self.name)
         made = self.make(drafter)
         self.check(vocabulary)
         notes = "".join(f"- {note[0].upper()}{note[1:]}.\n" for note in made.notes)
@@ -70,14 +73,13 @@ class Format:
             (part / name).parent.mkdir(exist_ok=True)
             (part / name).write_text(text, encoding="utf-8")
 
-    def card(self, source: Path, target: str, name: str, drafts: int) -> str:
+    def card(self, source: Path, config: BlockConfig, name: str) -> str:
         """README.md of an export of the drafter in `source`."""
         tags = ("speculative-decoding", "discrete-diffusion", "drafter", *self.tags)
-        title = f"{name}: drafts {drafts} tokens a pass for {target}"
+        target = config.target
+        title = f"{name}: drafts {config.block_size} tokens a pass for {target}"
         lead = f"Format `{self.name}`. FOLDER is where this page lies:"
-        return (
-            card(source, self.library, target, tags, title, lead, self.serve(target, "FOLDER", drafts)) + "\n"
-        )
+        return card(source, self.library, target, tags, title, lead, self.serve(config, "FOLDER")) + "\n"
 
     def compare(self, drafter: BlockDrafter, verdict: Verdict, model: Any, texts: Decoded) -> None:
         """Climb the ladder with each reader, then compare whole outputs. Writes into the verdict.
@@ -88,12 +90,39 @@ class Format:
         with in_one_line(f"{verdict.folder}: can't be read as {self.name}"):
             found = [reader(verdict.folder, model) for reader in self.readers if reader.installed()]
         for reader in found:
+            served = as_served(drafter, reader)
             with in_one_line(f"{verdict.folder}: {reader.name} can't run it"):
-                rungs = climb(drafter, self.make(drafter), reader, texts.prompts[0])
+                rungs = climb(served, self.make(drafter), reader, texts.prompts[0])
             for rung in rungs:
                 verdict.add(reader.name, rung.same, rung.line)
             if rungs[-1].same:
-                _whole(verdict, reader, texts, drafter.config.block_size)
+                ours = texts if served is drafter else _again(served, texts)
+                _whole(verdict, reader, ours, drafter.config.block_size)
+
+
+def as_served(drafter: BlockDrafter, reader: Reader) -> BlockDrafter:
+    """A drafter of a draft vocabulary with the head that a reader takes: the target's whole one, or the rows as they are stored."""
+    if drafter.draft_vocab is None:
+        return drafter
+    vocab, rows = drafter.draft_vocab, drafter.head_weight_VdD
+    if reader.pruned:
+        stored = reader.stored().get("lm_head.weight", rows).dtype
+        if torch.equal(head := rows.to(stored).to(rows.dtype), rows):
+            return drafter
+        changes: dict[str, Any] = {"own_head": True}
+        other = BlockDrafter(replace(drafter.config, **changes), drafter.target, vocab, head)
+    else:
+        changes = {"own_head": False, "draft_vocab_size": 0}
+        other = BlockDrafter(replace(drafter.config, **changes), drafter.target)
+    other.load_state_dict(dict(drafter.named_parameters()), strict=False)
+    return other.to(rows.device)
+
+
+def _again(drafter: BlockDrafter, texts: Decoded) -> Decoded:
+    """The same texts with what chains of this drafter's have accepted in each call."""
+    decoder = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
+    both = zip(texts.prompts, texts.outputs, strict=True)
+    return replace(texts, accepted=[decoder.generate(p, max_new_tokens=len(o)).accepted for p, o in both])
 
 
 def _whole(verdict: Verdict, reader: Reader, texts: Decoded, drafts: int) -> None:

@@ -25,6 +25,7 @@ class EngineReader(Reader):
 
     settings: Any
     network: Any
+    pruned = False
 
     def __init__(self, folder: Path, model: Any) -> None:
         super().__init__(folder, model)

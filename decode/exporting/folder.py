@@ -36,8 +36,9 @@ class Exported:
     files: dict[str, str] = field(default_factory=dict)
 
 
-def check_free(out: Path) -> None:
-    """Raises UserError where something else than an export, and nothing but it, stands in the folder's place, or none can be put there."""
+def check_free(out: Path, form: str) -> None:
+    """Raises UserError where something else than an export in the format `form`, and nothing but it, stands in the folder's place, or
+    none can be put there."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UserError(f"--out={out}: is no folder")
     with naming(out):  # the folder that one is in may be gone
@@ -48,16 +49,22 @@ def check_free(out: Path) -> None:
     if not out.is_dir():
         return
     record = read_object(out / RECORD) if (out / RECORD).is_file() else {}
-    named = record.get("files")
-    mine = {RECORD, *named} if isinstance(named, list) and record.get("format") in EXPORTS else set()
+    named, there = record.get("files"), record.get("format")
+    mine = {RECORD, *named} if isinstance(named, list) and there in EXPORTS else set()
     if other := next((name for name in _files(out) if name not in mine), None):
-        raise UserError(f"--out={out}: holds {other!r}, which no export wrote; name another folder")
+        raise UserError(
+            f"--out={out}: holds {other!r}, which no export into this very folder wrote; name another one"
+        )
+    if mine and there != form:
+        raise UserError(
+            f"--out={out}: holds an export in the format {there!r}, which stays; name another folder"
+        )
 
 
 def write_folder(out: Path, record: dict[str, str], card: str, fill: Callable[[Path], None]) -> None:
     """All files at once, in the place of an export that stood there; whatever happens, one of both is there or aside under a name with
     a dot. `record`: what the export says of itself, beside its files. `fill`: writes all but the card into the folder that it is given."""
-    check_free(out)
+    check_free(out, record["format"])
     out = out.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
     kind = f".{out.name[:200]}{_UNFINISHED}"

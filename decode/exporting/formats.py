@@ -34,7 +34,9 @@ def dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
     """
     _check_plain(drafter, name)
     made = Exported(
-        {"architectures": ["DFlashDraftModel"], **_qwen3(drafter), **_taps(drafter)}, _tensors(drafter)
+        {"architectures": ["DFlashDraftModel"], **_qwen3(drafter), **_taps(drafter)},
+        _tensors(drafter),
+        _left_out(drafter),
     )
     made.config["dflash_config"] = {
         "mask_token_id": drafter.config.mask_token_id,
@@ -70,7 +72,7 @@ def assistant(drafter: BlockDrafter) -> Exported:
     for name in ("vocab_size", "attention_bias", "tie_word_embeddings", "num_target_layers", "is_causal"):
         del config[name]
     names = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
-    made = Exported(config, {names.get(n, n): t for n, t in _tensors(drafter).items()})
+    made = Exported(config, {names.get(n, n): t for n, t in _tensors(drafter).items()}, _left_out(drafter))
     if c.draft_vocab_size:
         made.notes.append(_WIDENED)
     return made
@@ -106,6 +108,7 @@ def speculators(drafter: BlockDrafter) -> Exported:
             },
         },
         _tensors(drafter),
+        _left_out(drafter),
     )
     _add_pruned(made, drafter)
     if drafter.draft_vocab is not None:
@@ -123,10 +126,11 @@ def dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
     """
     c = drafter.config
     _check_layers(drafter, name)
-    if c.fill_in:
+    if c.fill_in and name == "dspark":  # llama.cpp reads either from the file
+        other = "dflash" if drafter.markov is None else "custom_generate"
         raise UserError(
-            "--format dspark: its blocks are anchor-first, this drafter's are not; "
-            "train with drafter.block_layout=anchor_first, or use --format dflash"
+            f"--format dspark: its blocks are anchor-first, this drafter's are not; "
+            f"train with drafter.block_layout=anchor_first, or use --format {other}"
         )
     everything = torch.arange(c.vocab_size, device=drafter.norm.weight.device)
     embedding = drafter.target.embed(everything).detach()
@@ -137,7 +141,7 @@ def dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
             "architectures": ["Qwen3DSparkModel"],
             **_qwen3(drafter),
             **_taps(drafter),
-            "sample_from_anchor": True,
+            "sample_from_anchor": not c.fill_in,
             "markov_rank": head.rank,
             "markov_head_type": head.kind,
             "enable_confidence_head": confidence is not None,
@@ -168,6 +172,12 @@ def _check_plain(drafter: BlockDrafter, name: str) -> None:
             f"--format {name}: it has no Markov head, this drafter has one; train with drafter.markov_rank=0, "
             "or with drafter.block_layout=anchor_first for --format dspark"
         )
+
+
+def _left_out(drafter: BlockDrafter) -> list[str]:
+    """What DFlash's layout has no place for and drafts do not need."""
+    said = "its confidence head is left out: the format has none, and all drafts of a block are proposed"
+    return [] if drafter.confidence is None else [said]
 
 
 def _check_layers(drafter: BlockDrafter, name: str) -> None:

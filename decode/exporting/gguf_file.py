@@ -1,4 +1,4 @@
-"""Block drafters as GGUF files for llama.cpp (architecture `dflash`; `--spec-type draft-dflash`, or `draft-dspark` with a Markov head).
+"""Block drafters as GGUF files for llama.cpp (architecture `dflash`; `--spec-type draft-dflash`, or `draft-dspark` where it is anchor-first or has a Markov head).
 
 The tensors are DFlash's (arXiv 2602.06036) and DSpark's (arXiv 2607.05147) under GGUF's names. The vocabulary is the target's, out of
 its own GGUF file: llama.cpp compares both.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from align.common.errors import UserError, in_one_line
 from align.models.block import BlockDrafter
@@ -58,13 +59,18 @@ def gguf(drafter: BlockDrafter) -> Exported:
         raise UserError(
             "--format gguf: llama.cpp's drafters have no biases, this one has; use --format dflash"
         )
-    made = dflash(drafter, "gguf") if c.fill_in or c.context != "taps" else dspark(drafter, "gguf")
+    plain = c.context != "taps" or (c.fill_in and drafter.markov is None)
+    made = (dflash if plain else dspark)(drafter, "gguf")
     if (kind := made.config.get("markov_head_type", "vanilla")) != "vanilla":
         raise UserError(
             f"--format gguf: llama.cpp has DSpark's vanilla Markov head alone, this drafter's is {kind!r}; train with "
             "drafter.markov=vanilla or linear, or use --format dspark"
         )
-    if (factors := _frequencies(drafter)) is not None:
+    name = "confidence_head.proj.weight"
+    if name in made.tensors:  # llama.cpp's always has columns of W1
+        missing = c.hidden_size + made.config["markov_rank"] - made.tensors[name].shape[1]
+        made.tensors[name] = F.pad(made.tensors[name], (0, missing))
+    if (factors := _frequencies(drafter, made.config["rope_theta"])) is not None:
         made.tensors["rope_freqs.weight"] = factors
     if "d2t" in made.tensors:
         d2t = made.tensors["d2t"]
@@ -73,11 +79,13 @@ def gguf(drafter: BlockDrafter) -> Exported:
     return made
 
 
-def _frequencies(drafter: BlockDrafter) -> Tensor | None:
-    """By how much the target's own scaling slows each pair of a head, (d / 2); None = it scales nothing."""
+def _frequencies(drafter: BlockDrafter, theta: float) -> Tensor | None:
+    """By how much each pair of a head turns more slowly than by the base `theta`, (d / 2); None = none does."""
     c, target = drafter.config, drafter.target
+    plain = theta ** -(torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
     if c.rotaries:
-        return None
+        factors = plain / torch.tensor(c.rotaries[0].inv_freq, dtype=torch.float64)
+        return None if bool(((factors - 1).abs() < 1e-4).all()) else factors.float()
     module = target.body.rotary_emb
     kind = str(getattr(module, "rope_type", "default"))
     if kind == "default":
@@ -86,7 +94,6 @@ def _frequencies(drafter: BlockDrafter) -> Tensor | None:
         raise UserError(
             f"--format gguf: rope_type={kind} depends on the text's length or scales attention, and this format holds fixed frequencies; use --format dflash"
         )
-    plain = c.rope_theta ** -(torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
     return (plain / module.inv_freq.double().cpu()).float()
 
 
@@ -142,7 +149,7 @@ def _add_settings(writer: GGUFWriter, config: dict[str, Any]) -> None:
     if config["hidden_act"] != "silu":
         writer.add_string(f"{ARCHITECTURE}.hidden_activation", config["hidden_act"])
     if "markov_rank" in config:
-        writer.add_bool(f"{ARCHITECTURE}.sample_from_anchor", True)
+        writer.add_bool(f"{ARCHITECTURE}.sample_from_anchor", config["sample_from_anchor"])
         writer.add_bool(f"{ARCHITECTURE}.has_confidence_head", bool(config["enable_confidence_head"]))
 
 

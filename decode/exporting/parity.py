@@ -53,8 +53,8 @@ def exported(
     Raises:
         UserError: a kind of drafter, or a drafter, that a format can't hold; folders of something else.
     """
-    for out in folders.values():
-        check_free(out)
+    for name, out in folders.items():
+        check_free(out, name)
     if role == "autoregressive":
         return [causal.export(drafter, target, name, out) for name, out in folders.items()]
     if role == "diffusion":
@@ -77,10 +77,10 @@ def exported(
     source = model_folder(drafter, "drafter", ["config.json", "README.md"])
     verdicts = list[Verdict]()
     for name, out in folders.items():
-        form, known_as, drafts = FORMATS[name], network.config.target, network.config.block_size
-        card = form.card(source, known_as, out.name, drafts)
+        form = FORMATS[name]
+        card = form.card(source, network.config, out.name)
         made = form.write(network, out, getattr(torch, dtype), card, vocabulary)
-        serve = form.serve(known_as, str(out), drafts)
+        serve = form.serve(network.config, str(out))
         lost = (
             [f"weights are rounded to {dtype}, and compared as rounded; --dtype float32 keeps them"]
             if rounded
@@ -141,6 +141,11 @@ def in_process(
     for reader in FORMATS[engine].readers:
         reader.check_installed()
     network = _opened(drafter, target, device, trust_remote_code)
+    try:
+        FORMATS[engine].make(network)
+    except UserError as error:  # written for decode.export
+        said = str(error).replace(f"--format {engine}:", f"--engine {engine}:")
+        raise UserError(said.replace("--format ", "decode.export --format ")) from None
     with scratch("specalign-parity-") as made:
         folder = export or made / engine
         if export is None:

@@ -44,6 +44,8 @@ class Reader(ABC):
     name: str
     generation = ""
     """How the engine decodes with the folder on its own, for people; empty = it does not."""
+    pruned = True
+    """Whether it drafts over the folder's draft vocabulary, with the head that lies there; else over the target's whole one."""
 
     def __init__(self, folder: Path, model: Any) -> None:
         self.folder, self.model, self.config = folder, model, read_config(folder)
@@ -145,7 +147,10 @@ class FilesReader(Reader):
     @property
     def from_anchor(self) -> bool:
         """Whether the anchor's row drafts too."""
-        dspark = "DSpark" in str(self.config.get("architectures"))
+        native = (
+            "speculators_model_type" not in self.config
+        )  # which keeps the first row where it says nothing
+        dspark = native and "DSpark" in str(self.config.get("architectures"))
         return bool(self.config.get("sample_from_anchor", dspark))
 
     def _weight(self, name: str) -> Tensor:

@@ -18,6 +18,14 @@ from decode.exporting.verdict import Counts
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+?)(?:_total)?(?:\{(?P<labels>[^}]*)\})? (?P<value>[-+.\deE]+)$")
 _COUNTERS = re.compile(r"^(?:vllm|llamacpp):spec_decode_num_(?P<name>\w+)$")
 """Both count the same under the same names."""
+_GREEDY = {
+    "temperature": 0,
+    "repetition_penalty": 1.0,
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Of every request: servers fill what is not said from the model's generation_config.json or the command line."""
 _MOST = 1 << 26
 """Bytes of an answer."""
 
@@ -53,15 +61,10 @@ class Server:
     def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """The server's greedy output for a prompt of tokens, as tokens."""
         if self.llama:
-            body = {
-                "prompt": list(prompt),
-                "n_predict": max_new_tokens,
-                "temperature": 0,
-                "return_tokens": True,
-            }
+            body = {**_GREEDY, "prompt": list(prompt), "n_predict": max_new_tokens, "return_tokens": True}
             tokens = self._json("/completion", body).get("tokens")
         else:
-            body = {"prompt": list(prompt), "max_tokens": max_new_tokens, "temperature": 0}
+            body = {**_GREEDY, "prompt": list(prompt), "max_tokens": max_new_tokens}
             answer = self._json("/v1/completions", {**body, "model": self.model, "return_token_ids": True})
             choices = answer.get("choices")
             choice = choices[0] if isinstance(choices, list) and choices else None

@@ -30,7 +30,7 @@ from decode.engine.decoder import Decoder
 from decode.engine.engine import run_together
 from decode.engine.processed import ProcessedEngine
 from decode.methods.load import load
-from decode.portable.generate import of_row, output_of
+from decode.portable.generate import of_row, other_way, output_of
 from decode.speculation.sampling import Sampling
 
 _KEPT = "_specalign"
@@ -163,6 +163,8 @@ def _check(config: Any, model_kwargs: dict[str, Any], input_ids: Tensor, streame
         raise UserError(
             f"num_beams={config.num_beams}: drafts are verified against one text; leave num_beams at 1"
         )
+    if name := other_way(config):
+        raise UserError(f"{name}: drafts are verified against greedy choices or samples; leave it out")
     for name in ("output_hidden_states", "output_attentions"):
         if config.return_dict_in_generate and getattr(config, name, None):
             raise UserError(f"{name}: the states of rejected drafts are among them; leave it out")

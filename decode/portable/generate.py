@@ -223,6 +223,8 @@ def _check(model: Any, config: Any, model_kwargs: dict[str, Any], input_ids: Ten
         raise ValueError(
             f"num_beams={config.num_beams}: drafts are checked against one text; leave num_beams at 1"
         )
+    if name := other_way(config):
+        raise ValueError(f"{name}: drafts are checked against greedy choices or samples; leave it out")
     if getattr(model, "_is_stateful", False) or getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
             f"{type(model).__name__}: its states can't be taken back, so drafts can't be checked"
@@ -241,6 +243,12 @@ def _check(model: Any, config: Any, model_kwargs: dict[str, Any], input_ids: Ten
         raise ValueError("input_ids: there is no token to continue")
     if streamer is not None and len(input_ids) > 1:
         raise ValueError(f"streamer: {len(input_ids)} texts are written; a streamer takes one")
+
+
+def other_way(config: Any) -> str:
+    """The setting that asks for another choice of tokens than greedy ones or samples from processed logits; empty = none."""
+    asked = ("penalty_alpha", "dola_layers", "force_words_ids", "constraints")
+    return next((name for name in asked if getattr(config, name, None) not in (None, 0, [])), "")
 
 
 def of_row(function: Any, number: int, count: int) -> Any:

@@ -58,3 +58,16 @@ def test_an_export_in_another_format(
     with pytest.raises(SystemExit):
         parity.main(["--drafter", drafter, "--engine", "transformers", "--export", out])
     assert "is in the format 'dflash'" in capsys.readouterr().err
+
+
+def test_a_drafter_that_the_engine_can_not_hold_is_refused_in_words_of_this_command(
+    tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = block_network(target, "taps", whole=True, options={"block_layout": "anchor_first"})
+    network.config.target = "debug"
+    save_drafter(network, tmp_path / "drafter")
+    with pytest.raises(SystemExit):
+        parity.main(["--drafter", str(tmp_path / "drafter"), "--engine", "transformers"])
+    said = capsys.readouterr().err
+    assert said.startswith("error: --engine transformers: its blocks are fill-in")
+    assert "or use decode.export --format dspark" in said and said.count("--format") == 1

@@ -95,3 +95,5 @@ def test_a_card_says_what_it_was_given(tmp_path: Path, name: str) -> None:
     assert yaml.safe_load("\n".join(lines[1:-2])) == said
     (tmp_path / "README.md").write_text("\n".join(lines))
     assert card_value(tmp_path, "license") == "mit"
+    local = yaml.safe_load("\n".join(card_metadata("library", str(tmp_path), "mit", ())[1:-2]))
+    assert "base_model" not in local  # a folder is no id of the hub

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from align.common.errors import UserError
+from align.importing.layouts import layout_of
 from align.importing.settings import read_settings
 from align.models.checkpoints.block import load_drafter
 from align.target.model import Target
-from tests.published_blocks import backbone, dflash_config, dspark_config, speculators_config, write
+from tests.published_blocks import ROWS, backbone, dflash_config, dspark_config, speculators_config, write
 
 
 def nested(target: Target, **changes: Any) -> dict[str, Any]:
@@ -37,9 +38,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dflash", {"hidden_act": "no_such"}, "hidden_act='no_such' is unknown"),
     ("dflash", {"is_causal": True}, "is_causal=true"),
     ("dflash", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}, "sliding_attention"),
+    ("dflash", {"layer_types": None, "use_sliding_window": True, "max_window_layers": 0, "sliding_window": 64}, "sliding_attention"),
     ("dflash", {"layer_types": ["linear_attention"] * 2}, "layer_types has 'linear_attention'"),
     ("dflash", {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
     ("dflash", {"output_multiplier": 0.5}, "output_multiplier=0.5"),
+    ("dflash", {"rope_is_neox_style": False}, "rope_is_neox_style=False is not decoded here; True is"),
+    ("dflash", {"dflash_config": {"mask_token_id": 3, "attention_value_scale": 0.707}}, "attention_value_scale=0.707"),
+    ("dflash", {"dflash_config": {"mask_token_id": 3, "use_swa": True, "swa_window_size": 2048}}, "use_swa=True"),
+    ("dflash", {"dflash_config": {"mask_token_id": 3, "conditioning_source": "target_kv"}}, "conditioning_source='target_kv' is not known"),
+    ("dflash", {"shift_label": True}, "shift_label=true: each row drafts the token behind its own"),
+    ("dspark", {"logit_scale": 0.5}, "logit_scale=0.5"),
+    ("speculators", {"use_aux_hidden_state": False}, "use_aux_hidden_state=False"),
     ("dflash", {"input_embedding_scale": 8.0}, "input_embedding_scale=8.0"),
     ("dflash", {"projector_type": "domino"}, "projector_type='domino'"),
     ("dflash", {"selector_rank": 256}, "selector_rank=256: DFlash 2"),
@@ -87,3 +96,103 @@ def test_a_window_that_holds_every_text_is_none(target: Target) -> None:
     assert read_settings({**dflash_config(target), **kinds, "is_causal": False}, "dflash", "here", target)
     with pytest.raises(UserError, match="sliding_attention"):  # causal, where nothing else is said
         read_settings({**dflash_config(target), **kinds}, "dflash", "here", target)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "said", "wanted"),
+    [
+        ("dspark", None, None, False),  # written before there was the key: the first row is the anchor's
+        ("dspark", ROWS, None, True),
+        ("dspark", ROWS - 1, None, False),
+        ("dspark", None, True, True),
+        ("dflash", None, None, False),
+    ],
+)
+def test_the_anchors_row_in_speculators_folders(
+    target: Target, kind: str, tokens: int | None, said: bool | None, wanted: bool
+) -> None:
+    config = speculators_config(target, kind, sample_from_anchor=said)
+    if tokens is not None:
+        config["speculators_config"]["proposal_methods"] = [{"speculative_tokens": tokens}]
+    assert read_settings(config, "speculators", "here", target)["sample_from_anchor"] is wanted
+
+
+def test_specforges_own_section_of_heads_is_read(target: Target) -> None:
+    """As in its config for Inkling: the taps in one section, the heads in another."""
+    flat = dspark_config(target, "vanilla", 4)
+    names = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+    heads = {name: flat.pop(name) for name in names}
+    taps = {name: flat.pop(name) for name in ("mask_token_id", "target_layer_ids")}
+    config = {**flat, "dflash_config": {**taps, "projector_type": "dspark"}, "dspark_config": heads}
+    found = read_settings(config, "dspark", "here", target)
+    assert (found["markov_rank"], found["markov"], found["sample_from_anchor"]) == (4, "vanilla", True)
+
+
+# Heads of config.json as they lie on the hub or in their trainers' own recipes, small: what each says beside the sizes.
+REAL: dict[str, tuple[str, dict[str, Any], str]] = {
+    "z-lab/Qwen3-4B-DFlash-b16": ("dflash", {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2]}}, ""),
+    "z-lab/Qwen3.6-35B-A3B-DFlash": (  # all of it inside
+        "dflash", {"block_size": None, "use_sliding_window": True, "sliding_window": 4096,
+                   "dflash_config": {"block_size": 5, "mask_token_id": 3, "target_layer_ids": [0, 2]}}, ""),
+    "DFlash 2": (
+        "dflash", {"architectures": ["DFlash2DraftModel"], "is_causal": False,
+                   "dflash_config": {"block_size": 16, "conv_group_size": 16, "conv_kernel_size": 2, "mask_token_id": 3}}, "architectures="),
+    "XiaomiMiMo/MiMo-V2.5-Pro-FP4-DFlash": (
+        "dflash", {"dflash_config": {"use_swa": True, "swa_window_size": 1024, "attention_value_scale": 0.612,
+                                     "attention_sink_bias": True, "mask_token_id": 3}}, "attention_value_scale=0.612"),
+    "a fork's Qwen3.6-27B DSpark under DFlash's name": (  # with fields of its target's config
+        "dspark", {"architectures": ["DFlashDraftModel"], "attn_output_gate": True, "full_attention_interval": 4, "num_anchors": 64,
+                   "rope_parameters": {"rope_theta": 1e7, "rope_type": "default"},
+                   "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2], "markov_rank": 4}}, ""),
+    "satgeze/Qwen3.6-27B-DSpark": (  # its target's share of a head that is turned; its own layers turn all of it
+        "dspark", {"partial_rotary_factor": 0.25, "rope_parameters": {
+            "rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}}, ""),
+    "stanleyphoong/Ornith-1.0-9B-DSpark": (
+        "dspark", {"architectures": ["Qwen35DSparkModel"], "model_type": "qwen3_5"}, "architectures="),
+    "satgeze/Qwen3.5-0.8B-DSpark": ("dspark", {"model_type": "qwen3_5_text"}, "model_type='qwen3_5_text'"),
+    "RadixArk/Qwen3.8-27B-DSpark": (
+        "dspark", {"architectures": ["DSparkDraftModel"], "rope_parameters": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 8192, "rope_theta": 1e7,
+            "rope_type": "yarn"}, "dflash_config": {
+                "attention_mode": "gqa", "confidence_head_alpha": 1.0, "confidence_head_with_markov": False, "mask_token_id": 3,
+                "projector_type": "dspark", "target_layer_ids": [0, 2]}}, "rope_type='yarn'"),
+    "SpecForge's qwen3-8b-dspark": (
+        "dspark", {"architectures": ["DSparkDraftModel"], "mask_token_id": None, "target_layer_ids": None, "dflash_config": {
+            "mask_token_id": 3, "target_layer_ids": [0, 2], "projector_type": "dspark", "markov_rank": 4,
+            "markov_head_type": "vanilla", "confidence_head_alpha": 1.0}}, ""),
+    "SpecForge's qwen3-8b-dspark-causal": ("dspark", {"is_causal": True}, "is_causal=true"),
+    "SpecForge's qwen3.5-4b-dspark-kv": (
+        "dspark", {"dflash_config": {"projector_type": "dspark", "conditioning_source": "target_kv", "target_kv_heads": 4}},
+        "conditioning_source='target_kv'"),
+    "LiquidAI/LFM2.5-2.6B-DSpark": (
+        "dspark", {"architectures": ["Lfm2DSparkDraftModel"], "rope_is_neox_style": False}, "architectures="),
+    "DaoCloud/Muse-Glimmer-30B-DSpark": (
+        "speculators", {"speculators_model_type": "dspark", "sample_from_anchor": True, "sliding_window_non_causal": False,
+                        "layer_types": ["sliding_attention"] * 2, "sliding_window": 64}, "sliding_attention"),
+    "RedHatAI/Qwen3.6-35B-A3B-speculator.dspark": (
+        "speculators", {"speculators_model_type": "dspark", "markov_rank": 4, "markov_head_type": "vanilla", "speculators_config": {
+            "algorithm": "dspark", "proposal_methods": [{"speculative_tokens": ROWS}], "verifier": {"name_or_path": "x"}}}, ""),
+    "transformers' own assistant": (
+        "transformers", {"architectures": ["MuseGlimmerAssistantModel"], "model_type": "muse_glimmer_assistant",
+                         "layer_types": ["sliding_attention"] * 2, "sliding_window": 64, "mask_token_id": 3,
+                         "target_layer_ids": [0, 2]}, "sliding_attention"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_configs_as_they_are_published(target: Target, name: str) -> None:
+    """Each key that one of them uses is known, or refused by its name."""
+    layout, changes, says = REAL[name]
+    base = {
+        "dflash": dflash_config(target), "dspark": dspark_config(target, "vanilla", 4),
+        "speculators": speculators_config(target), "transformers": dflash_config(target, dflash_config=None),
+    }[layout]  # fmt: skip
+    config = {**base, **changes}
+    assert layout_of(config) == layout
+    if says:
+        with pytest.raises(UserError, match=says):
+            read_settings(config, layout, "here", target)
+    else:
+        found = read_settings(config, layout, "here", target)
+        assert (found["target_layer_ids"], found["block_size"], found["head_dim"]) == ([0, 2], ROWS, 8)
+        assert found["sample_from_anchor"] is ("DSpark" in name or "dspark" in name)

@@ -20,11 +20,14 @@ from tests.builders import block_network
 def test_a_folder_of_something_else_stays(tmp_path: Path, target: Target) -> None:
     drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="which no export wrote"):
+    with pytest.raises(UserError, match="holds 'mine.txt', which no export into this very folder wrote"):
         FORMATS["dflash"].write(drafter, tmp_path, torch.float32, "")
     FORMATS["dflash"].write(drafter, tmp_path / "out", torch.float32, "")
     FORMATS["dflash"].write(drafter, tmp_path / "out", torch.bfloat16, "")  # an export gives way to a new one
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    with pytest.raises(UserError, match="holds an export in the format 'dflash', which stays"):
+        FORMATS["speculators"].write(drafter, tmp_path / "out", torch.bfloat16, "")
+    assert json.loads((tmp_path / "out" / "export.json").read_text())["format"] == "dflash"
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 

@@ -19,6 +19,7 @@ FILL_IN = {"block_layout": "fill_in"}
     [
         ("dflash", "taps", {}, "train with drafter.block_layout=fill_in"),
         ("dspark", "taps", FILL_IN, "train with drafter.block_layout=anchor_first"),
+        ("dspark", "taps", {**FILL_IN, "markov_rank": 4}, "or use --format custom_generate"),
         ("dflash", "shared_kv", FILL_IN, "or --format custom_generate, which holds this one"),
         ("dflash", "taps", {**FILL_IN, "markov_rank": 4}, "train with drafter.markov_rank=0"),
         ("transformers", "taps", {**FILL_IN, "convolution": True}, "train with drafter.convolution=false"),
@@ -39,3 +40,12 @@ def test_the_last_layer_is_refused(target: Target) -> None:
     drafter = block_network(target, "taps", options={**FILL_IN, "target_layers": [0, last]})
     with pytest.raises(UserError, match=f"layer {last} is the target's last"):
         FORMATS["dflash"].make(drafter)
+
+
+@pytest.mark.parametrize("format_name", ["dflash", "speculators", "transformers"])
+def test_a_confidence_head_is_left_out_and_that_is_said(target: Target, format_name: str) -> None:
+    made = FORMATS[format_name].make(
+        block_network(target, "taps", whole=True, confidence=True, options=FILL_IN)
+    )
+    assert any("confidence head is left out" in note for note in made.notes)
+    assert not any("confidence" in name for name in made.tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from align.common.errors import UserError
+from align.models.checkpoints.block import load_drafter
 from align.target.model import Target
 from decode.engine.compiled import stock_model
 from decode.exporting.gguf_file import FILE, gguf_name
@@ -16,8 +18,10 @@ from decode.exporting.gguf_reader import GGUFFileReader
 from decode.exporting.ladder import climb
 from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, block_network
+from tests.published_blocks import backbone, dflash_config, write
 
-FILL_IN = {"block_layout": "fill_in", "markov_rank": 0}
+LAYOUT = {"block_layout": "fill_in"}
+FILL_IN = {**LAYOUT, "markov_rank": 0}
 MARKOV = {"markov_rank": 8, "markov": "vanilla"}
 
 
@@ -29,6 +33,7 @@ MARKOV = {"markov_rank": 8, "markov": "vanilla"}
         (True, MARKOV, torch.float16),
         (False, {**MARKOV, "confidence_head": True}, torch.float32),
         (True, {"markov_rank": 8, "markov": "linear"}, torch.float32),
+        (False, {**MARKOV, **LAYOUT, "confidence_head": True}, torch.float32),
     ],
 )
 def test_a_file_drafts_what_was_trained(
@@ -66,6 +71,26 @@ def test_scaled_frequencies_are_written(tmp_path: Path, target: Target, vocabula
         rotary.rope_type = kind
 
 
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128},
+    ],
+)  # fmt: skip
+def test_angles_of_another_engines_drafter(
+    tmp_path: Path, target: Target, vocabulary: Path, scaling: dict[str, Any] | None
+) -> None:
+    """Its own base, and its own scaling."""
+    folder = write(tmp_path / "theirs", dflash_config(target, rope_scaling=scaling), backbone(target))
+    drafter = load_drafter(folder, target)
+    FORMATS["gguf"].write(drafter, tmp_path / "out", torch.float32, "", vocabulary)
+    made, reader = FORMATS["gguf"].make(drafter), GGUFFileReader(tmp_path / "out", stock_model(target))
+    assert ("rope_freqs.weight" in made.tensors) is (scaling is not None)
+    assert (last := climb(drafter, made, reader, PROMPT)[-1]).same, last.line
+
+
 def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary: Path) -> None:
     for options, says in [
         ({"markov_rank": 8, "markov": "tanh"}, "vanilla Markov head alone"),
@@ -86,3 +111,14 @@ def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary:
 def test_names() -> None:
     assert gguf_name("layers.3.self_attn.q_proj.weight") == "blk.3.attn_q.weight"
     assert gguf_name("hidden_norm.weight") == "enc.output_norm.weight" and gguf_name("d2t") == "d2t"
+
+
+def test_a_confidence_head_of_hidden_states_alone_gets_llama_cpps_columns(target: Target) -> None:
+    options = {**MARKOV, "confidence_head": True}
+    drafter = block_network(target, "taps", whole=True, options=options)
+    drafter.config = replace(drafter.config, confidence_input="hidden")
+    drafter.confidence = drafter.new_confidence()
+    made = FORMATS["gguf"].make(drafter)
+    weight, width = made.tensors["confidence_head.proj.weight"], drafter.config.hidden_size
+    assert weight.shape == (1, width + made.config["markov_rank"]) and not weight[:, width:].any()
+    assert torch.equal(weight[:, :width], drafter.confidence.out.weight)

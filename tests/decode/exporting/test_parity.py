@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,25 @@ def test_several_formats_at_once_are_compared_with_the_drafter(tmp_path: Path, d
     assert "license: mit" in card and "| expected τ, greedy | 1.5 |" in card
     assert "vllm serve debug --speculative-config" in card
     assert any("generate(assistant_model=" in line for line in verdicts[1].lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"block_layout": "fill_in"}, ("dflash", "speculators", "transformers", "gguf")),
+        ({"markov_rank": 4, "markov": "vanilla"}, ("dspark", "gguf")),
+    ],
+)
+def test_a_pruned_vocabulary_is_compared_as_each_engine_drafts_with_it(
+    tmp_path: Path, target: Target, vocabulary: Path, options: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    """Over its rows of the head as they are stored, rounded; or, where the format holds none, over the target's whole vocabulary."""
+    network = block_network(target, "taps", options=options)
+    save_drafter(network, tmp_path / "drafter")
+    folders = {name: tmp_path / "out" / name for name in names}
+    words = {"device": "cpu", "limit": 1, "max_new_tokens": 8, "vocabulary": vocabulary}
+    for verdict in exported(str(tmp_path / "drafter"), "block", "debug", folders, **words):
+        assert verdict.same and any("whole outputs" in line for line in verdict.lines), verdict.lines[-1]
 
 
 def test_weights_that_are_rounded(tmp_path: Path, drafter: str) -> None:

@@ -57,8 +57,13 @@ class App:
             page = "\n".join(["# HELP something", *lines, *at]) + "\n"
             return page.replace("vllm:", "llamacpp:").replace('model="mine",', "") if self.llama else page
         assert path == ("/completion" if self.llama else "/v1/completions") and body["temperature"] == 0
+        penalty = body.get(
+            "repeat_penalty" if self.llama else "repetition_penalty", 1.4
+        )  # the model's own default
         out = self.decoder.generate(
-            body["prompt"], max_new_tokens=body["n_predict" if self.llama else "max_tokens"]
+            body["prompt"],
+            repetition_penalty=penalty,
+            max_new_tokens=body["n_predict" if self.llama else "max_tokens"],
         )
         self.accepted += out.accepted
         self.drafted += out.drafted

@@ -225,6 +225,9 @@ def test_the_random_state(model: Any, drafter: str) -> None:
     ("words", "says"),
     [
         ({"num_beams": 2}, "num_beams=2"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha: drafts are"),
+        ({"dola_layers": "low"}, "dola_layers: drafts are"),
+        ({"force_words_ids": [[7]]}, "force_words_ids: drafts are"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
         ({"guidance_scale": 1.5}, "guidance_scale"),
         ({"position_ids": 3 * torch.arange(6)[None]}, "position_ids"),

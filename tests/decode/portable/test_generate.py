@@ -116,6 +116,9 @@ def test_batches_scores_and_streamers(model: Any, folder: str) -> None:
     ("words", "says"),
     [
         ({"num_beams": 2}, "num_beams=2"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha: drafts are"),
+        ({"dola_layers": "low"}, "dola_layers: drafts are"),
+        ({"force_words_ids": [[7]]}, "force_words_ids: drafts are"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
         ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0]])}, "padding_side='left'"),
         ({"assistant_model": object()}, "assistant_model"),
