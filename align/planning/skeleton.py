@@ -197,12 +197,13 @@ def _kept(model: Any, body: Any, config: Any, heads: int) -> tuple[int, int, int
     return kv, width, 2 * kv * width * int(config.num_hidden_layers)
 
 
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts", "moe_topk")
 
 
 def _active(layer: torch.nn.Module, config: Any) -> int:
     """Numbers of a layer that a token is multiplied with: of routed experts the share that is chosen."""
+    config = getattr(config, "ffn_config", config)  # DBRX's
     count = next((int(v) for n in _EXPERTS if (v := getattr(config, n, None))), 1)
     chosen = next((int(v) for n in _CHOSEN if (v := getattr(config, n, None))), count)
     return sum(

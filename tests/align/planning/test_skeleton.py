@@ -93,6 +93,16 @@ def test_a_config_alone_suffices(tmp_path: Path) -> None:
     assert found.parameters == sum(found.layers) + 2 * found.embedding + found.last_norm
 
 
+@pytest.mark.parametrize("kind", ["dbrx", "aria_text"])
+def test_experts_are_counted_whatever_their_keys(tmp_path: Path, kind: str) -> None:
+    """Of four experts two have a token."""
+    model = tiny_model(kind, 260)
+    model.config.save_pretrained(tmp_path)
+    found = skeleton(str(tmp_path))
+    routed = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    assert sum(found.layers) - sum(found.active) == routed // 2
+
+
 def test_what_can_not_be_had_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no config\.json"):
         skeleton(str(tmp_path))
