@@ -28,12 +28,13 @@ from decode.drafters.autoregressive import AutoregressiveDrafter
 from decode.drafters.block import BlockProposer
 from decode.drafters.diffusion import DiffusionProposer
 from decode.engine.decoder import Decoder
-from decode.speculation.sampling import Sampling
+from decode.losslessness.compared import Plain, same
+from decode.losslessness.verdict import Check
 from tests.target_models import WINDOW
 
 STEPS, BLOCK = 20, 3
-COUPLED = Sampling(temperature=1.0, seed=3)
-"""For the verifier `gumbel`, under which outputs with and without drafts are the same."""
+SEED = 3
+"""Of outputs at temperature 1 under the verifier `gumbel`, which are the same with and without drafts."""
 
 
 def trained_drafter(
@@ -59,31 +60,34 @@ def trained_drafter(
     return drafter.eval()
 
 
+def cell(check: Check) -> str:
+    """`yes` for outputs that are plain decoding's; `a tie` where they part, and rounding alone decided there (`examine`)."""
+    return "yes" if check.figures["identical"] == check.compared else "a tie" if check.passed else "wrong"
+
+
 def compared(target: Target, drafter: BlockDrafter, prompts: list[list[int]], new: int) -> str:
-    """`yes`, or what differs: greedy chains, trees where they may branch, coupled outputs at temperature 1, four requests at once."""
-    plain = [Decoder(target).generate(p, max_new_tokens=new).tokens for p in prompts]
+    """`yes`, `a tie`, or what differs: greedy chains, trees where they may branch, coupled outputs at temperature 1, four requests at
+    once."""
+    plain, few = Plain(Decoder(target), prompts, new, None), prompts[:2]
     chain = Decoder(target, BlockProposer(drafter))
-    if [chain.generate(p, max_new_tokens=new).tokens for p in prompts] != plain:
-        return "wrong: greedy"
-    if [o.tokens for o in chain.generate_batch(prompts, batch_size=4, max_new_tokens=new)] != plain:
+    checks = {"greedy": same("", "", plain, chain)}
+    batch = [o.tokens for o in chain.generate_batch(prompts, batch_size=4, max_new_tokens=new)]
+    if batch != [plain.output(i) for i in range(len(prompts))] and batch != [
+        chain.generate(p, max_new_tokens=new).tokens for p in prompts
+    ]:
         return "wrong: batch"
     if not target.chains_only:
         tree = Decoder(target, BlockProposer(drafter, tree_nodes=6))
-        if [tree.generate(p, max_new_tokens=new).tokens for p in prompts[:2]] != plain[:2]:
-            return "wrong: tree"
-    found, wanted = (
-        [
-            Decoder(target, d, "gumbel").generate(p, max_new_tokens=new, sampling=COUPLED).tokens
-            for p in prompts[:2]
-        ]
-        for d in (BlockProposer(drafter), None)
-    )
-    return "yes" if found == wanted else "wrong: coupled"
+        checks["tree"] = same("", "", Plain(Decoder(target), few, new, None), tree)
+    coupled = Plain(Decoder(target, None, "gumbel"), few, new, SEED)
+    checks["coupled"] = same("", "", coupled, Decoder(target, BlockProposer(drafter), "gumbel"))
+    cells = {name: cell(check) for name, check in checks.items()}
+    wrong = next((name for name, found in cells.items() if found == "wrong"), "")
+    return f"wrong: {wrong}" if wrong else "a tie" if "a tie" in cells.values() else "yes"
 
 
 def of_own_layers(target: Target, kind: str, prompts: list[list[int]], new: int) -> str:
-    """`yes` for a saved drafter out of the target's own layers with which greedy output is plain decoding's, `refused` for one
-    line."""
+    """The `cell` of greedy output with a saved drafter out of the target's own layers, `refused` for one line."""
     options = DrafterConfig(kind=kind, layers=2, block_size=BLOCK)  # type: ignore[arg-type]
     with TemporaryDirectory() as folder:
         try:
@@ -97,8 +101,4 @@ def of_own_layers(target: Target, kind: str, prompts: list[list[int]], new: int)
         except UserError as error:
             fine = "drafter.kind=" in str(error) or "target" in str(error)
             return "refused" if fine else f"wrong: {error}"
-        plain, found = (
-            [Decoder(target, d).generate(p, max_new_tokens=new).tokens for p in prompts]
-            for d in (None, drafter)
-        )
-    return "yes" if plain == found else "wrong: greedy"
+        return cell(same("", "", Plain(Decoder(target), prompts, new, None), Decoder(target, drafter)))

@@ -160,9 +160,11 @@ _UNREAD = {
     "gptoss": "leaves out the experts of",
     "gemma4": "leaves out the layers' scales of",
     "deci": "has no model for",
+    "mistral": "knows no tensors (llama.cpp's files of Mistral say 'llama') of",
 }
 """Architectures that its list names and that it can't read: names of tensors are others than llama.cpp's, and it takes for one number
-what Gemma 4 has for each layer; DeciLM's files name a model that transformers does not have."""
+what Gemma 4 has for each layer; DeciLM's files name a model that transformers does not have. llama.cpp writes Mistral as `llama` and opens no
+file that says `mistral`: how the rows of such a file's queries and keys lie is not known."""
 
 
 def check_known(path: Path, header: Header) -> None:
@@ -174,8 +176,9 @@ def check_known(path: Path, header: Header) -> None:
         )
     theirs = read_by_transformers()
     if architecture not in OWN and _plain(architecture) not in map(_plain, theirs):
+        read = [name for name in (*OWN, *theirs) if _plain(name) not in _UNREAD]
         raise UserError(
-            f"{path}: GGUF architecture {architecture!r} is not supported{nearest(architecture, [*OWN, *theirs])}"
+            f"{path}: GGUF architecture {architecture!r} is not supported{nearest(architecture, read)}"
         )
     if (why := _UNREAD.get(_plain(architecture))) is not None:
         raise UserError(f"{path}: transformers' reader {why} {architecture!r}: {TAKE_FOLDER}")

@@ -3,11 +3,13 @@ shapes and take no memory. Enough to plan with; the weights may be on another ma
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from align.common.errors import UserError
 from align.common.files import expanded
@@ -128,8 +130,8 @@ def _measured(model: Any, spec: str, here: bool) -> Skeleton:
         raise UserError(f"target {spec!r}: {error}") from None
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     vocab, width = head.shape
-    # on `meta` tied weights may be two tensors; they are one as soon as they are loaded
-    tied = bool(getattr(config, "tie_word_embeddings", False)) and embedding.shape == head.shape
+    # on `meta` tied weights may be two tensors; they are one as soon as they are loaded, where the whole model's config says so
+    tied = bool(getattr(model.config, "tie_word_embeddings", False)) and embedding.shape == head.shape
     own = {id(p): p.numel() for p in model.parameters()}
     total = sum(own.values()) - (head.numel() if tied and embedding is not head else 0)
     heads = query_heads(config)
@@ -162,12 +164,31 @@ def _measured(model: Any, spec: str, here: bool) -> Skeleton:
     )
 
 
+class _NothingFound(TorchFunctionMode):
+    """On `meta` no number is looked at: whoever asks where they are not zero (which experts have a token, which keys are seen) hears of
+    none. What layers keep of a token does not depend on it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        none = torch.empty(0, dtype=torch.int64, device="meta")
+        if func in (torch.nonzero, torch.Tensor.nonzero):
+            return none.new_empty(0, args[0].dim())
+        if func is torch.Tensor.__getitem__ and isinstance(args[1], tuple):
+            found = [(none,) * i.dim() if _chooses(i) else (i,) for i in args[1]]
+            args = (args[0], tuple(itertools.chain(*found)))
+        return func(*args, **(kwargs or {}))
+
+
+def _chooses(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype == torch.bool
+
+
 def _kept(model: Any, body: Any, config: Any, heads: int) -> tuple[int, int, int]:
     """Key heads, width of a key, and numbers that all layers keep of a token: by one token through the network on `meta`, or
     as the config says where that can't be."""
     try:
         model.set_experts_implementation("batched_mm")  # grouped products take bf16 alone on `meta`
-        anatomy = examine(model, body)
+        with _NothingFound():
+            anatomy = examine(model, body)
         return *anatomy.heads(config), sum(s.numbers for s in anatomy.shapes if s is not None)
     except Exception:  # a network that looks at numbers, of which there are none
         first = next(iter(getattr(config, "per_layer_config", None) or ()), config)
@@ -176,12 +197,13 @@ def _kept(model: Any, body: Any, config: Any, heads: int) -> tuple[int, int, int
     return kv, width, 2 * kv * width * int(config.num_hidden_layers)
 
 
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts", "moe_topk")
 
 
 def _active(layer: torch.nn.Module, config: Any) -> int:
     """Numbers of a layer that a token is multiplied with: of routed experts the share that is chosen."""
+    config = getattr(config, "ffn_config", config)  # DBRX's
     count = next((int(v) for n in _EXPERTS if (v := getattr(config, n, None))), 1)
     chosen = next((int(v) for n in _CHOSEN if (v := getattr(config, n, None))), count)
     return sum(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from align.common.errors import UserError, in_one_line
 from align.common.provenance import memory_bytes
 from align.folder.chat import Chat, Messages, rendered
-from align.folder.tokenizer import text_ids
+from align.folder.tokenizer import first_id, text_ids
 from align.kernels.linear import speed_up_linears
 from align.target.cache import KVCache, SharedCache
 from align.target.fused import FusedLayers, fused
@@ -385,16 +385,18 @@ class Target:
             return self.text_tokens("\n\n".join(m["content"] for m in messages))
         with in_one_line(f"target {self.spec!r}: its chat template refuses this"):
             text = rendered(self.tokenizer, messages, self.chat.kwargs)
-        return self._ids(text)
+        return self._ids(text, "".join(m["content"] for m in messages))
 
-    def _ids(self, text: str) -> list[int]:
-        return text_ids(self.tokenizer, text, len(self.embedding_VD), f"target {self.spec!r}")
+    def _ids(self, text: str, given: str | None = None) -> list[int]:
+        return text_ids(self.tokenizer, text, len(self.embedding_VD), f"target {self.spec!r}", given)
 
     def text_tokens(self, text: str) -> list[int]:
         """Plain text as tokens, after the beginning-of-text token where the tokenizer has one."""
         tokens = self._ids(text)
-        bos = self.tokenizer.bos_token_id
-        return ([bos] if bos is not None and not self.has_chat_template else []) + tokens
+        if self.has_chat_template:
+            return tokens
+        bos = first_id(self.tokenizer, len(self.embedding_VD), f"target {self.spec!r}")
+        return tokens if bos is None else [bos, *tokens]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from align.common.errors import UserError, in_one_line
 from align.config.recipe import Recipe
 from align.folder.chat import Chat, rendered
-from align.folder.tokenizer import text_ids
+from align.folder.tokenizer import first_id, text_ids
 from align.writing.generation import Row, WriterSettings
 
 _MARK = "\u2402PROMPT\u2402"
@@ -49,16 +49,20 @@ def first_token(target: Told) -> int:
     Raises:
         UserError: the target has neither.
     """
-    bos = target.tokenizer.bos_token_id
+    bos = first_id(target.tokenizer, target.vocab_size, f"target {target.spec!r}")
     if bos is None and not target.eos_ids:
         raise UserError(
             f"target {target.spec!r}: its files name no token that begins a text, and none that ends one"
         )
-    return int(target.eos_ids[0] if bos is None else bos)
+    return target.eos_ids[0] if bos is None else bos
 
 
 def chat_template(target: Told) -> Template:
-    """The target's own template around one user prompt; for a base model the beginning-of-text token and no turn."""
+    """The target's own template around one user prompt; for a base model the beginning-of-text token and no turn.
+
+    Raises:
+        UserError: the template does without the prompt, fails, or writes a token that the target has not.
+    """
     tokenizer = target.tokenizer
     if not target.has_chat_template:
         if target.chat.system is not None:
@@ -69,7 +73,8 @@ def chat_template(target: Told) -> Template:
     before, found, after = text.partition(_MARK)
     if not found:
         raise UserError(f"target {target.spec!r}: its chat template does not keep the user's text")
-    parts = [tuple(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (before, after)]
+    where, given = f"target {target.spec!r}", target.chat.system or ""
+    parts = [tuple(text_ids(tokenizer, part, target.vocab_size, where, given)) for part in (before, after)]
     digest = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
     return Template(parts[0], parts[1], digest)
 

@@ -19,7 +19,7 @@ def against_transformers(
 ) -> dict[str, Any]:
     """Greedy decoding of a prompt by both in turn, prefill included; the fastest of the repeats counts.
 
-    The stock model is loaded anew, with its own linear layers and SDPA attention, and freed afterwards.
+    The stock model is loaded anew, with its own linear layers and attention, and freed afterwards.
 
     Returns:
         plain_tokens_per_s, transformers_tokens_per_s, ratio (plain over transformers), ratios (of each repeat), identical,

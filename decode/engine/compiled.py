@@ -71,7 +71,10 @@ def _forward_of_its_class(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def stock_model(target: Target) -> Any:
-    """The target as transformers runs it, with its own attention and linear layers."""
+    """The target as transformers runs it, with its own attention (SDPA where it has that) and linear layers."""
     model = reload(target, fast=False).model
-    model.set_attn_implementation("sdpa")
+    try:
+        model.set_attn_implementation("sdpa")
+    except ValueError:  # gpt-oss, Mamba 2: there is none
+        model.set_attn_implementation("eager")
     return model

@@ -10,14 +10,21 @@ decoding, z' those of verification and Δ = z' − z,
 A difference is a rounding tie when three things hold. The gap obeys this bound. The bound is no larger than the dtype's
 rounding can explain: a wrong mask or position makes Δ larger. And the replays give both tokens again; on a CPU they do so bit
 for bit, and this is asked there alone, because an accelerator may sum in another order each time.
+
+A router of experts is such a place too: two experts are almost equally probable, and the other one makes Δ larger than any rounding. So where the
+bound is too large, and the model has experts, verification is replayed once more with the experts that plain decoding's tokens went to. Then the
+bound has to be small enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from align.target.model import Target
 from decode.drafters.base import common_prefix_length
@@ -31,6 +38,8 @@ TIE, BUG = "rounding tie", "BUG"
 _ULPS = {torch.float32: 256.0, torch.bfloat16: 16.0, torch.float16: 16.0}
 """The largest bound that rounding explains, in units of eps · max|z|, well above what was seen. Measured on SmolLM2-135M (30
 layers), widths 4, 9 and 16 against 1: the bound is 20 to 47 such units in fp32, 0 to 8.4 in bf16."""
+_CHOSEN = (("top_k_index", "top_k_weights"), ("router_indices", "routing_weights"))
+"""What the experts of transformers' models are called with beside their states: (rows, experts a token)."""
 
 
 def first_difference(plain: list[int], other: list[int]) -> int | None:
@@ -77,9 +86,15 @@ def examine(
     gap = float(z_V[a] - z_V[b])
     bound = 2 * float((other_V - z_V).abs().max())
     reproduced = int(z_V.argmax()) == a and int(other_V.argmax()) == b
-    explained = abs(gap) <= bound <= limit and (reproduced or target.device.type != "cpu")
+    again = reproduced or target.device.type != "cpu"
+    explained = abs(gap) <= bound <= limit and again
     if not alone:
         explained = abs(gap) <= limit >= bound
+    if bound > limit and abs(gap) <= bound and again and others is None:
+        same_V = _with_plain_experts(target, prompt, plain, other, index, drafted, accepted, trees)
+        if same_V is not None:
+            same_V = same_V if score is None else score(same_V, index)
+            explained = 2 * float((same_V - z_V).abs().max()) <= limit
     return Divergence(
         index,
         a,
@@ -90,6 +105,76 @@ def examine(
         top2=sorted(z_V.topk(2).indices.tolist()) == sorted([a, b]),
         reproduced=reproduced,
     )
+
+
+class Choices:
+    """To which experts each token of a text went, by layer and place: noted while the text is replayed, and given again while it is replayed in
+    other widths."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules: list[tuple[nn.Module, tuple[str, str]]] = []
+        for module in model.modules():
+            taken = inspect.signature(module.forward).parameters
+            self.modules += [(module, names) for names in _CHOSEN if {*names} <= {*taken}]
+        self.noted: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.modules)
+
+    def at(self, cache: Any, places: Sequence[int | None]) -> None:
+        """Of the next call: the cache, and the place of each row in the text; None = of a rejected draft."""
+        self.cache, self.first, self.places = cache, cache.length, places
+
+    @contextmanager
+    def heard(self, again: bool) -> Iterator[None]:
+        """Within it the routers' choices are noted or, `again`, replaced by those that were noted of the same place."""
+        hooks = [
+            module.register_forward_pre_hook(self._hook(layer, names, again), with_kwargs=True)
+            for layer, (module, names) in enumerate(self.modules)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _hook(self, layer: int, names: tuple[str, str], again: bool) -> Any:
+        def heard(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            given = inspect.signature(module.forward).bind(*args, **kwargs)
+            chosen, weights = (given.arguments[name].flatten(0, -2).clone() for name in names)
+            # a recurrent state goes on from before the last rollback: accepted tokens run once more, in front or in a call before
+            for row, at in enumerate(range(self.cache.length, self.cache.length + len(chosen))):
+                place = at if at < self.first else self.places[at - self.first]
+                if place is None:
+                    continue
+                if not again:
+                    self.noted[layer, place] = chosen[row].clone(), weights[row].clone()
+                elif (layer, place) in self.noted:
+                    chosen[row], weights[row] = self.noted[layer, place]
+            for name, found in zip(names, (chosen, weights), strict=True):
+                given.arguments[name] = found.view(given.arguments[name].shape)
+            return given.args, given.kwargs
+
+        return heard
+
+
+def _with_plain_experts(
+    target: Target,
+    prompt: list[int],
+    plain: list[int],
+    other: list[int],
+    index: int,
+    drafted: list[int],
+    accepted: list[int],
+    trees: Sequence[Tree | None],
+) -> Tensor | None:
+    """The replay of verification, its tokens sent to the experts to which plain decoding sent them; None without experts."""
+    if not (choices := Choices(target.model)):
+        return None
+    with choices.heard(again=False):
+        replay(target, prompt, plain, index, [0] * index, [0] * index, choices=choices)
+    with choices.heard(again=True):
+        return replay(target, prompt, other, index, drafted, accepted, trees, choices)
 
 
 def dtype_limit(dtype: torch.dtype, logits_V: Tensor) -> float:
@@ -106,9 +191,10 @@ def replay(
     drafted: list[int],
     accepted: list[int],
     trees: Sequence[Tree | None] = (),
+    choices: Choices | None = None,
 ) -> Tensor:
     """Logits (V,) from which token `index` of the output was chosen: the target runs in the widths of the given calls, and over
-    their trees.
+    their trees. `choices` hears which place each row of a call has.
 
     Rejected drafts are not known and not needed, because no token attends to them. Any token takes their place, so that the
     width, and with it the order of the sums, is the same.
@@ -118,6 +204,8 @@ def replay(
     cache = target.new_cache(1, len(prompt) + len(output) + max(widths, default=0) + 1)
     for begin in range(0, len(prompt), PREFILL_CHUNK):
         chunk = _row(target, prompt[begin : begin + PREFILL_CHUNK])
+        if choices is not None:
+            choices.at(cache, range(begin, begin + chunk.shape[1]))
         hidden_BLD = target.forward(chunk, cache=cache, logits=False).hidden_BLD
     if index == 0:
         return target.head(hidden_BLD[:, -1:])[0, 0]
@@ -128,6 +216,11 @@ def replay(
         for row, token in zip(rows, output[start - 1 :], strict=False):
             tokens[row] = token
         before = cache.length
+        if choices is not None:
+            places: list[int | None] = [None] * len(tokens)
+            for place, row in enumerate(rows, before):
+                places[row] = place
+            choices.at(cache, places)
         see_LL = None if tree is None else ancestors(tree.parents).to(target.device)
         logits_BLV = target.forward(_row(target, tokens), cache=cache, see_LL=see_LL).logits_BLV
         assert logits_BLV is not None

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from align.common.errors import UserError
@@ -93,6 +94,10 @@ def test_what_is_no_header_is_refused_in_a_line(tmp_path: Path, content: bytes) 
             "reader leaves out the layers' scales of 'gemma4'",
         ),
         ([pair("general.architecture", 8, text("deci"))], "reader has no model for 'deci'"),
+        (
+            [pair("general.architecture", 8, text("mistral"))],
+            "knows no tensors .llama.cpp's files of Mistral say 'llama'. of 'mistral'",
+        ),
     ],
 )
 def test_what_no_reader_knows_is_refused(tmp_path: Path, pairs: list[bytes], says: str) -> None:
@@ -118,6 +123,7 @@ def test_what_is_said_of_the_reader_is_so() -> None:
     names = get_gguf_hf_weights_map(tiny_model("gemma4_text", 260), TensorProcessor())
     assert {n for n in names if n.startswith("blk.0.layer_output_scale")} == {"blk.0.layer_output_scale"}
     assert "deci" not in CONFIG_MAPPING
+    assert "mistral" not in gguf.MODEL_ARCH_NAMES.values()
 
 
 def test_commands_refuse_it_before_torch_is_imported(tmp_path: Path) -> None:

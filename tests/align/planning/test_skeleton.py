@@ -12,6 +12,7 @@ from align.planning.skeleton import skeleton
 from align.target.debug import DEBUG
 from align.target.loading import load_target
 from tests.target_models import tiny_model, tiny_target
+from tests.target_wrappers import save_wrapper, tiny_wrapper
 
 MIXTURE = {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32, "intermediate_size": 64,
@@ -31,9 +32,12 @@ def test_sizes_are_those_of_the_loaded_target(spec: str) -> None:
     assert (found.context_limit, found.active, found.tied) == (target.context_limit, found.layers, True)
 
 
-@pytest.mark.parametrize("name", ["bert", "dots3_note_text", "deepseek_v3", "mamba2"])
+@pytest.mark.parametrize(
+    "name", ["bert", "dots3_note_text", "deepseek_v3", "longcat_flash", "qwen4_exp_text", "mamba2"]
+)
 def test_a_config_tells_of_every_kind_of_layer(name: str, tmp_path: Path) -> None:
-    """Layers within an encoder; settings of each layer; compressed keys beside experts, whose product `meta` does not know; no keys."""
+    """Layers within an encoder; settings of each layer; compressed keys beside experts, whose product `meta` does not know, and beside
+    some that look for their tokens; an indexer that looks for its keys; no keys."""
     tiny_model(name, 260).config.save_pretrained(tmp_path)
     found, target = skeleton(str(tmp_path)), tiny_target(name)
     assert found.layers == tuple(sum(p.numel() for p in layer.parameters()) for layer in target.layers)
@@ -43,6 +47,18 @@ def test_a_config_tells_of_every_kind_of_layer(name: str, tmp_path: Path) -> Non
         target.head_dim,
     )
     assert found.kept == sum(shape.numbers for shape in target.anatomy.shapes if shape is not None)
+
+
+@pytest.mark.parametrize("kind", ["glm5_next", "qwen3_vl_moe"])
+def test_a_model_with_towers_is_measured_whole(tmp_path: Path, kind: str) -> None:
+    """An indexer that drops pools of keys by a mask; a text model whose config ties its head, in a whole whose config does not."""
+    save_wrapper(tiny_wrapper(kind), tmp_path)
+    target = load_target(str(tmp_path), "float32", "cpu", fast=False)
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    found = skeleton(str(tmp_path))
+    assert found.kept == sum(shape.numbers for shape in target.anatomy.shapes if shape is not None)
+    assert found.parameters == sum(p.numel() for p in target.model.parameters())
 
 
 @pytest.mark.parametrize("kind", ["electra", "git", "longcat_flash", "dots3_note_text"])
@@ -75,6 +91,16 @@ def test_a_config_alone_suffices(tmp_path: Path) -> None:
     experts = 4 * 3 * 32 * 64
     assert found.layers[0] - found.active[0] == experts * 3 // 4
     assert found.parameters == sum(found.layers) + 2 * found.embedding + found.last_norm
+
+
+@pytest.mark.parametrize("kind", ["dbrx", "aria_text"])
+def test_experts_are_counted_whatever_their_keys(tmp_path: Path, kind: str) -> None:
+    """Of four experts two have a token."""
+    model = tiny_model(kind, 260)
+    model.config.save_pretrained(tmp_path)
+    found = skeleton(str(tmp_path))
+    routed = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    assert sum(found.layers) - sum(found.active) == routed // 2
 
 
 def test_what_can_not_be_had_is_one_line(tmp_path: Path) -> None:

@@ -66,8 +66,18 @@ def test_base_model_prompt_has_bos_and_no_template(target: Target, monkeypatch: 
 def test_a_text_of_tokens_that_the_model_has_not_is_one_line() -> None:
     """Tokenizers know more than some models' embeddings: Gemma 3 1B's one more, an image's."""
     small = proven(tiny_model("llama", 90), load_target("debug").tokenizer, "small")
-    with pytest.raises(UserError, match="'z' as token 93, its embedding has 90 rows: leave that out"):
-        small.text_tokens("tz")
+    small.tokenizer.chat_template = "{{ messages[0].content }}"
+    for read in (small.text_tokens, small.chat_tokens):
+        with pytest.raises(UserError, match="'z' as token 93, its embedding has 90 rows: leave that out"):
+            read("tz")
+    small.tokenizer.chat_template = "{{ messages[0].content }}z"
+    with pytest.raises(
+        UserError, match="'z' as token 93, its embedding has 90 rows: take that out of its chat"
+    ):
+        small.chat_tokens("t")
+    small.tokenizer.chat_template, small.tokenizer.bos_token = None, "z"
+    with pytest.raises(UserError, match="begins a text with 'z', token 93, its embedding has 90 rows"):
+        small.text_tokens("t")
 
 
 def test_gpt_neo_takes_chains_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from align.common.errors import UserError
 from align.config.parser import load_recipe
+from align.folder.chat import Chat
 from align.target.model import Target
 from align.writing.rows import Plan, batch_seed, chat_template, first_token, row_seed
 
@@ -38,11 +40,34 @@ def test_a_prompt_of_tokens_that_the_target_has_not_is_named(target: Target) -> 
 
 def test_a_text_begins_with_its_token_or_one_that_ends_a_text() -> None:
     def told(bos: int | None, ends: tuple[int, ...]) -> Any:
-        return SimpleNamespace(spec="m", tokenizer=SimpleNamespace(bos_token_id=bos), eos_ids=ends)
+        tokenizer = SimpleNamespace(bos_token_id=bos, bos_token="<s>")
+        return SimpleNamespace(spec="m", tokenizer=tokenizer, eos_ids=ends, vocab_size=90)
 
     assert first_token(told(1, (2,))) == 1 and first_token(told(None, (2, 5))) == 2
     with pytest.raises(UserError, match="target 'm': its files name no token"):
         first_token(told(None, ()))
+    with pytest.raises(UserError, match="begins a text with '<s>', token 90, its embedding has 90 rows"):
+        first_token(told(90, (2,)))
+
+
+def test_a_template_of_tokens_that_the_target_has_not_is_named(target: Target) -> None:
+    """Whose they are, the template's or the system prompt's, is said."""
+    tokenizer = copy.copy(target.tokenizer)
+
+    def told(template: str, system: str | None = None) -> Any:
+        tokenizer.chat_template = template
+        return SimpleNamespace(
+            spec="m", tokenizer=tokenizer, chat=Chat(system=system), has_chat_template=True, vocab_size=90
+        )
+
+    spoken = "{% for m in messages %}A{{ m.content }}{% endfor %}"
+    assert len(chat_template(told(spoken)).prefix) == 1
+    with pytest.raises(
+        UserError, match="target 'm': .* 'z' as token 93, .* take that out of its chat template"
+    ):
+        chat_template(told(spoken + "z"))
+    with pytest.raises(UserError, match="target 'm': .* 'z' as token 93, .* leave that out of the text"):
+        chat_template(told(spoken, "zen"))
 
 
 def test_seeds_differ_by_row_and_part_and_fit_every_server() -> None:

@@ -9,7 +9,8 @@ import torch
 
 from align.common.errors import UserError
 from align.target.loading import load_target
-from decode.engine.compiled import compiled
+from decode.engine.compiled import compiled, stock_model
+from tests.target_models import tiny_target
 
 
 @pytest.mark.slow
@@ -52,3 +53,12 @@ def test_compiled() -> None:
             [one.forward(part, cache=cache).logits_BLV for part in tokens.split([28, 1, 1], dim=1)]
         )
     torch.testing.assert_close(*outputs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "attention"), [("llama", "sdpa"), ("gpt_oss", "eager")])
+def test_the_stock_model_has_the_attention_that_its_architecture_has(
+    kind: str, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_target(kind)
+    monkeypatch.setattr("decode.engine.compiled.reload", lambda *_, **__: target)
+    assert stock_model(target).config._attn_implementation == attention

@@ -11,8 +11,11 @@ import torch
 import decode
 from align.target.loading import load_target
 from align.target.model import Target
-from decode.losslessness.divergence import BUG, TIE, dtype_limit, examine, first_difference, replay
+from decode.engine.decoder import Decoder
+from decode.engine.output import Tree
+from decode.losslessness.divergence import BUG, TIE, Choices, dtype_limit, examine, first_difference, replay
 from decode.reporting.records import Divergence
+from tests.target_models import some_text, tiny_target
 
 PROMPT = [5, 6, 7]
 
@@ -35,7 +38,7 @@ class NoisyTarget:
     `noise`.
     """
 
-    device, dtype = torch.device("cpu"), torch.float32
+    device, dtype, model = torch.device("cpu"), torch.float32, torch.nn.Module()
 
     def __init__(self, gap: float, noise: float) -> None:
         self.gap, self.noise = gap, noise
@@ -167,3 +170,53 @@ def test_a_corrupted_output_of_a_real_target_is_a_bug(
 def test_limit_grows_with_the_dtype() -> None:
     z_V = torch.tensor([20.0, -30.0])
     assert dtype_limit(torch.float32, z_V) < 1e-3 < dtype_limit(torch.bfloat16, z_V)
+
+
+CALLS = [2] * 12, [1] * 12, ()
+"""Two drafts a call, the second one rejected."""
+TREES = [2] * 12, [1] * 12, [Tree((-1, -1), [1])] * 12
+"""The second one of two siblings is accepted."""
+
+
+def next_expert(states: Any, chosen: Any, weights: Any) -> Any:
+    return states, (chosen + 2) % 4, weights
+
+
+def other_states(states: Any, chosen: Any, weights: Any) -> Any:
+    return 2 * states, chosen, weights
+
+
+def part(target: Target, prompt: list[int], plain: list[int], calls: Any) -> list[int]:
+    """The text up to a token that those calls choose otherwise, after several of them."""
+    for index in range(5, 24):
+        token = int(replay(target, prompt, plain, index, *calls).argmax())
+        if token != plain[index]:
+            return [*plain[:index], token]
+    raise AssertionError("no token differs")
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls"), [("mixtral", CALLS), ("mixtral", TREES), ("gpt_oss", CALLS), ("minimax", CALLS)]
+)
+def test_a_routers_other_choice_is_a_tie_and_another_state_a_bug(kind: str, calls: Any) -> None:
+    """MiniMax runs accepted tokens once more after rejected drafts, in front of the next ones or in a call before."""
+    target = tiny_target(kind)
+    target.eos_ids = ()  # a random target may end anywhere
+    prompt = some_text(target, 20)[0].tolist()
+    plain = Decoder(target).generate(prompt, max_new_tokens=24).tokens
+    experts = [m for name, m in target.model.named_modules() if name.endswith(".experts")]
+    for planted, judged in ((next_expert, TIE), (other_states, BUG)):
+
+        def hook(_: Any, given: Any, planted: Any = planted) -> Any:
+            return planted(*given) if 1 < len(given[0]) < 6 else None
+
+        hooks = [module.register_forward_pre_hook(hook) for module in experts]
+        found = examine(target, prompt, plain, part(target, prompt, plain, calls), *calls)
+        for each in hooks:
+            each.remove()
+        assert found is not None and found.kind == judged and found.reproduced
+        assert found.bound is not None and found.bound > dtype_limit(target.dtype, torch.tensor(30.0))
+
+
+def test_a_model_without_experts_has_no_choices() -> None:
+    assert not Choices(torch.nn.Linear(2, 2))
