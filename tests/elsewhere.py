@@ -119,7 +119,9 @@ def run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     def outside(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
-        return outer.get(id(x)) or There(x) if there and not isinstance(x, There) else x
+        if id(x) in outer:
+            return outer[id(x)]
+        return There(x) if there and not isinstance(x, There) else x
 
     return tree_map(outside, found)
 

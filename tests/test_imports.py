@@ -207,7 +207,7 @@ NO_MODULE_OF_THEIR_OWN = {
     "tests/test_imports.py", "tests/test_packaging.py", "tests/decode/test_malformed.py", "tests/decode/test_draws.py",
     "tests/decode/test_early.py", "tests/decode/engine/test_real_target.py", "tests/test_docs.py",
     "tests/align/training/parallel/test_launchers.py", "tests/align/test_scale_page.py", "tests/test_exact_distribution.py", "tests/test_fuzz.py", "tests/test_kills.py", "tests/test_serve_check.py",
-    "tests/test_targets.py",
+    "tests/test_targets.py", "tests/test_elsewhere.py",
 }  # fmt: skip
 """Tests of several rooms together, beside those of contract/."""
 
