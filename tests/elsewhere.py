@@ -7,7 +7,6 @@ It is a backend of torch in Python, known to the whole process: hence a command.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
+
+from align.common.text import say
 
 NAME = "elsewhere"
 aten = torch.ops.aten
@@ -174,4 +175,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    print("all of it ran elsewhere", file=sys.stderr)
+    say("all of it ran elsewhere", error=True)

@@ -249,7 +249,7 @@ def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
 
 MOST_USED = (
     "output", "target.name", "data.samples", "data.prompts", "data.path", "drafter.init", "drafter.block_size",
-    "trainer.max_steps", "trainer.max_minutes", "trainer.learning_rate",
+    "trainer.max_steps", "trainer.max_minutes",
 )  # fmt: skip
 """The keys that the short help shows."""
 _WIDTH = 110

@@ -39,7 +39,7 @@ def test_every_command_with_its_own_recipe_is_one() -> None:
         for line in PAGE.splitlines()
         if line.startswith("    ") and " recipe=" in line and "align.plan" not in line
     ]
-    assert len(found) == 11
+    assert len(found) == 13
     for line in found:
         words = shlex.split(line.partition("  #")[0])
         load_recipe([word for word in words if "=" in word and not word.startswith("-")])
