@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -154,7 +156,7 @@ class Loopback:
         fcntl.flock(held, fcntl.LOCK_EX)
 
         def write() -> None:
-            with held:
+            with held, suppress(SafetensorError):  # the folder may be gone
                 time.sleep(self.lag)
                 states = self.change(taps[0]).contiguous()
                 save_file({"hidden_states": states, "token_ids": torch.tensor(prompt)}, str(path))

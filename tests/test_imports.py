@@ -48,7 +48,7 @@ ROOMS = {
     "decode.engine decode.methods decode.suites decode.reporting",
     "decode.benchmark": "align.common align.target decode.method_names decode.speculation decode.drafters "
     "decode.wrappers decode.engine decode.methods decode.suites decode.reporting decode.losslessness",
-    "decode.exporting": "align.common align.importing align.target decode.method_names align.models decode.drafters decode.engine decode.suites "
+    "decode.exporting": "align.common align.gguf align.importing align.target decode.method_names align.models decode.drafters decode.engine decode.suites "
     "decode.portable",
     "decode.advising": "align.common align.target decode.speculation decode.drafters decode.engine decode.methods",
     "decode.cli": "align.common align.folder decode.method_names",

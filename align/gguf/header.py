@@ -67,6 +67,8 @@ def read_header(path: Path) -> Header:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(path, data).header()
+    except UserError:
+        raise
     except (struct.error, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a readable GGUF file ({type(error).__name__}: {error})") from None
 

@@ -179,7 +179,7 @@ class ServedStates:
             reply = await self.client.complete(body)
         found = reply.get("kv_transfer_params")
         path = found.get("hidden_states_path") if isinstance(found, dict) else None
-        if not isinstance(path, str) or not Path(path).name or "\0" in path:
+        if not isinstance(path, str) or not Path(path).name or not path.isprintable():
             raise UserError(f"{self.url} returns no hidden states; start it with: {self.command}")
         return await asyncio.to_thread(self._read, Path(path), tokens)
 
@@ -215,8 +215,9 @@ class ServedStates:
                 f"start it with: {self.command}"
             )
         states = states[: len(tokens)].transpose(0, 1)
-        if not bool(states.isfinite().all()):
-            raise UserError(f"{self.url} returns states that are not finite")
+        # fp8 can't be asked itself
+        if not states.is_floating_point() or not bool(states.float().isfinite().all()):
+            raise UserError(f"{self.url} returns states that are not finite floating-point numbers")
         for used in (path, lock):
             used.unlink(missing_ok=True)
         return states.to(self.target.dtype)
@@ -224,7 +225,7 @@ class ServedStates:
     def _written(self, path: Path, lock: Path) -> bool:
         """Whether the file is there and nobody writes it."""
         try:
-            handle = os.open(lock, os.O_RDONLY)
+            handle = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would be waited for
         except FileNotFoundError:
             return path.is_file()  # a server that is told to do without locks answers when it has written
         except OSError as error:

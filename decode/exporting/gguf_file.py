@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from align.common.errors import UserError, in_one_line
+from align.gguf.header import read_header
 from align.models.block import BlockDrafter
 from decode.exporting.base import Format
 from decode.exporting.folder import Exported
@@ -182,12 +183,13 @@ def _vocabulary(path: Path) -> dict[str, tuple[Any, Any, Any]]:
     """A GGUF file's own words about its tokens: key → value, its type, and the type of an array's entries."""
     from gguf import GGUFReader, GGUFValueType
 
+    read_header(path)  # gguf's own reader would go through an array of any length that the file names
     found = {}
     for key, field in GGUFReader(path).fields.items():
         if not key.startswith("tokenizer.") or key == "tokenizer.chat_template":
             continue
         array = field.types[0] == GGUFValueType.ARRAY
         found[key] = field.contents(), field.types[0], field.types[-1] if array else None
-    if "tokenizer.ggml.tokens" not in found:
+    if not isinstance(found.get("tokenizer.ggml.tokens", (None,))[0], list):
         raise ValueError("it has no vocabulary")
     return found

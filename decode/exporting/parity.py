@@ -14,6 +14,7 @@ from align.common.claims import scratch
 from align.common.errors import UserError, in_one_line
 from align.common.files import check_ordinary
 from align.common.hub import model_folder
+from align.common.text import short
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import load_drafter
 from align.target.loading import load_target
@@ -212,6 +213,8 @@ def _as_plain(target: Target, prompt: list[int], ours: list[int], theirs: list[i
         if a is None or b is None:
             ended = ours if b is None else theirs
             return "" if ended[place] in target.eos_ids else f"{len(theirs)} tokens for {len(ours)}"
+        if not 0 <= b < target.vocab_size:
+            return f"token {short(b)} at place {place}, which the target does not have"
         logits = target.forward(torch.tensor([prompt + ours[:place]], device=target.device)).logits_BLV
         assert logits is not None
         gap = float(logits[0, -1, a] - logits[0, -1, b])

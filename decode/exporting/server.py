@@ -111,15 +111,16 @@ class Server:
         data = None if body is None else json.dumps(body).encode()
         request = Request(self.url + path, data, {"Content-Type": "application/json"})
         try:
-            with urlopen(request, timeout=self.timeout) as answer:
-                text = bytes(answer.read(_MOST + 1)).decode("utf-8", "replace")
+            try:
+                with urlopen(request, timeout=self.timeout) as answer:
+                    text = bytes(answer.read(_MOST + 1)).decode("utf-8", "replace")
+            except HTTPError as error:
+                said = error.read(4096).decode("utf-8", "replace")
+                raise UserError(f"{self.url}{path}: answered {error.code}: {short(said, 200)}") from None
             if len(text) > _MOST:
                 raise UserError(f"{self.url}{path}: answered more than {_MOST >> 20} MiB")
             return text
-        except HTTPError as error:
-            said = error.read(4096).decode("utf-8", "replace")
-            raise UserError(f"{self.url}{path}: answered {error.code}: {short(said, 200)}") from None
-        except (URLError, OSError, HTTPException) as error:
+        except (URLError, OSError, HTTPException, UnicodeError) as error:  # the last: of an address
             raise UserError(
                 f"{self.url}{path}: no answer ({getattr(error, 'reason', error)}); is the server up?"
             ) from None

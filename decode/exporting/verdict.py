@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from align.common.text import plural
@@ -43,13 +44,13 @@ class Counts:
         return cls(len(calls), len(calls) * drafts, sum(calls), at)
 
     def since(self, before: Counts) -> Counts:
-        """What came after `before`."""
-        earlier = [*before.at_position, *[0.0] * (len(self.at_position) - len(before.at_position))]
+        """What came after `before`; a server that was started anew has counted less."""
+        pairs = zip_longest(self.at_position, before.at_position, fillvalue=0.0)
         return Counts(
             self.calls - before.calls,
             self.drafted - before.drafted,
             self.accepted - before.accepted,
-            tuple(a - b for a, b in zip(self.at_position, earlier, strict=True)),
+            tuple(a - b for a, b in pairs),
         )
 
     @property

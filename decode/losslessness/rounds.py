@@ -64,6 +64,7 @@ RULES: dict[str, tuple[Law, Siblings | None]] = {
 """Verifiers, and how their drafts are drawn."""
 SETTINGS = {
     "T=1": Sampling(1.0),
+    "T=0.1": Sampling(0.1),
     "T=1.5, top-p, penalties": Sampling(1.5, 0.8, repetition_penalty=1.3, presence_penalty=0.5),
     "banned tokens, minimum length": Sampling(0.7, banned=(0, 3), min_new_tokens=len(TEXT) + 2),
 }
@@ -142,13 +143,15 @@ class _World:
 
     def __init__(self, table_RV: Tensor, sampling: Sampling, shape: Shape) -> None:
         self.table_RV, self.sampling, self.shape = table_RV[:, : shape.size], sampling, shape
+        # at a low temperature logits as far apart as at 1 leave one token, and another temperature the same one
+        self.scale = min(1.0, sampling.temperature)
         self.history = History(sampling, PROMPT, shape.size, ENDS, table_RV.device)
         self.history.extend(TEXT)
         self.known: dict[tuple[int, ...], Tensor] = {}
 
     def rows(self, tokens: Tensor) -> Tensor:
         """The logits after tokens; −1 = the prefix."""
-        return self.table_RV[(tokens + 1) % ROWS]
+        return self.scale * self.table_RV[(tokens + 1) % ROWS]
 
     def p(self, path: tuple[int, ...]) -> Tensor:
         """p (V,) after the prefix and these tokens, by the reference."""
@@ -163,7 +166,7 @@ class _World:
         """q (P, V) after the tokens above."""
         other_PV = self.table_RV[(above_P + 2) % ROWS]
         share = MIXED if self.shape.weak is None else FAR if self.shape.weak == level else NEAR
-        return ((1 - share) * self.rows(above_P) + share * other_PV).softmax(-1)
+        return ((1 - share) * self.rows(above_P) / self.scale + share * other_PV).softmax(-1)
 
     def round(self, verifier: str, seed: int) -> Round:
         """A round with drafts of its own."""

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+from align.common.text import plural
+from decode.drafters.base import Request
+from decode.engine import engine
 from decode.engine.decoder import Decoder
+from decode.engine.engine import Call, Engine
 from decode.losslessness.cases import VerifyConfig
 from decode.losslessness.compared import Planted
 from decode.losslessness.conditionals import Tally
 from decode.losslessness.options import together
 from decode.losslessness.verdict import Check
 from decode.speculation.sampling import Sampling
+from decode.speculation.verification import Outcome, Round
 from decode.wrappers.recorded import RecordedDrafter
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -40,6 +46,46 @@ PORTION = 48
 """Sampled texts whose drafts are in memory at one time."""
 
 
+@contextmanager
+def _watched(seen: set[bytes]) -> Iterator[list[int]]:
+    """Gives a list that gets an item for each round, of any text, whose drafts or whose verification begin with random numbers with
+    which others began. Every round draws some, and no two texts have one seed, so a right engine has none. One such round in a text is
+    little for statistics to see.
+
+    Args:
+        seen: what the generators were at such places.
+    """
+    begin, verify = Engine.begin_round, engine.verify_rounds
+    last: dict[int, bytes] = {}
+    repeated: list[int] = []
+
+    def note(one: Round | Request, drafted: bool) -> None:
+        if one.noise is not None:
+            return  # then nothing is drawn
+        state = hashlib.sha256(one.generator.get_state().numpy().tobytes()).digest()
+        if state in seen and not (
+            drafted and last.get(id(one.generator)) == state
+        ):  # drafts may draw nothing
+            repeated.append(1)
+        seen.add(state)
+        last[id(one.generator)] = state
+
+    def begun(self: Engine) -> Call:
+        note(self.request, False)
+        return begin(self)
+
+    def verified(rounds: Sequence[Round]) -> list[Outcome]:
+        for one in rounds:
+            note(one, True)
+        return verify(rounds)
+
+    Engine.begin_round, engine.verify_rounds = begun, verified  # type: ignore[method-assign]
+    try:
+        yield repeated
+    finally:
+        Engine.begin_round, engine.verify_rounds = begin, verify  # type: ignore[method-assign]
+
+
 def sampled_texts(
     method: str,
     decoder: Decoder,
@@ -57,17 +103,19 @@ def sampled_texts(
     texts = [
         (*places[i % len(places)], (config.seed + 1_000_003 * (i + 1)) % 2**63) for i in range(config.samples)
     ]
-    tally, accepted, drafted = Tally(), 0, 0
+    tally, accepted, drafted, repeated = Tally(), 0, 0, 0
+    seen: set[bytes] = set()
     for start in range(0, len(texts), PORTION):
         part = texts[start : start + PORTION]
         recorded = None if drafter is None else RecordedDrafter(drafter)
-        with bug():
+        with _watched(seen) as again, bug():
             outs = Decoder(target, recorded, decoder.verifier).generate_batch(
                 [prompts[p] for p, _, _ in part],
                 batch_size=together(decoder) if target.fused else SAMPLES_TOGETHER,
                 max_new_tokens=length,
                 sampling=[replace(settings[name], seed=seed) for _, name, seed in part],
             )
+        repeated += len(again)
         rounds = [[] for _ in part] if recorded is None else [s.rounds for s in recorded.sessions]
         for p, name in dict.fromkeys((p, name) for p, name, _ in part):
             own = [i for i, text in enumerate(part) if text[:2] == (p, name)]
@@ -80,12 +128,14 @@ def sampled_texts(
     least, least_whole = tally.least("all", alpha), tally.least("whole", alpha)
     figures = {
         "drafted": drafted, "accepted": accepted, "tokens": tally.tokens("all"), "whole": tally.tokens("whole"),
-        "impossible": tally.impossible, "worst": [statistic, group], "p": worst.p_value, "comparisons": len(tally.sums),
+        "impossible": tally.impossible, "repeated": repeated, "worst": [statistic, group], "p": worst.p_value, "comparisons": len(tally.sums),
         "sees": least, "sees_whole": least_whole if least_whole < 1 else None,
     }  # fmt: skip
     words = [f"{figures['tokens']} tokens"]
     if tally.impossible:
         words.append(f"{tally.impossible} of them have no probability under the target")
+    if repeated:
+        words.append(f"{plural(repeated, 'round')} drawn with random numbers of an earlier one")
     words.append(f"least likely: {statistic!r} of {_GROUPS.get(group, group)}, p {worst.p_value:.2g}")
     if drafter is not None:
         words.append(
@@ -95,7 +145,9 @@ def sampled_texts(
     if drafted:
         whole = f"one of {least_whole:.2f}" if least_whole < 1 else "none"
         words.append(f"{whole} after a whole draft ({figures['whole']} tokens)")
-    return Check("sampled", method, tally.passed(alpha), config.samples, figures, "; ".join(words))
+    return Check(
+        "sampled", method, not repeated and tally.passed(alpha), config.samples, figures, "; ".join(words)
+    )
 
 
 _GROUPS = {"all": "all tokens", "whole": "tokens after a whole draft"}

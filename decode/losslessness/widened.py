@@ -19,8 +19,8 @@ from decode.losslessness.planted import ENGINE_BUGS, Bug, verified
 from decode.speculation import sampling as distribution
 from decode.speculation import verification
 from decode.speculation.processors import History
-from decode.speculation.sampling import Sampling
-from decode.speculation.verification import Round
+from decode.speculation.sampling import Sampling, seeded
+from decode.speculation.verification import Outcome, Round
 
 FLOOR = 0.3
 """Colder temperatures are raised to it by a bug."""
@@ -150,6 +150,16 @@ def _one_generator(right: Callable[[Engine], Round]) -> Callable[[Engine], Round
     return prefill
 
 
+def _begun_anew(right: Callable[[Engine, Outcome], None]) -> Callable[[Engine, Outcome], None]:
+    """After the prompt the random numbers begin anew, so those of the first token come again."""
+
+    def commit_first(self: Engine, outcome: Outcome) -> None:
+        right(self, outcome)
+        self.request.generator.set_state(seeded(self.sampling.seed, self.target.device).get_state())
+
+    return commit_first
+
+
 def _allowed(right: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
     """Where only some rows are below the minimum length, the others ban nothing."""
 
@@ -246,7 +256,7 @@ WIDENED = (
         )
     ),
     Bug("hot temperatures are lowered", "options", engine_asked(_cooled), setting="hot, seed"),
-    Bug("cold temperatures are raised where drafts are verified", "sampled", verified(lambda one: one._replace(sampling=_warm(one.sampling)))),
+    Bug("cold temperatures are raised where drafts are verified", "rounds", verified(lambda one: one._replace(sampling=_warm(one.sampling)))),
     Bug("one seed for all requests of a batch", "batch", _batch(_seed)),
     Bug(
         "one noise for all requests of a batch",
@@ -285,6 +295,7 @@ WIDENED = (
     Bug("a seed given by name is dropped in a batch", "batch", (decoder, "named", _unnamed)),
     Bug("four seeds in all", "options drawn", (Engine, "prefill", _few_seeds)),
     Bug("requests of a batch draw from one generator", "options drawn", (Engine, "prefill", _one_generator)),
+    Bug("the random numbers begin anew after the prompt", "sampled", (Engine, "commit_first", _begun_anew)),
     Bug(
         "banned tokens are allowed in the round that reaches the minimum length",
         "options scripted",

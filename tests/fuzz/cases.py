@@ -64,6 +64,6 @@ KINDS: dict[Callable[[Corpus, random.Random], Case], float] = {
     files.report_file: 14, files.continued_file: 4, files.prompts_file: 8, files.data_file: 3, files.checkpoint_file: 2,
     files.drafter_file: 3, files.target_file: 4, files.gguf_file: 6, options.prompt: 5, options.advise_options: 6,
     options.export_options: 5, options.parity_options: 4, options.plan_words: 10, options.sweep_file: 12, files.trained_file: 8,
-    files.published_file: 10, files.exported_file: 5, files.stored_file: 3, files.planned_target: 6, servers.reply: 6, files.texts_file: 10,
+    files.published_file: 10, files.exported_file: 5, files.stored_file: 3, files.planned_target: 6, servers.reply: 6, servers.states: 3, files.texts_file: 10,
     files.verdict_file: 3, options.compare_options: 4, files.compared_file: 4, files.written_file: 8,
 }  # fmt: skip

@@ -5,8 +5,16 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 
-from align import synthesize
+import torch
+from torch import Tensor
+
+from align import features, synthesize
+from align.config.parser import load_recipe
+from align.outputs.stand_ins import layers_asked
+from align.target.loading import load_target
+from align.training.build import conditioning
 from tests.fuzz.corpus import Corpus
 from tests.fuzz.hostile import changed_bytes, changed_json, deep, text
 from tests.fuzz.options import Case
@@ -65,3 +73,28 @@ def reply(corpus: Corpus, r: random.Random) -> Case:
     served.__module__ = "align.synthesize"
     checked = ["data.server_check=never"] if r.random() < 0.3 else []
     return served, [*DATA, *checked], f"a server that alters its replies (ids {ids}, {fault} at request {at})"
+
+
+def states(corpus: Corpus, r: random.Random) -> Case:
+    """A server of hidden states whose replies or files are not what they should be."""
+    folder, alter, waits = Path("states"), altered(r), ["data.reply_seconds=0.5", "data.retry_seconds=0.5"]
+    folder.mkdir()
+    words = [*corpus.stores(Path("out")), *waits]
+    target = load_target("debug")
+    layers = layers_asked(target, conditioning(load_recipe(words), target))
+    kind, change = r.choice(list(STATES.items()))
+
+    def served(words: list[str]) -> None:
+        with Loopback(target, alter=alter, states=folder, layers=layers, change=change) as server:
+            features.main([*words, f"trainer.features_writer=vllm:{server.url}"])
+
+    served.__module__ = "align.features"
+    checked = ["data.server_check=never"] if r.random() < 0.5 else []
+    return served, [*words, *checked], f"a server of states, {kind}, that alters its replies"
+
+
+STATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "right": lambda x: x, "8 bits": lambda x: x.to(torch.float8_e4m3fn), "complex": lambda x: x.to(torch.complex64),
+    "no numbers": lambda x: x > 0, "none": lambda x: x[:0], "flat": torch.flatten, "infinite": lambda x: x / 0, "large": lambda x: x * 1e30,
+    "double": lambda x: x.double(), "a number": lambda x: x.flatten()[0].clone(), "zeros": torch.zeros_like,
+}  # fmt: skip

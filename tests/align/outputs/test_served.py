@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
@@ -219,8 +220,10 @@ def test_another_models_states_are_refused(server: Loopback) -> None:
         (lambda s: s[:, :1], r"returns states of shape \(.*\) for .* tokens, not \(.*start it with: vllm serve debug"),
         (lambda s: s[:-2], "returns states of shape"),
         (lambda s: s * float("nan"), "returns states that are not finite"),
+        (lambda s: s > 0, "returns states that are not finite floating-point numbers"),
+        (lambda s: (s * 1e-4).to(torch.float8_e4m3fn), "is not target.name='debug'"),
     ],
-    ids=["fewer layers", "fewer tokens", "not finite"],
+    ids=["fewer layers", "fewer tokens", "not finite", "no numbers", "8 bits"],
 )  # fmt: skip
 def test_states_that_are_none_are_refused(server: Loopback, change, says: str) -> None:  # type: ignore[no-untyped-def]
     server.change = change
@@ -249,10 +252,21 @@ def test_a_file_that_is_never_written_is_named(server: Loopback) -> None:
     assert "has the server room to write?" in refusal(server, "data.reply_seconds=0.3")
 
 
-@pytest.mark.parametrize("path", ["", "/", "a\0b"])
+@pytest.mark.parametrize("path", ["", "/", "a\0b", "\x1b[2J"])
 def test_a_path_that_is_none_is_no_answer(server: Loopback, path: str) -> None:
     server._store = lambda folder, prompt: path  # type: ignore[assignment,method-assign,return-value]
     assert "returns no hidden states; start it with" in refusal(server)
+
+
+def test_a_pipe_in_place_of_a_lock_is_not_waited_for(server: Loopback) -> None:
+    def stored(folder: Path, prompt: list[int]) -> Path:
+        path = folder / "states"
+        if not path.with_name("states.lock").exists():
+            os.mkfifo(path.with_name("states.lock"))
+        return path
+
+    server._store = stored  # type: ignore[method-assign]
+    assert "which is not complete here after 0.3 s" in refusal(server, "data.reply_seconds=0.3")
 
 
 def test_no_file_is_left_where_no_more_rows_are_wanted(server: Loopback, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGUFWriter
 
 from align.common.errors import UserError
 from align.models.checkpoints.block import load_drafter
@@ -106,6 +107,37 @@ def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary:
     with pytest.raises(UserError, match="--target-gguf=.*torn.gguf: can't be read"):
         FORMATS["gguf"].write(drafter, tmp_path / "out", torch.float32, "", tmp_path / "torn.gguf")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "typed", "says"),
+    [("tokenizer.ggml.model", 9, "an array of"), ("tokenizer.ggml.tokens", 8, "")],
+    ids=["an array without end", "a text"],
+)
+def test_a_vocabulary_that_is_none(
+    tmp_path: Path, target: Target, vocabulary: Path, key: str, typed: int, says: str
+) -> None:
+    """The type behind a key is another one."""
+    drafter = block_network(target, "taps", whole=True, options=FILL_IN)
+    raw = vocabulary.read_bytes()
+    at = raw.index(key.encode()) + len(key)
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(raw[:at] + typed.to_bytes(4, "little") + raw[at + 4 :])
+    with pytest.raises(UserError, match=f"--target-gguf=.*odd.gguf: can't be read: .*{says}") as caught:
+        FORMATS["gguf"].write(drafter, tmp_path / "out", torch.float32, "", path)
+    assert str(caught.value).count("not a readable") == 1
+
+
+def test_a_vocabulary_that_is_a_number(tmp_path: Path, target: Target) -> None:
+    writer = GGUFWriter(tmp_path / "odd.gguf", "llama")
+    writer.add_uint32("tokenizer.ggml.tokens", 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    drafter = block_network(target, "taps", whole=True, options=FILL_IN)
+    with pytest.raises(UserError, match="odd.gguf: can't be read: it has no vocabulary"):
+        FORMATS["gguf"].write(drafter, tmp_path / "out", torch.float32, "", tmp_path / "odd.gguf")
 
 
 def test_names() -> None:

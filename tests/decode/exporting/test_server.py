@@ -4,6 +4,8 @@ project's decoder."""
 from __future__ import annotations
 
 import json
+import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -21,6 +23,7 @@ from decode.engine.decoder import Decoder, prompt_tokens
 from decode.exporting import parity
 from decode.exporting import server as server_module
 from decode.exporting.server import Server
+from decode.exporting.verdict import Counts
 from decode.suites.prompt import Prompt
 from tests.builders import PROMPT, overfit_block_network
 
@@ -132,6 +135,9 @@ def test_a_server_that_does_not(tmp_path: Path, drafter: BlockDrafter, served: t
     app.change["/v1/completions"] = one_other
     verdict = parity.served(str(tmp_path / "drafter"), "debug", PROMPTS, 12, url, device="cpu")
     assert not verdict.same and "outputs: 0 of 2" in verdict.lines[0] and "at place 0" in verdict.lines[0]
+    app.change["/v1/completions"] = lambda text: re.sub(r"\[\d+", f"[{10**30}", text)
+    verdict = parity.served(str(tmp_path / "drafter"), "debug", PROMPTS, 12, url, device="cpu")
+    assert not verdict.same and "which the target does not have" in verdict.lines[0]
     app.change = {"/metrics": lambda text: text.replace("num_accepted_tokens_total", "other_total")}
     verdict = parity.served(str(tmp_path / "drafter"), "debug", PROMPTS, 12, url, device="cpu")
     assert not verdict.same and "τ 1.000" in verdict.lines[1]
@@ -176,8 +182,32 @@ def test_answers_of_another_kind(
 
 
 @pytest.mark.parametrize(
-    ("url", "says"), [("here", "no address"), ("http://127.0.0.1:1", "is the server up")]
+    ("url", "says"),
+    [
+        ("here", "no address"),
+        ("http://127.0.0.1:1", "is the server up"),
+        ("http://127.0.0.1:1/é", "is the server up"),
+        ("http://a..b", "is the server up"),
+    ],
 )
 def test_no_server(url: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         Server(url)
+
+
+def test_an_error_page_that_breaks_off() -> None:
+    """Its length is a chunk's that never comes."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            with listening.accept()[0] as one:
+                one.recv(4096)
+                one.sendall(b"HTTP/1.1 500 x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(UserError, match="is the server up"):
+            Server(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=10)
+
+
+def test_counts_of_a_server_that_was_started_anew() -> None:
+    assert Counts(1, 4, 1, (1.0,)).since(Counts(3, 12, 5, (3.0, 2.0))).at_position == (-2.0, -2.0)

@@ -33,7 +33,8 @@ def test_a_bug_is_planted_and_taken_out_again(bug: Bug) -> None:
     [
         ("the token after a whole draft comes from the row before", "autoregressive:gamma=2"),
         ("p is taken at temperature 1", "block"),
-        ("cold temperatures are raised where drafts are verified", "block:verifier=token"),
+        ("the random numbers begin anew after the prompt", "block"),
+        ("the random numbers begin anew after the prompt", "autoregressive:gamma=2:verifier=token"),
         ("p is taken without top-p", "block"),
         ("q is said at half its temperature", "autoregressive:gamma=2:verifier=token"),
     ],
