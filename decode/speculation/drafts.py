@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,26 +13,13 @@ from decode.speculation.tree import Forest, chain, parent_rows
 
 
 @dataclass(frozen=True)
-class Narrow:
-    """q over some tokens of a vocabulary of `size`, the same for all drafts: (B, N, S) over `ids_S`, zero elsewhere."""
-
-    probs_BNS: Tensor
-    ids_S: Tensor
-    size: int
-
-    @property
-    def ids_BNS(self) -> Tensor:
-        return self.ids_S.expand_as(self.probs_BNS)
-
-
-@dataclass(frozen=True)
 class Drafts:
     """Trees of B requests as a batch, all of one law; smaller ones are padded with nodes that no rule accepts.
 
     Args:
         tokens_BN: int64.
         parents: per request, as in `Proposal`.
-        q_BNV: what each token was drawn from (of siblings: the first draw's q); None for point drafts, and where it is `narrow`.
+        q_BNV: what each token was drawn from (of siblings: the first draw's q); None for point drafts.
         steps_BN: unmask steps, for the law `unmasked`.
         without_replacement: siblings were drawn so; else each was drawn without looking at the others (`k_seq`: all from one q).
     """
@@ -43,7 +29,6 @@ class Drafts:
     q_BNV: Tensor | None = None
     steps_BN: Tensor | None = None
     without_replacement: bool = False
-    narrow: Narrow | None = None
 
     @classmethod
     def of(cls, proposals: Sequence[Proposal], vocab_size: int) -> Drafts:
@@ -63,9 +48,8 @@ class Drafts:
                 out[b, : len(row)] = row
             return out
 
-        q, narrow = None, _narrow(proposals, vocab_size)
-        some = next((x.q for x in proposals if x.q is not None), None)
-        if narrow is None and some is not None:
+        q = None
+        if (some := next((x.q for x in proposals if x.q is not None), None)) is not None:
             q = padded([(some.take(slice(0)) if x.q is None else x.q).dense(vocab_size) for x in proposals])
         steps = None
         if any(x.steps_K is not None for x in proposals):
@@ -76,7 +60,6 @@ class Drafts:
             q,
             steps,
             any(x.siblings == "without_replacement" for x in proposals),
-            narrow,
         )
 
     @property
@@ -104,18 +87,9 @@ class Drafts:
         return torch.arange(self.size, device=self.tokens_BN.device) < lengths[:, None]
 
     def q(self) -> Tensor:
-        """q over the whole vocabulary, (B, N, V), of drafts whose law has one."""
-        if self.narrow is not None:
-            return self._widened
+        """`q_BNV`, of drafts whose law has one."""
         assert self.q_BNV is not None, "drafts of this law carry their q"
         return self.q_BNV
-
-    @cached_property
-    def _widened(self) -> Tensor:
-        assert self.narrow is not None
-        probs_BNS = self.narrow.probs_BNS
-        wide_BNV = probs_BNS.new_zeros(*probs_BNS.shape[:2], self.narrow.size)
-        return wide_BNV.scatter_(2, self.narrow.ids_BNS, probs_BNS)
 
     def q_BV(self, i: int | Tensor, above_BN: Tensor) -> Tensor:
         """What token i was drawn from (int, or one per request (B,)), without its earlier siblings where they were drawn
@@ -131,17 +105,6 @@ class Drafts:
         gone_BV = torch.zeros_like(q_BV).scatter_add_(1, self.tokens_BN, earlier_BN.to(q_BV.dtype)) > 0
         left_BV = q_BV.masked_fill(gone_BV, 0.0)
         return torch.where(earlier_BN.any(1, keepdim=True), normalised(left_BV), q_BV)
-
-
-def _narrow(proposals: Sequence[Proposal], vocab_size: int) -> Narrow | None:
-    """Their q where all have as many tokens and one draft vocabulary, which is not the whole one."""
-    first = proposals[0].q
-    if first is None or first.ids is None:
-        return None
-    if any(x.q is None or x.q.ids is not first.ids or len(x) != len(first) for x in proposals):
-        return None
-    probs = [x.q.probs for x in proposals if x.q is not None]
-    return Narrow(probs[0][None] if len(probs) == 1 else torch.stack(probs), first.ids, vocab_size)
 
 
 def rows_at(block_BMV: Tensor, at: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ def token(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     one_B1 = torch.ones(len(p_BMV), 1, dtype=torch.float64, device=p_BMV.device)
     stop_BM = torch.cat((one_B1, accept_BN.cumprod(1)), 1) * torch.cat((1 - accept_BN, one_B1), 1)
     rest_BMV = p_BMV.clone()
-    _less_q(rest_BMV[:, :-1], drafts, tested_BN)  # zeros: `resolve` takes p
+    rest_BMV[:, :-1].sub_(_sound(drafts.q(), tested_BN)).clamp_(min=0)  # zeros: `resolve` takes p
     return Outcomes(stop_BM, rest_BMV)
 
 
@@ -167,12 +167,11 @@ def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     for i in range(drafts.size):
         joint.append(accept_probability(joint[-1] * p_BN[:, i], q_BN[:, i]) * tested_BN[:, i])
     joint_BM = torch.stack(joint, 1)
-    rest_BMV = torch.empty_like(p_BMV, memory_format=torch.contiguous_format)
-    rest_BMV[:, -1], left_BNV = p_BMV[:, -1], rest_BMV[:, :-1]
+    rest_BMV = p_BMV.clone()
+    left_BNV = rest_BMV[:, :-1]
     # after a token that is not tested all of p is left, whatever P is; where zeros are left `resolve` takes p
     scale_BN1 = torch.where(tested_BN, joint_BM[:, :-1], 1.0)[..., None].to(p_BMV.dtype)
-    torch.mul(p_BMV[:, :-1], scale_BN1, out=left_BNV)
-    _less_q(left_BNV, drafts, tested_BN)
+    left_BNV.mul_(scale_BN1).sub_(_sound(drafts.q(), tested_BN)).clamp_(min=0)
     mass_BN = left_BNV.sum(-1, dtype=torch.float64)
     below_BN = mass_BN + (1 - joint_BM[:, :-1])  # so: + 1 first would lose a small mass
     # 0/0 only where the rest is accepted for certain: this node is never reached
@@ -181,16 +180,6 @@ def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     hold_BM[:, 0] = 1.0
     open_BM = torch.cat(((1 - hold_BM[:, 1:]).flip(1).cumprod(1).flip(1), torch.ones_like(hold_BM[:, :1])), 1)
     return Outcomes(hold_BM * open_BM, rest_BMV)
-
-
-def _less_q(rest_BNV: Tensor, drafts: Drafts, tested_BN: Tensor) -> None:
-    """(rest − q)₊ in place; what is not tested has no q. rest ≥ 0, so that nothing changes where q is zero."""
-    if (narrow := drafts.narrow) is None:
-        rest_BNV.sub_(_sound(drafts.q(), tested_BN)).clamp_(min=0)
-        return
-    own_BNS = rest_BNV.gather(2, narrow.ids_BNS)
-    own_BNS.sub_(_sound(narrow.probs_BNS, tested_BN)).clamp_(min=0)
-    rest_BNV.scatter_(2, narrow.ids_BNS, own_BNS)
 
 
 def _sound(q_BNV: Tensor, tested_BN: Tensor) -> Tensor:
@@ -204,13 +193,8 @@ def _on_chains(p_BMV: Tensor, drafts: Drafts) -> tuple[Tensor, Tensor, Tensor]:
     """Of chains: which tokens are real and have a finite q, bool (B, N); p and q of each token, fp64 (B, N)."""
     tokens_BN1 = drafts.tokens_BN[..., None]
     p_BN = p_BMV[:, :-1].gather(2, tokens_BN1)[..., 0].double()
-    if (narrow := drafts.narrow) is not None:
-        q_BNS = narrow.probs_BNS
-        q_BN = torch.where(narrow.ids_S == tokens_BN1, q_BNS, 0.0).sum(-1)  # one term, or none
-    else:
-        q_BNS = drafts.q()
-        q_BN = q_BNS.gather(2, tokens_BN1)[..., 0]
-    return drafts.live() & q_BNS.sum(-1).isfinite(), p_BN, q_BN.double()
+    q_BNV = drafts.q()
+    return drafts.live() & q_BNV.sum(-1).isfinite(), p_BN, q_BNV.gather(2, tokens_BN1)[..., 0].double()
 
 
 def k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:

@@ -125,7 +125,7 @@ def test_a_pruned_draft_vocabulary() -> None:
             weight = dense[0][tokens[:, 0]] * dense[1][tokens[:, 1]]
             assert distance(case(toy, (-1, 0), weight, tokens, dense.expand(16, 2, 4)), verifier) < EXACT
             proposal = Proposal(torch.tensor([3, 2]), "independent", q)
-            assert torch.equal(Drafts.of([proposal], 4).q(), dense[None])
+            assert torch.equal(Drafts.of([proposal], 4).q_BNV, dense[None])
 
 
 def test_cutting_a_draft_keeps_its_law() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decode.speculation.proposal import DraftProbs, Proposal
-from decode.speculation.rules import Drafts, Rule, accept_probability, block, selected, token
+from decode.speculation.rules import Drafts, accept_probability, selected
 from decode.speculation.verifiers import VERIFIERS, run_verifier
 
 
@@ -33,40 +33,3 @@ def test_self_selection_accepts_nothing_off_its_path() -> None:
         found = selected(torch.tensor([[[0.5, 0.3, 0.2]] * 3]), drafts)
         assert found.stop_BM[0].tolist() == pytest.approx(stop)
         assert found.rest_BMV[0, 0].tolist() == pytest.approx([0.0, 0.3, 0.2])
-
-
-@pytest.mark.parametrize("rule", [token, block])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_q_over_some_tokens_is_verified_as_over_all(rule: Rule, dtype: torch.dtype) -> None:
-    """To the bit, for tokens that q can't propose and rows that are broken too."""
-    for seed in range(30):
-        generator = torch.Generator().manual_seed(seed)
-        ids = torch.randperm(40, generator=generator)[:9]
-        p_BMV = torch.rand(2, 4, 40, generator=generator, dtype=dtype).pow(4)
-        p_BMV /= p_BMV.sum(-1, keepdim=True)
-        proposals = []
-        for b in range(2):
-            q = torch.rand(3, 9, generator=generator, dtype=dtype).pow(4)
-            q /= q.sum(1, keepdim=True)
-            if seed % 3 == 0:
-                q[1 + b] = torch.nan
-            tokens = ids[torch.randint(0, 9, (3,), generator=generator)]
-            if seed % 5 == 0:
-                tokens[b] = next(i for i in range(40) if i not in ids)
-            proposals.append(Proposal(tokens, "causal", DraftProbs(q, ids)))
-        narrow = Drafts.of(proposals, 40)
-        assert narrow.narrow is not None
-        wide = Drafts(narrow.tokens_BN, narrow.parents, narrow.q())
-        for one, other in zip(rule(p_BMV, narrow), rule(p_BMV, wide), strict=True):
-            assert torch.equal(one, other)
-
-
-def test_q_over_different_tokens_is_made_dense() -> None:
-    some = DraftProbs(torch.full((2, 3), 1 / 3), torch.tensor([0, 2, 4]))
-    other = DraftProbs(torch.full((2, 3), 1 / 3), torch.tensor([1, 2, 3]))
-    chains = [Proposal(torch.tensor([2, 2]), "independent", q) for q in (some, other)]
-    drafts = Drafts.of(chains, 5)
-    assert drafts.narrow is None
-    assert torch.equal(drafts.q(), torch.stack([some.dense(5), other.dense(5)]))
-    shorter = Drafts.of([chains[0], Proposal(torch.tensor([2]), "independent", some.take(slice(1)))], 5)
-    assert shorter.narrow is None and shorter.q().shape == (2, 2, 5)
