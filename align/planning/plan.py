@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from align.config.recipe import Recipe
@@ -130,10 +130,17 @@ def add_hours(plan: Plan, utilisation: float) -> None:
     plan.seconds = stated_seconds(
         plan.recipe, plan.target, plan.text, plan.work, plan.types, plan.hardware, utilisation
     )
+    elsewhere = " (--hardware left out)" if plan.hardware.stated else ""
     plan.notes.append(
-        "hours are from operations and bytes alone: a trial on the device itself sees more (--hardware left out)"
+        f"hours are from operations and bytes alone: a trial on the device itself sees more{elsewhere}"
     )
-    step = plan.seconds.training / plan.recipe.trainer.max_steps
+    t = plan.recipe.trainer
+    step = plan.seconds.training / t.max_steps
+    if t.max_minutes is not None and plan.seconds.training > 60 * t.max_minutes:
+        plan.seconds = replace(plan.seconds, training=60 * t.max_minutes)
+        plan.notes.append(
+            f"trainer.max_minutes={t.max_minutes:g} ends training before its {t.max_steps} steps: tokens and τ are those of all steps"
+        )
     if plan.hardware.gpu and step < SHORT_STEP:
         plan.notes.append(
             f"a step is {1e3 * step:.1f} ms of operations: starting them takes longer than that, so expect more than is said here"

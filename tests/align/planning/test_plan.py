@@ -62,3 +62,16 @@ def test_plain_values_hold_all_of_it() -> None:
     assert values["target"]["parameters"] == plan.target.parameters and values["seconds"]["how"].startswith(
         "30%"
     )
+
+
+def test_training_that_minutes_end_takes_no_longer() -> None:
+    words = ["recipe=debug_taps", "trainer.max_steps=100000000"]
+    whole, ended = (
+        make_plan(load_recipe([*words, *more]), named_hardware("a100"))
+        for more in ([], ["trainer.max_minutes=0.5"])
+    )
+    for plan in (whole, ended):
+        add_hours(plan, 0.3)
+    assert whole.seconds is not None and whole.seconds.training > 30
+    assert ended.seconds is not None and ended.seconds.training == 30
+    assert any("trainer.max_minutes=0.5 ends training" in note for note in ended.notes)
