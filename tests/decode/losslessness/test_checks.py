@@ -14,6 +14,9 @@ import torch
 from align.models.checkpoints.block import save_drafter
 from align.target.loading import load_target
 from decode.losslessness import rounds
+from decode.losslessness.checks import _Plan
+from decode.losslessness.verdict import Check
+from decode.losslessness.widened import BUGS
 from decode.speculation import rules, verification
 from decode.verify import main
 from tests.builders import block_network as network
@@ -70,3 +73,20 @@ def test_a_bug_is_found(broken: str, drafter: str, tmp_path: Path, monkeypatch: 
     assert error.value.code == 1 and not record["lossless"]
     assert {"path": "greedy", "noise": "coupled", "law": "sampled"}[broken] in found
     assert (tmp_path / "verdict.md").read_text().startswith("# NOT LOSSLESS")
+
+
+def test_the_rounds_of_every_rule_that_has_the_bug_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pair's own rule first; one that shows it ends the search."""
+    drawn: list[str] = []
+
+    def rounds_of(self: Any, verifier: str, bug: Any) -> Check:
+        drawn.append(verifier)
+        return Check("rounds", verifier, verifier != "recursive", 1, {}, "")
+
+    monkeypatch.setattr(_Plan, "_rounds", rounds_of)
+    bug = next(bug for bug in BUGS if bug.name == "one random number serves two draws")
+    found = _Plan._any_rounds(object.__new__(_Plan), "traversal", bug)
+    assert found.method == "recursive" and not found.passed
+    assert drawn[0] == "traversal" and drawn[-1] == "recursive" and set(drawn) <= bug.verifiers
+    drawn.clear()
+    assert not _Plan._any_rounds(object.__new__(_Plan), "recursive", bug).passed and drawn == ["recursive"]
