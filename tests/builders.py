@@ -22,6 +22,7 @@ from align.makers.causal import make_causal
 from align.makers.standalone import make_standalone
 from align.models.block import BlockDrafter
 from align.models.causal import CausalDrafter
+from align.models.checkpoints.block import save_drafter
 from align.models.ddit import DDiT
 from align.models.ddit_layers import DDiTConfig
 from align.models.standalone import DiffusionDrafter
@@ -215,6 +216,14 @@ def block_network(
         if drafter.confidence is not None:  # embeddings are small; so that it is sometimes sure
             drafter.confidence.out.weight[:, drafter.config.hidden_size :].mul_(40)
     return drafter
+
+
+def saved_taps_drafter(folder: Path, target: Target, block_layout: str) -> str:
+    """A taps drafter over the whole vocabulary of `debug`, in that folder; returns the folder."""
+    drafter = block_network(target, "taps", whole=True, options={"block_layout": block_layout})
+    drafter.config.target = "debug"
+    save_drafter(drafter, folder)
+    return str(folder)
 
 
 def overfit_block_network(target: Target, prompt: list[int], steps: int = 14) -> BlockDrafter:

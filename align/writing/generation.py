@@ -16,7 +16,7 @@ from align.target.cache import KVCache
 from align.target.model import Target
 
 _BLOCK = 128  # vocabulary entries summed together in the first level of the inverse CDF
-_NUMBERS = {"cpu": 1 << 19, "gpu": 1 << 26}  # logits that are drawn from at a time
+_ON_CPU, _ON_GPU = 1 << 19, 1 << 26  # logits that are drawn from at a time
 
 
 @dataclass
@@ -52,11 +52,11 @@ def draw(
     """One token a row by inverse CDF: a single uniform a row and two passes over V. Temperature 0 takes the argmax.
 
     Gumbel noise, or `torch.multinomial`, would draw B·V random numbers a step (128 × 49152: more than the model's own
-    time); here the noise is B numbers, which, like the temperatures, lie on the CPU. Not decode's sampling, which computes in fp64 and breaks ties at the edge of top-k by
-    token id: other sums would change the text that a seed writes. Overwrites `logits_BV`. Returns (B,) int64.
+    time); here the noise is B numbers, which, like the temperatures, lie on the CPU. Not decode's sampling, which computes
+    in fp64 and breaks ties at the edge of top-k by token id: other sums would change the text that a seed writes. Overwrites `logits_BV`. Returns (B,) int64.
     """
     # on a CPU 2 MB at a time, so that every pass but the first stays in the cache
-    most = _NUMBERS["cpu" if logits_BV.device.type == "cpu" else "gpu"]
+    most = _ON_CPU if logits_BV.device.type == "cpu" else _ON_GPU
     rows = max(1, most // logits_BV.shape[-1])
     parts = zip(logits_BV.split(rows), temperature_B.split(rows), uniform_B.split(rows), strict=True)
     return torch.cat([_draw_rows(z, t, u, top_p, top_k) for z, t, u in parts])

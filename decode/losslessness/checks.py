@@ -6,9 +6,11 @@ import hashlib
 import json
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cached_property, partial
 from time import monotonic
 from typing import Any
+
+from torch import Tensor
 
 from align.common.checksums import folder_hash
 from align.common.errors import UserError
@@ -169,10 +171,14 @@ class _Plan:
             yield partial(self._sample, name, cases.open(target, case))
         yield from _half(self.config, cases, self.prompts)
 
-    def _rounds(self, verifier: str, bug: Planted = nullcontext) -> Check:
+    @cached_property
+    def _table_RV(self) -> Tensor:
+        """Rows of the target's logits, which rounds are drawn from."""
         options = self.options
-        table_RV = table_of(next(iter(logits_of(options.target, options.prompt, [options.said]))))
-        return rounds_check(verifier, table_RV, self.config.seed, self.alpha, bug)
+        return table_of(next(iter(logits_of(options.target, options.prompt, [options.said]))))
+
+    def _rounds(self, verifier: str, bug: Planted = nullcontext) -> Check:
+        return rounds_check(verifier, self._table_RV, self.config.seed, self.alpha, bug)
 
     def _sample(self, name: str, decoder: Decoder) -> Check:
         check = sampled_texts(name, decoder, self.few, self.config, self.alpha)

@@ -47,26 +47,25 @@ PORTION = 48
 
 
 @contextmanager
-def _watched(seen: set[bytes]) -> Iterator[list[int]]:
-    """Gives a list that gets an item for each round, of any text, whose drafts or whose verification begin with random numbers with
+def _watched(seen: set[bytes], repeated: list[str]) -> Iterator[None]:
+    """Adds to `repeated` for each round, of any text, whose drafts or whose verification begin with random numbers with
     which others began. Every round draws some, and no two texts have one seed, so a right engine has none. One such round in a text is
     little for statistics to see.
 
     Args:
         seen: what the generators were at such places.
+        repeated: where a state came again, "drafts" or "verification".
     """
     begin, verify = Engine.begin_round, engine.verify_rounds
     last: dict[int, bytes] = {}
-    repeated: list[int] = []
 
     def note(one: Round | Request, drafted: bool) -> None:
         if one.noise is not None:
             return  # then nothing is drawn
         state = hashlib.sha256(one.generator.get_state().numpy().tobytes()).digest()
-        if state in seen and not (
-            drafted and last.get(id(one.generator)) == state
-        ):  # drafts may draw nothing
-            repeated.append(1)
+        drew_nothing = drafted and last.get(id(one.generator)) == state  # drafts may
+        if state in seen and not drew_nothing:
+            repeated.append("verification" if drafted else "drafts")
         seen.add(state)
         last[id(one.generator)] = state
 
@@ -81,7 +80,7 @@ def _watched(seen: set[bytes]) -> Iterator[list[int]]:
 
     Engine.begin_round, engine.verify_rounds = begun, verified  # type: ignore[method-assign]
     try:
-        yield repeated
+        yield
     finally:
         Engine.begin_round, engine.verify_rounds = begin, verify  # type: ignore[method-assign]
 
@@ -103,19 +102,18 @@ def sampled_texts(
     texts = [
         (*places[i % len(places)], (config.seed + 1_000_003 * (i + 1)) % 2**63) for i in range(config.samples)
     ]
-    tally, accepted, drafted, repeated = Tally(), 0, 0, 0
-    seen: set[bytes] = set()
+    tally, accepted, drafted = Tally(), 0, 0
+    seen, repeated = set[bytes](), list[str]()
     for start in range(0, len(texts), PORTION):
         part = texts[start : start + PORTION]
         recorded = None if drafter is None else RecordedDrafter(drafter)
-        with _watched(seen) as again, bug():
+        with _watched(seen, repeated), bug():
             outs = Decoder(target, recorded, decoder.verifier).generate_batch(
                 [prompts[p] for p, _, _ in part],
                 batch_size=together(decoder) if target.fused else SAMPLES_TOGETHER,
                 max_new_tokens=length,
                 sampling=[replace(settings[name], seed=seed) for _, name, seed in part],
             )
-        repeated += len(again)
         rounds = [[] for _ in part] if recorded is None else [s.rounds for s in recorded.sessions]
         for p, name in dict.fromkeys((p, name) for p, name, _ in part):
             own = [i for i, text in enumerate(part) if text[:2] == (p, name)]
@@ -128,14 +126,14 @@ def sampled_texts(
     least, least_whole = tally.least("all", alpha), tally.least("whole", alpha)
     figures = {
         "drafted": drafted, "accepted": accepted, "tokens": tally.tokens("all"), "whole": tally.tokens("whole"),
-        "impossible": tally.impossible, "repeated": repeated, "worst": [statistic, group], "p": worst.p_value, "comparisons": len(tally.sums),
+        "impossible": tally.impossible, "repeated": len(repeated), "worst": [statistic, group], "p": worst.p_value, "comparisons": len(tally.sums),
         "sees": least, "sees_whole": least_whole if least_whole < 1 else None,
     }  # fmt: skip
     words = [f"{figures['tokens']} tokens"]
     if tally.impossible:
         words.append(f"{tally.impossible} of them have no probability under the target")
     if repeated:
-        words.append(f"{plural(repeated, 'round')} drawn with random numbers of an earlier one")
+        words.append(f"{plural(len(repeated), 'round')} drawn with random numbers of an earlier one")
     words.append(f"least likely: {statistic!r} of {_GROUPS.get(group, group)}, p {worst.p_value:.2g}")
     if drafter is not None:
         words.append(

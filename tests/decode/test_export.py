@@ -11,7 +11,7 @@ from align.models.checkpoints.block import save_drafter
 from align.target.model import Target
 from decode import export
 from decode.exporting.verdict import Verdict
-from tests.builders import block_network
+from tests.builders import block_network, saved_taps_drafter
 
 
 @pytest.mark.parametrize(
@@ -25,10 +25,8 @@ def test_formats_that_there_are_not(text: str, says: str) -> None:
 def test_a_drafter_is_exported_for_the_target_that_it_names(
     tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    network = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
-    network.config.target = "debug"
-    save_drafter(network, tmp_path / "drafter")
-    words = ["--drafter", str(tmp_path / "drafter"), "--format", "dflash", "--out", str(tmp_path / "out")]
+    drafter = saved_taps_drafter(tmp_path / "drafter", target, "fill_in")
+    words = ["--drafter", drafter, "--format", "dflash", "--out", str(tmp_path / "out")]
     export.main([*words, "--limit", "1", "--max-new-tokens", "4", "--device", "cpu"])
     said = capsys.readouterr().out
     assert "draft tokens: the same" in said and "THE SAME DRAFTER" in said and "vllm serve debug" in said

@@ -6,18 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from align.models.checkpoints.block import save_drafter
 from align.target.model import Target
 from decode import export, parity
-from tests.builders import block_network
+from tests.builders import saved_taps_drafter
 
 
 @pytest.fixture
 def drafter(tmp_path: Path, target: Target) -> str:
-    network = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
-    network.config.target = "debug"
-    save_drafter(network, tmp_path / "drafter")
-    return str(tmp_path / "drafter")
+    return saved_taps_drafter(tmp_path / "drafter", target, "fill_in")
 
 
 def test_transformers_reads_a_fresh_export_and_one_that_was_written(
@@ -63,11 +59,9 @@ def test_an_export_in_another_format(
 def test_a_drafter_that_the_engine_can_not_hold_is_refused_in_words_of_this_command(
     tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    network = block_network(target, "taps", whole=True, options={"block_layout": "anchor_first"})
-    network.config.target = "debug"
-    save_drafter(network, tmp_path / "drafter")
+    drafter = saved_taps_drafter(tmp_path / "drafter", target, "anchor_first")
     with pytest.raises(SystemExit):
-        parity.main(["--drafter", str(tmp_path / "drafter"), "--engine", "transformers"])
+        parity.main(["--drafter", drafter, "--engine", "transformers"])
     said = capsys.readouterr().err
     assert said.startswith("error: --engine transformers: its blocks are fill-in")
     assert "or use decode.export --format dspark" in said and said.count("--format") == 1
