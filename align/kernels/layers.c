@@ -116,14 +116,22 @@ static inline __attribute__((always_inline)) WIDE void scores_at(
     }
 }
 
-/* Scores of m queries with all keys, four keys at a time: scores[i] (count). */
+static inline __attribute__((always_inline)) void fetch_numbers(const float *from, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += 16) _mm_prefetch((const char *)(from + i), _MM_HINT_T0);
+}
+
+/* Scores of m queries with all keys, four keys at a time: scores[i] (count). ahead: where the numbers lie that are read next, as many
+ * as the keys have; they are fetched meanwhile. 0 = nowhere. */
 static inline __attribute__((always_inline)) WIDE void scores_of(
-    const float *const *q, const float *keys, float (*scores)[PART], int64_t count, int64_t width, const int m)
+    const float *const *q, const float *keys, float (*scores)[PART], int64_t count, int64_t width, const float *ahead,
+    const int m)
 {
     float *at[TOGETHER];
     for (int64_t j = 0; j < count;) {
         for (int n = 0; n < m; n++) at[n] = scores[n] + j;
         const int64_t many = j + 4 <= count ? 4 : 1;
+        if (ahead) fetch_numbers(ahead + j * width, many * width);
         if (many == 4)
             scores_at(q, keys, at, width, m, 4);
         else
@@ -136,7 +144,7 @@ static inline __attribute__((always_inline)) WIDE void scores_of(
  * called. */
 static inline __attribute__((always_inline)) WIDE void mixed_columns(
     float (*weights)[PART], const float *values, float *const *out, int64_t at, int64_t count, int64_t width, const int m,
-    const int four)
+    const float *ahead, const int four)
 {
     Lanes sums[TOGETHER][4];
 #pragma GCC unroll 6
@@ -144,6 +152,7 @@ static inline __attribute__((always_inline)) WIDE void mixed_columns(
 #pragma GCC unroll 4
         for (int c = 0; c < four; c++) sums[n][c] = ZERO;
     for (int64_t j = 0; j < count; j++) {
+        if (ahead) fetch_numbers(ahead + j * width, width);
         Lanes v[4];
 #pragma GCC unroll 4
         for (int c = 0; c < four; c++) v[c] = load(values + j * width + at, c * LANES, LANES, 0);
@@ -161,18 +170,19 @@ static inline __attribute__((always_inline)) WIDE void mixed_columns(
 }
 
 static inline __attribute__((always_inline)) WIDE void mixed(
-    float (*weights)[PART], const float *values, float *const *out, int64_t count, int64_t width, const int m)
+    float (*weights)[PART], const float *values, float *const *out, int64_t count, int64_t width,
+    const float *ahead, const int m)
 {
     int64_t i = 0;
     while (i + LANES <= width) {
         const int64_t columns = (width - i) / LANES;
         switch (columns) {
-        case 1: mixed_columns(weights, values, out, i, count, width, m, 1); break;
-        case 2: mixed_columns(weights, values, out, i, count, width, m, 2); break;
-        case 3: mixed_columns(weights, values, out, i, count, width, m, 3); break;
-        default: mixed_columns(weights, values, out, i, count, width, m, 4); break;
+        case 1: mixed_columns(weights, values, out, i, count, width, m, ahead, 1); break;
+        case 2: mixed_columns(weights, values, out, i, count, width, m, ahead, 2); break;
+        case 3: mixed_columns(weights, values, out, i, count, width, m, ahead, 3); break;
+        default: mixed_columns(weights, values, out, i, count, width, m, ahead, 4); break;
         }
-        i += (columns < 4 ? columns : 4) * LANES;
+        i += (columns < 4 ? columns : 4) * LANES, ahead = 0;
     }
     for (; i < width; i += 8) /* half a register is left */
         for (int n = 0; n < m; n++) {
@@ -217,29 +227,38 @@ static AVX2 float softmax_part(
     return most;
 }
 
+/* One part of the keys and values of one head, and where the keys lie that come next; fresh: whether the part is not in a near cache
+ * yet. */
+typedef struct {
+    const float *keys, *values, *next;
+    int64_t first, count;
+    int fresh;
+} Part;
+
 /* m queries of one head over one part of its keys; of each (partial): the largest score, the sum of exp(score − it), and the
  * values mixed by them. rows: which row of the request a query is of. */
 static inline __attribute__((always_inline)) WIDE void attend_part(
-    const float *const *q, const int64_t *rows, float *const *partial, const Request *r, const float *keys,
-    const float *values, int64_t first, int64_t count, float scale, int64_t width, const int m)
+    const float *const *q, const int64_t *rows, float *const *partial, const Request *r, const Part *part, float scale,
+    int64_t width, const int m)
 {
     float scores[TOGETHER][PART], *out[TOGETHER] = {0};
-    scores_of(q, keys, scores, count, width, m);
+    const int64_t first = part->first, count = part->count;
+    scores_of(q, part->keys, scores, count, width, part->fresh ? part->values : 0, m);
     for (int n = 0; n < m; n++) {
         const uint8_t *see = r->see ? r->see + rows[n] * r->rows : 0;
         partial[n][0] = softmax_part(scores[n], count, scale, r->past - first, rows[n], see, partial[n] + 1);
         if (partial[n][0] == -INFINITY) memset(scores[n], 0, sizeof scores[n]);
         out[n] = partial[n] + 2;
     }
-    mixed(scores, values, out, count, width, m);
+    mixed(scores, part->values, out, count, width, part->fresh ? part->next : 0, m);
 }
 
 /* As `attend_part` for any m ≤ TOGETHER. */
 static WIDE void attend(
-    const float *const *q, const int64_t *rows, float *const *partial, const Request *r, const float *keys,
-    const float *values, int64_t first, int64_t count, float scale, int64_t width, int m)
+    const float *const *q, const int64_t *rows, float *const *partial, const Request *r, const Part *part, float scale,
+    int64_t width, int m)
 {
-#define QUERIES(M) attend_part(q, rows, partial, r, keys, values, first, count, scale, width, M)
+#define QUERIES(M) attend_part(q, rows, partial, r, part, scale, width, M)
     switch (m) {
     case 1: QUERIES(1); break;
     case 2: QUERIES(2); break;
@@ -298,6 +317,8 @@ AVX2 void layers_forward(
     for (int64_t i = 0; i < count; i++) R += requests[i].rows;
     const int64_t D = s->width, w = s->head_width, Q = s->heads * w, KV = s->kv_heads * w, F = s->inner;
     const int64_t groups = s->heads / s->kv_heads, size = w + 2;
+    int64_t work = 0; /* of attention: pairs of a query and a key */
+    for (int64_t i = 0; i < count; i++) work += requests[i].rows * s->heads * (requests[i].past + requests[i].rows);
     float *normed = scratch, *q = normed + R * D, *k = q + R * Q, *v = k + R * KV, *mix = v + R * KV;
     float *h = mix + R * Q, *u = h + R * F, *own = u + R * F, *partial = own + 2 * R * KV;
 
@@ -342,37 +363,43 @@ AVX2 void layers_forward(
                 rotate(key, layer->k_norm, s->head_eps, cosine + r * w, sine + r * w, w);
             }
 #pragma omp barrier
-            /* attention: a piece is one part of the keys of one head, with all the queries that share them */
-            int64_t piece = 0, start = 0;
+            /* attention: a piece is one part of the keys of one head, with a few of the queries that share them; a thread takes
+             * neighbouring ones, as much work as any other */
+            int64_t start = 0, before = 0;
             float *room = partial;
             for (int64_t n = 0; n < count; n++) {
                 const Request *request = requests + n;
-                const int64_t parts = parts_of(request);
+                const int64_t parts = parts_of(request), queries = request->rows * groups;
                 const int64_t cached = request->past + (request->apart ? 0 : request->rows);
                 for (int64_t head = 0; head < s->kv_heads; head++)
-                    for (int64_t p = 0; p < parts; p++, piece++) {
-                        if (piece % T != t) continue;
-                        int64_t first = p * PART, many = cached - first < PART ? cached - first : PART;
-                        const float *keys = request->keys[l] + head * request->stride + first * w;
-                        const float *values = request->values[l] + head * request->stride + first * w;
+                    for (int64_t p = 0; p < parts; p++) {
+                        const float *keys = request->keys[l] + head * request->stride;
+                        const float *values = request->values[l] + head * request->stride;
+                        const int64_t first = p * PART, left = cached - first;
+                        Part part = {keys + first * w, values + first * w, keys + (first + PART) * w, first,
+                                     left < PART ? left : PART, 1};
+                        if (p == parts - 1) part.next = keys + (head + 1 < s->kv_heads ? request->stride : 0);
                         if (request->apart && p == parts - 1) {
-                            first = request->past, many = request->rows;
-                            keys = own + 2 * start * KV + head * many * w;
-                            values = keys + many * KV;
+                            part.keys = own + 2 * start * KV + head * request->rows * w;
+                            part.values = part.keys + request->rows * KV;
+                            part.first = request->past, part.count = request->rows;
                         }
-                        const int64_t queries = request->rows * groups;
                         for (int64_t i = 0; i < queries; i += TOGETHER) {
+                            const int m = queries - i < TOGETHER ? (int)(queries - i) : TOGETHER;
+                            const int64_t middle = 2 * before + m * part.count;
+                            before += m * part.count;
+                            if (middle * T / (2 * work) != t) continue;
                             const float *ours[TOGETHER];
                             float *found[TOGETHER];
                             int64_t of[TOGETHER];
-                            const int m = queries - i < TOGETHER ? (int)(queries - i) : TOGETHER;
                             for (int j = 0; j < m; j++) {
                                 const int64_t at = (i + j) / groups, query = head * groups + (i + j) % groups;
                                 of[j] = at;
                                 ours[j] = q + (start + at) * Q + query * w;
                                 found[j] = room + ((at * s->heads + query) * parts + p) * size;
                             }
-                            attend(ours, of, found, request, keys, values, first, many, s->scale, w, m);
+                            attend(ours, of, found, request, &part, s->scale, w, m);
+                            part.fresh = 0;
                         }
                     }
                 start += request->rows;

@@ -143,3 +143,19 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kind is (linear.PackedLinear if torch.backends.mkldnn.is_available() else None)
     assert linear.fast_linear(torch.float16, torch.device("cpu")) is None
     assert linear.fast_linear(torch.float32, torch.device("meta")) is None
+
+
+@pytest.mark.skipif(linear.rows_library() is None, reason="no C library")
+def test_weights_begin_at_a_line_of_the_cache_and_stay_tied() -> None:
+    """Those of a mapped file begin anywhere; reading them across lines takes up to twice as long."""
+    room = torch.randn(4 * 8 * 6 + 1)
+    head = nn.Linear(8, 24, bias=False)
+    head.weight.data = room[1:].view(24, 8)
+    tied = nn.Embedding(24, 8)
+    tied.weight = head.weight
+    model, expected = nn.ModuleDict({"head": head, "tied": tied}), head.weight.clone()
+    assert head.weight.data_ptr() % linear.CACHE_LINE
+    assert linear.speed_up_linears(model, torch.float32, torch.device("cpu")) == 1
+    assert {p.data_ptr() % linear.CACHE_LINE for p in model.parameters()} == {0}
+    assert model["head"].weight.data_ptr() == tied.weight.data_ptr()
+    assert torch.equal(tied.weight, expected)
