@@ -61,6 +61,13 @@ def opened(name: str) -> Any:
                         [pointers] * 2 + [number] * 3 + [ctypes.c_float] + [pointers] * 4,
                         number,
                     ),
+                    (
+                        library.draw_chain,
+                        [pointers] * 2 + [number] * 2 + [ctypes.c_float] + [pointers] * 4,
+                        None,
+                    ),
+                    (library.largest_of_rows, [pointers] + [number] * 2 + [pointers], None),
+                    (library.verify_chain, [pointers] * 5, number),
                 ):
                     function.argtypes, function.restype = arguments, result
                 return library if library.rows_available() else None

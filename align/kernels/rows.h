@@ -25,7 +25,7 @@ typedef struct {
 #define LANES 16
 #define STRIP 4
 typedef __m512 Lanes;
-#define NEAR 8192
+#define NEAR 16384
 #define ZERO _mm512_setzero_ps()
 #define FMA _mm512_fmadd_ps
 #define SAME _mm512_set1_ps
@@ -41,8 +41,10 @@ typedef __m256 Lanes;
 #define SAME _mm256_set1_ps
 #define STORE _mm256_storeu_ps
 #endif
-enum { GROUP = 6, MOST = 32, STRIPS_A_BLOCK = 4, COLUMNS = 640 };
-/* Rows of x of more numbers in all are cut into blocks of at most so many columns. */
+enum { GROUP = 6, MOST = 32, STRIPS_A_BLOCK = 8, COLUMNS = 640 };
+/* Strips of more bytes than NEAR are cut into blocks of at most COLUMNS columns where they meet more than FEW rows: with the next one
+ * and the rows they would not stay in the nearest cache. */
+enum { FEW = 2 };
 
 
 /* How many strips hold N rows of a weight. */
@@ -181,8 +183,8 @@ static inline __attribute__((always_inline)) WIDE void strip_ahead(
     const int half)
 {
     enum { BYTES = STRIP * LANES }; /* of a step, for weights of one byte */
-    const int64_t size = half ? 2 : 4, groups = (M + GROUP - 1) / GROUP;
-    Fetch next = {ahead + from * size, ahead + to * size, BYTES * size / groups, (to - from) * size, K * size};
+    const int64_t size = half ? 2 : 4, groups = (M + GROUP - 1) / GROUP, width = (to - from) * size;
+    Fetch next = {ahead, ahead + width, BYTES * size / groups, width, K * size};
     if (groups == 1)
         strip_of(x, w, kept, M, K, from, to, half, half ? (2 * BYTES + 63) / 64 : (4 * BYTES + 63) / 64, &next);
     else
@@ -202,22 +204,29 @@ static WIDE void strip_bf16(
 }
 
 /* y (M, N) = x · Wᵀ, or added to y (M ≤ MOST): the strips `first` to `last`. */
-static WIDE void product(
+static __attribute__((unused)) WIDE void product(
     const Matrix *m, const float *x, float *y, int64_t M, int64_t K, int64_t N, int64_t first, int64_t last, int add)
 {
-    const int64_t row = K * (m->half ? 2 : 4), blocks = M * K > NEAR ? (K + COLUMNS - 1) / COLUMNS : 1;
+    const int64_t size = m->half ? 2 : 4, row = K * size;
+    const int64_t blocks = M > FEW && STRIP * row > NEAR ? (K + COLUMNS - 1) / COLUMNS : 1;
     const int64_t columns = (K + blocks * LANES - 1) / (blocks * LANES) * LANES;
     Lanes kept[STRIPS_A_BLOCK * MOST * STRIP];
     const int64_t together = blocks == 1 ? 1 : STRIPS_A_BLOCK;
     for (int64_t begin = first; begin < last; begin += together) {
         const int64_t end = begin + together < last ? begin + together : last;
+        const char *start = (const char *)m->weight + begin * STRIP * row;
         for (int64_t from = 0; from < K; from += columns) {
             const int64_t to = from + columns < K ? from + columns : K;
             for (int64_t n = begin; n < end; n++) {
-                const char *w[STRIP], *lowest = (const char *)m->weight + n * STRIP * row;
+                const char *w[STRIP], *lowest = start + (n - begin) * STRIP * row;
                 /* the last strip may have fewer rows */
                 for (int64_t j = 0; j < STRIP; j++) w[j] = lowest + (n * STRIP + j < N ? j : 0) * row;
-                const char *ahead = n + 1 < last ? lowest + STRIP * row : lowest;
+                /* what comes next: these columns of the next strip, or others of the first one */
+                const char *ahead = lowest;
+                if (n + 1 == end && to < K)
+                    ahead = start + to * size;
+                else if (n + 1 < last)
+                    ahead = lowest + STRIP * row + (n + 1 < end ? from : 0) * size;
                 Lanes *its = kept + (n - begin) * M * STRIP;
                 if (m->half)
                     strip_bf16(x, w, its, M, K, from, to, ahead);

@@ -1,10 +1,10 @@
-/* The most probable paths of a block drafter, best first, in one call: the head's logits, the Markov head's bias after each
- * token, log-probabilities, the tree. Sums in fp32, paths in fp64.
+/* A block drafter's drafts in one call, from its hidden states: the head's logits, the Markov head's bias after each token, and then
+ * the tree of the most probable paths, best first, or a chain of drawn tokens. Sums in fp32, paths and draws in fp64.
  *
  * Columns are cut into blocks at fixed places and looked at block by block, so that neither the numbers nor the choice depend
  * on the number of threads, and logits with their bias are never stored whole.
  */
-#include "rows.h"
+#include "choice.h"
 #include <math.h>
 #include <string.h>
 
@@ -155,11 +155,43 @@ static void settle(const Room *room, int64_t had, int64_t count, int64_t level)
     memcpy(room->tree, found, count * sizeof *found);
 }
 
-/* Room that `draft_tree` needs, in bytes. */
+/* Room that `draft_tree` needs, in bytes; `draw_chain`: with one node. */
 int64_t tree_scratch(const Head *h, int64_t levels, int64_t nodes)
 {
     Room room;
     return lay_out(h, levels, nodes, omp_get_max_threads(), 0, &room);
+}
+
+/* What does not depend on drafted tokens: the head's logits and the Markov head's part of the hidden states, of all levels. */
+static AVX2 void prepare(const Head *h, const Room *room, const float *hidden, int64_t levels, int t, int T)
+{
+    int64_t from, to;
+    share(STRIPS(h->columns), t, T, &from, &to);
+    product(&h->head, hidden, room->logits, levels, h->width, h->columns, from, to, 0);
+    share(STRIPS(h->rank), t, T, &from, &to);
+    if (h->kind != LINEAR) product(&h->hidden, hidden, room->inputs, levels, h->width, h->rank, from, to, 0);
+}
+
+/* Level k of the Markov head after the P tokens that are embedded. */
+static AVX2 void mix(const Head *h, const Room *room, int64_t k, int64_t P, int t, int T)
+{
+    const int64_t r = h->rank;
+    int64_t from, to;
+    share(STRIPS(r), t, T, &from, &to);
+    product(&h->previous, room->embedded, room->mixed, P, h->width, r, from, to, 0);
+    for (int64_t p = 0; p < P && h->kind != LINEAR; p++)
+        for (int64_t i = STRIP * from; i < STRIP * to && i < r; i++) {
+            const float x = room->inputs[k * r + i] + room->mixed[p * r + i];
+            room->mixed[p * r + i] = h->kind == TANH ? tanhf(x) : x / (1.0f + expf(-x));
+        }
+}
+
+/* The Markov head's bias on the `many` columns from `first` on, after P tokens: (P, many). */
+static AVX2 void bias_of(const Head *h, const Room *room, int64_t P, int64_t first, int64_t many, float *bias)
+{
+    Matrix part = h->basis;
+    part.weight = (const char *)part.weight + first * h->rank * (part.half ? 2 : 4);
+    product(&part, room->mixed, bias, P, h->rank, many, 0, STRIPS(many), 0);
 }
 
 /* The tree of the `nodes` most probable paths after the token `last`, at most `levels` long: tokens, their parents' places (−1 =
@@ -179,20 +211,11 @@ AVX2 int64_t draft_tree(
     {
         const int t = omp_get_thread_num(), T = omp_get_num_threads();
         int64_t from, to;
-        share(STRIPS(V), t, T, &from, &to);
-        product(&h->head, hidden, room.logits, levels, D, V, from, to, 0);
-        share(STRIPS(r), t, T, &from, &to);
-        if (h->kind != LINEAR) product(&h->hidden, hidden, room.inputs, levels, D, r, from, to, 0);
+        prepare(h, &room, hidden, levels, t, T);
 #pragma omp barrier
         for (int64_t k = 0; k < levels && level_parents; k++) {
             const int64_t P = level_parents, rows = r ? P : 1;
-            share(STRIPS(r), t, T, &from, &to);
-            product(&h->previous, room.embedded, room.mixed, P, D, r, from, to, 0);
-            for (int64_t p = 0; p < rows && h->kind != LINEAR; p++)
-                for (int64_t i = STRIP * from; i < STRIP * to && i < r; i++) {
-                    const float x = room.inputs[k * r + i] + room.mixed[p * r + i];
-                    room.mixed[p * r + i] = h->kind == TANH ? tanhf(x) : x / (1.0f + expf(-x));
-                }
+            mix(h, &room, k, P, t, T);
             Top *tops = room.tops + t * nodes * nodes;
             for (int64_t i = 0; i < rows * nodes; i++) tops[i] = (Top){0.0f, -1};
 #pragma omp barrier
@@ -201,11 +224,7 @@ AVX2 int64_t draft_tree(
                 const int64_t first = b * BLOCK, many = V - first < BLOCK ? V - first : BLOCK;
                 const float *logits = room.logits + k * V + first;
                 float *bias = room.biases + t * nodes * BLOCK, line[BLOCK];
-                if (r) {
-                    Matrix part = h->basis;
-                    part.weight = (const char *)part.weight + first * r * (part.half ? 2 : 4);
-                    product(&part, room.mixed, bias, P, r, many, 0, STRIPS(many), 0);
-                }
+                if (r) bias_of(h, &room, P, first, many, bias);
                 for (int64_t p = 0; p < rows; p++) {
                     for (int64_t j = 0; j < many; j++) line[j] = r ? logits[j] + bias[p * many + j] : logits[j];
                     look_at(line, many, first, scale, room.largest + p * blocks + b, room.sums + p * blocks + b,
@@ -233,6 +252,69 @@ AVX2 int64_t draft_tree(
         tokens[i] = room.tree[i].token, parents[i] = room.tree[i].parent, log_q[i] = room.tree[i].log_q;
     return count;
 }
+
+/* A chain after the token `last`: columns (levels), each drawn with its number of u (levels) from its row of q (levels, columns),
+ * which is softmax(logits / scale) given those before it. hidden: (levels, width). */
+AVX2 void draw_chain(
+    const Head *h, const float *hidden, int64_t levels, int64_t last, float scale, const double *u, int64_t *columns,
+    float *q, char *scratch)
+{
+    const int64_t D = h->width, V = h->columns, blocks = (V + BLOCK - 1) / BLOCK;
+    Room room;
+    lay_out(h, levels, 1, omp_get_max_threads(), scratch, &room);
+    if (h->rank) memcpy(room.embedded, h->embedding + last * D, D * sizeof(float));
+
+#pragma omp parallel
+    {
+        const int t = omp_get_thread_num(), T = omp_get_num_threads();
+        int64_t from, to;
+        share(blocks, t, T, &from, &to);
+        prepare(h, &room, hidden, levels, t, T);
+#pragma omp barrier
+        for (int64_t k = 0; k < levels; k++) {
+            float *row = q + k * V, *bias = room.biases + t * BLOCK;
+            mix(h, &room, k, 1, t, T);
+#pragma omp barrier
+            for (int64_t b = from; b < to; b++) {
+                const int64_t first = b * BLOCK, many = V - first < BLOCK ? V - first : BLOCK;
+                const float *logits = room.logits + k * V + first;
+                float top = -INFINITY;
+                if (h->rank) bias_of(h, &room, 1, first, many, bias);
+                for (int64_t j = 0; j < many; j++) {
+                    row[first + j] = (h->rank ? logits[j] + bias[j] : logits[j]) / scale;
+                    top = row[first + j] > top ? row[first + j] : top;
+                }
+                room.largest[b] = top;
+            }
+#pragma omp barrier
+            float best = room.largest[0];
+            for (int64_t b = 1; b < blocks; b++) best = room.largest[b] > best ? room.largest[b] : best;
+            for (int64_t b = from; b < to; b++) {
+                const int64_t first = b * BLOCK, many = V - first < BLOCK ? V - first : BLOCK;
+                float line[BLOCK];
+                for (int64_t j = 0; j < many; j++) line[j] = row[first + j] - best;
+                for (int64_t j = many; j < (many + 7) / 8 * 8; j++) line[j] = -INFINITY;
+                for (int64_t j = 0; j < many; j += 8) _mm256_storeu_ps(line + j, exp8(_mm256_loadu_ps(line + j)));
+                memcpy(row + first, line, many * sizeof *line);
+                room.sums[b] = (float)sum_of(line, many);
+            }
+#pragma omp barrier
+            double all = 0.0;
+            for (int64_t b = 0; b < blocks; b++) all += room.sums[b];
+            const float share_of_one = (float)(1.0 / all);
+            const int64_t end = BLOCK * to < V ? BLOCK * to : V;
+            for (int64_t j = BLOCK * from; j < end; j++) row[j] *= share_of_one;
+#pragma omp barrier
+#pragma omp master
+            {
+                columns[k] = draw_of(row, V, u[k]);
+                const int64_t token = h->ids ? h->ids[columns[k]] : columns[k];
+                if (h->rank) memcpy(room.embedded, h->embedding + token * D, D * sizeof(float));
+            }
+#pragma omp barrier
+        }
+    }
+}
 #else
 int64_t tree_scratch(const Head *h, int64_t levels, int64_t nodes) { return 0; }
 int64_t draft_tree(
@@ -240,5 +322,10 @@ int64_t draft_tree(
     int64_t *parents, double *log_q, char *scratch)
 {
     return 0;
+}
+void draw_chain(
+    const Head *h, const float *hidden, int64_t levels, int64_t last, float scale, const double *u, int64_t *columns,
+    float *q, char *scratch)
+{
 }
 #endif

@@ -1,4 +1,4 @@
-"""`tree.c` from Python: the most probable paths of a block drafter, best first, in one call."""
+"""`tree.c` from Python: a block drafter's drafts in one call, the most probable paths or a chain of drawn tokens."""
 
 from __future__ import annotations
 
@@ -87,16 +87,38 @@ class TreeHead:
         Raises:
             ValueError: no hidden states (K, D) in fp32, K ≤ 32, or a token outside the vocabulary.
         """
+        hidden_KD, scratch = self._given(hidden_KD, last, nodes)
+        tokens, parents, log_q = (c_int64 * nodes)(), (c_int64 * nodes)(), (c_double * nodes)()
+        count = self._library.draft_tree(
+            byref(self._head), hidden_KD.data_ptr(), len(hidden_KD), last, nodes, scale, tokens, parents, log_q, scratch.data_ptr(),
+        )  # fmt: skip
+        return tokens[:count], parents[:count], log_q[:count]
+
+    def chain(self, hidden_KD: Tensor, last: int, scale: float, u_K: Tensor) -> tuple[Tensor, Tensor]:
+        """A chain after the token `last`: columns (K,), each drawn with its number of `u_K`, fp64 in [0, 1), and q (K, Vd), what they
+        were drawn from: softmax(logits / scale) given those before.
+
+        Raises:
+            ValueError: as `__call__`, or not as many numbers as hidden states.
+        """
+        hidden_KD, scratch = self._given(hidden_KD, last, 1)
+        levels = len(hidden_KD)
+        if u_K.dtype != torch.float64 or tuple(u_K.shape) != (levels,):
+            raise ValueError(f"{tuple(u_K.shape)} numbers in {u_K.dtype} for {levels} draws")
+        u_K = u_K.contiguous()
+        columns_K, q_KV = torch.empty(levels, dtype=torch.int64), torch.empty(levels, self.columns)
+        self._library.draw_chain(
+            byref(self._head), hidden_KD.data_ptr(), levels, last, scale, u_K.data_ptr(), columns_K.data_ptr(), q_KV.data_ptr(),
+            scratch.data_ptr(),
+        )  # fmt: skip
+        return columns_K, q_KV
+
+    def _given(self, hidden_KD: Tensor, last: int, nodes: int) -> tuple[Tensor, Tensor]:
+        """The hidden states, contiguous, and room to work in."""
         levels = len(hidden_KD)
         if hidden_KD.dtype != torch.float32 or tuple(hidden_KD.shape) != (levels, self.width):
             raise ValueError(f"hidden states {tuple(hidden_KD.shape)} in {hidden_KD.dtype}")
         if not self.takes(levels) or nodes < 1 or (self.tokens and not 0 <= last < self.tokens):
             raise ValueError(f"{levels} levels of {nodes} nodes after the token {last}")
-        hidden_KD = hidden_KD.contiguous()
-        head, library = byref(self._head), self._library
-        scratch = torch.empty(library.tree_scratch(head, levels, nodes), dtype=torch.uint8)
-        tokens, parents, log_q = (c_int64 * nodes)(), (c_int64 * nodes)(), (c_double * nodes)()
-        count = library.draft_tree(
-            head, hidden_KD.data_ptr(), levels, last, nodes, scale, tokens, parents, log_q, scratch.data_ptr()
-        )
-        return tokens[:count], parents[:count], log_q[:count]
+        size = self._library.tree_scratch(byref(self._head), levels, nodes)
+        return hidden_KD.contiguous(), torch.empty(size, dtype=torch.uint8)

@@ -28,7 +28,7 @@ from align.target.model import TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range
 from decode.drafters.controllers import TreeSize
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
-from decode.speculation.sampling import ProcessorState, Sampling, penalised, probs
+from decode.speculation.sampling import ProcessorState, Sampling, penalised, probs, uniform
 from decode.speculation.tree_drafts import as_tree, draw_tree, drawn_tree_parents, ranked
 
 TREE_NODES = 5
@@ -151,6 +151,8 @@ class BlockDrafts(DraftSession):
         nodes = self.proposer.nodes(self.request.sampling)
         if nodes and self.law == "point":
             return self._best_first_tree(hidden_KD, nodes, began)
+        if not nodes and (drawn := self._drawn_chain(hidden_KD)) is not None:
+            return drawn
         logits_KV = self.network.logits(hidden_KD)
         if nodes:
             return self._drawn_tree(hidden_KD, logits_KV, nodes)
@@ -163,6 +165,19 @@ class BlockDrafts(DraftSession):
             return Proposal(tokens_K, "point")
         assert probs_KV is not None
         return Proposal(tokens_K, self.law, DraftProbs(probs_KV, self._ids))
+
+    def _drawn_chain(self, hidden_KD: Tensor) -> Proposal | None:
+        """A chain drawn from softmax(logits / temperature) in one call; None where more is asked for than that."""
+        tree, sampling = self.network.tree, self.request.sampling
+        plain = sampling.top_p == 1 and not sampling.top_k and not sampling.min_p and not self.proposer.confidence
+        if tree is None or not plain or self.law == "point" or not tree.takes(len(hidden_KD)):
+            return None
+        if any(t is not None for t in self._before(0)):
+            return None
+        u_K = uniform(len(hidden_KD), self.request.generator)
+        columns_K, q_KV = tree.chain(hidden_KD, self.request.tokens[-1], sampling.temperature, u_K)
+        tokens_K = columns_K if self._ids is None else self._ids[columns_K]
+        return Proposal(tokens_K, self.law, DraftProbs(q_KV, self._ids))
 
     @property
     def _ids(self) -> Tensor | None:

@@ -25,11 +25,13 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError, nearest
+from align.kernels import choice
 from decode.speculation import lossy_rules, rules
 from decode.speculation.drafts import Drafts, rows_at
 from decode.speculation.proposal import LAWS, SIBLINGS, Proposal
 from decode.speculation.rules import Outcomes, Rule
 from decode.speculation.sampling import draw_at, uniform
+from decode.speculation.tree import chain
 
 
 class Verdict(NamedTuple):
@@ -99,9 +101,26 @@ def run_verifier(
         raise ValueError(
             f"verifier {name!r} takes its noise from positions: decode.speculation.sampling.couple"
         )
+    u_B2 = torch.stack([uniform(2, g) for g in generators])
+    if verifier.rule is rules.block and (verdict := _chains_in_c(proposals, p_BMV, u_B2)) is not None:
+        return verdict
     drafts = Drafts.of(proposals, p_BMV.shape[2])
-    u_B2 = torch.stack([uniform(2, g) for g in generators]).to(p_BMV.device)
-    return resolve(verifier.rule(p_BMV, drafts), p_BMV, u_B2)
+    return resolve(verifier.rule(p_BMV, drafts), p_BMV, u_B2.to(p_BMV.device))
+
+
+def _chains_in_c(proposals: Sequence[Proposal], p_BMV: Tensor, u_B2: Tensor) -> Verdict | None:
+    """`rules.block` on chains, drawn, by `align.kernels.choice`; None where it does not apply. A chain alone takes 0.2 ms there and
+    1.6 in single operators."""
+    if not all(len(x) and x.q is not None and x.tree == chain(len(x)) for x in proposals):
+        return None
+    qs = [x.q for x in proposals if x.q is not None]
+    if not choice.takes(p_BMV, *(q.probs for q in qs)):
+        return None
+    ends = [
+        choice.verified_chain(p_MV[: len(x) + 1], q.probs, q.ids, x.tokens_K, u_2)
+        for x, q, p_MV, u_2 in zip(proposals, qs, p_BMV, u_B2, strict=True)
+    ]
+    return Verdict(torch.tensor([end.accepted for end in ends]), torch.tensor([end.following for end in ends]))
 
 
 def resolve(outcomes: Outcomes, p_BMV: Tensor, u_B2: Tensor) -> Verdict:

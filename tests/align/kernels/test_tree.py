@@ -1,4 +1,4 @@
-"""The most probable paths in one call: the same tree as by torch in float64, for heads of all kinds and sizes."""
+"""Drafts in one call: the same tree, and the same q of a drawn chain, as by torch in float64, for heads of all kinds and sizes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from align.kernels.linear import rows_library
 from align.kernels.tree import MarkovWeights, TreeHead
+from decode.speculation.sampling import draw_at
 
 pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
 
@@ -143,3 +144,33 @@ def test_weights_of_other_shapes_are_refused() -> None:
     ):
         with pytest.raises(ValueError):
             tree(hidden, last, nodes, 1.0)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", ["silu", "tanh", "linear", ""])
+@pytest.mark.parametrize("columns", [5, 700, 1024])
+def test_a_drawn_chain(columns: int, kind: str, half: bool) -> None:
+    """Each row of q is the softmax given the tokens drawn before, and each token stands where its number falls in that row."""
+    head, ids, m = weights(columns, 24, 8 if kind else 0, 2 * columns, half, kind)
+    drafts, drawn = TreeHead(head, ids, m), set()
+    for seed in range(20):
+        torch.manual_seed(seed)
+        hidden_KD, u_K, last = torch.randn(4, 24), torch.rand(4, dtype=torch.float64), seed % columns
+        heat = (1.0, 0.7, 1.3)[seed % 3]
+        columns_K, q_KV = drafts.chain(hidden_KD, last, heat, u_K)
+        for k, (h, column) in enumerate(zip(hidden_KD.double(), columns_K.tolist(), strict=True)):
+            logits = head.double() @ h
+            if m is not None:
+                mixed = m.previous[0].double() @ m.embedding_VD[last].double()
+                if m.hidden is not None:
+                    mixed = mixed + m.hidden[0].double() @ h
+                    mixed = mixed.tanh() if m.kind == "tanh" else F.silu(mixed)
+                logits = logits + m.basis_Vr.double() @ mixed
+            torch.testing.assert_close(q_KV[k].double(), (logits / heat).softmax(-1), rtol=1e-4, atol=1e-6)
+            assert column == int(draw_at(q_KV[k], u_K[k]))
+            last = int(ids[column])
+        drawn.update(columns_K.tolist())
+    assert len(drawn) > 4
+    for bad in ((hidden_KD.double(), u_K), (hidden_KD, u_K[:3]), (hidden_KD, u_K.float())):
+        with pytest.raises(ValueError, match=r"hidden states|numbers"):
+            drafts.chain(bad[0], last, 1.0, bad[1])
