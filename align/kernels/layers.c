@@ -20,6 +20,8 @@ typedef struct {
     float scale, eps, head_eps;
     const Layer *layer;
     const float *last_norm; /* may be 0 */
+    Matrix state;           /* (width, width); with its norm: what every row is given of a state, where there is one */
+    const float *state_norm;
 } Stack;
 
 /* One request: its rows follow `past` positions that its cache holds. */
@@ -303,15 +305,16 @@ int64_t layers_scratch(const Stack *s, const Request *requests, int64_t count)
         parts += requests[i].rows * parts_of(requests + i);
     }
     const int64_t q = s->heads * s->head_width, kv = s->kv_heads * s->head_width;
-    return rows * (s->width + q + 4 * kv + q + 2 * s->inner) + parts * s->heads * (s->head_width + 2);
+    return rows * (s->width + q + 4 * kv + q + 2 * s->inner) + parts * s->heads * (s->head_width + 2) + 2 * s->width;
 }
 
-/* x (R, D): the rows of all requests, one after the other, in; their last hidden states out. cosine, sine: (R, head_width).
+/* x (R, D): the rows of all requests, one after the other, in; their last hidden states out. state (D): every row is given
+ * stack.state · norm(state) first; 0 = nothing. cosine, sine: (R, head_width).
  * taps: by layer, where its output goes, (R, D), or 0; 0 = nowhere. Writes the rows' keys and values behind each request's past,
  * unless they stay apart. R is at most 32. */
 AVX2 void layers_forward(
-    const Stack *s, float *x, const float *cosine, const float *sine, const Request *requests, int64_t count,
-    float *const *taps, float *scratch)
+    const Stack *s, float *x, const float *state, const float *cosine, const float *sine, const Request *requests,
+    int64_t count, float *const *taps, float *scratch)
 {
     int64_t R = 0;
     for (int64_t i = 0; i < count; i++) R += requests[i].rows;
@@ -320,12 +323,22 @@ AVX2 void layers_forward(
     int64_t work = 0; /* of attention: pairs of a query and a key */
     for (int64_t i = 0; i < count; i++) work += requests[i].rows * s->heads * (requests[i].past + requests[i].rows);
     float *normed = scratch, *q = normed + R * D, *k = q + R * Q, *v = k + R * KV, *mix = v + R * KV;
-    float *h = mix + R * Q, *u = h + R * F, *own = u + R * F, *partial = own + 2 * R * KV;
+    float *h = mix + R * Q, *u = h + R * F, *own = u + R * F, *given = own + 2 * R * KV, *partial = given + 2 * D;
 
 #pragma omp parallel
     {
         const int t = omp_get_thread_num(), T = omp_get_num_threads();
         int64_t from, to;
+        if (state) {
+#pragma omp single
+            rms_norm(state, s->state_norm, given, D, s->eps);
+            share(STRIPS(D), t, T, &from, &to);
+            product(&s->state, given, given + D, 1, D, D, from, to, 0);
+#pragma omp barrier
+            share(R, t, T, &from, &to);
+            for (int64_t r = from; r < to; r++)
+                for (int64_t i = 0; i < D; i++) x[r * D + i] += given[D + i];
+        }
         for (int64_t l = 0; l < s->layers; l++) {
             const Layer *layer = s->layer + l;
             share(R, t, T, &from, &to);
@@ -443,8 +456,8 @@ AVX2 void layers_forward(
 #else
 int64_t layers_scratch(const Stack *s, const Request *requests, int64_t count) { return 0; }
 void layers_forward(
-    const Stack *s, float *x, const float *cosine, const float *sine, const Request *requests, int64_t count,
-    float *const *taps, float *scratch)
+    const Stack *s, float *x, const float *state, const float *cosine, const float *sine, const Request *requests,
+    int64_t count, float *const *taps, float *scratch)
 {
 }
 #endif

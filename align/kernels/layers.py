@@ -26,6 +26,8 @@ class _Stack(Structure):
         *((name, c_float) for name in ("scale", "eps", "head_eps")),
         ("layer", POINTER(_Layer)),
         ("last_norm", c_void_p),
+        ("state", MatrixFields),
+        ("state_norm", c_void_p),
     ]
 
 
@@ -126,6 +128,7 @@ class LayerStack:
     Args:
         heads, kv_heads, head_width: of the attention; head_width is a multiple of 8.
         scale: of the scores. eps: of the norms, `head_eps` of those of single heads.
+        state: a norm (D,) and a matrix (D, D), for calls with a state: every row is given matrix · norm(state) first.
 
     Raises:
         ValueError: layers of several shapes, or of one or a type that `layers.c` does not take.
@@ -139,6 +142,7 @@ class LayerStack:
     eps: float
     last_norm: Tensor | None = None
     head_eps: float = 0.0
+    state: tuple[Tensor, Matrix] | None = None
     _held: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -150,6 +154,10 @@ class LayerStack:
             len(self.weights), self.width, self.inner, self.heads, self.kv_heads, self.head_width, self.scale, self.eps, self.head_eps,
             self._layers, self._vector(self.last_norm, self.width),
         )  # fmt: skip
+        if self.state is not None:
+            norm, matrix = self.state
+            self._stack.state = matrix_fields(matrix, (self.width, self.width), self._held)
+            self._stack.state_norm = self._vector(norm, self.width)
         self._library = rows_library()
 
     def _layer(self, weights: Weights) -> _Layer:
@@ -166,7 +174,13 @@ class LayerStack:
         return pointer_of(tensor, (size,), torch.float32, self._held)
 
     def __call__(
-        self, x_RD: Tensor, cos_Rw: Tensor, sin_Rw: Tensor, requests: Sequence[Rows], taps: Sequence[int] = ()
+        self,
+        x_RD: Tensor,
+        cos_Rw: Tensor,
+        sin_Rw: Tensor,
+        requests: Sequence[Rows],
+        taps: Sequence[int] = (),
+        state_D: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Last hidden states (R, D) of the requests' rows, one after the other, and the outputs (F, R, D) of the layers `taps`.
         Writes their keys and values into the memories, unless they stay apart. fp32, R ≤ 32.
@@ -189,6 +203,10 @@ class LayerStack:
             raise ValueError(
                 f"{count} rows: at most {MOST_ROWS} at a time, and no more than the memory has room for"
             )
+        if state_D is not None:
+            if self.state is None or (state_D.dtype, tuple(state_D.shape)) != (torch.float32, (self.width,)):
+                raise ValueError("a state (D,) in fp32, for a stack that knows what to do with one")
+            state_D = state_D.contiguous()
         x_RD = x_RD.clone(memory_format=torch.contiguous_format)
         cos_Rw, sin_Rw = cos_Rw.contiguous(), sin_Rw.contiguous()
         given = (_Request * len(requests))()
@@ -204,6 +222,6 @@ class LayerStack:
         for layer, place in zip(wanted, tapped, strict=True):
             where[layer] = place.data_ptr()
         library.layers_forward(
-            byref(self._stack), x_RD.data_ptr(), cos_Rw.data_ptr(), sin_Rw.data_ptr(), given, len(given), where, scratch.data_ptr(),
+            byref(self._stack), x_RD.data_ptr(), None if state_D is None else state_D.data_ptr(), cos_Rw.data_ptr(), sin_Rw.data_ptr(), given, len(given), where, scratch.data_ptr(),
         )  # fmt: skip
         return x_RD, tapped[[wanted.index(layer) for layer in taps]] if taps else None

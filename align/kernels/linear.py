@@ -54,7 +54,7 @@ def opened(name: str) -> Any:
                 for function, arguments, result in (
                     (library.matrix_product, [pointers] * 3 + [number] * 3, None),
                     (library.layers_scratch, [pointers] * 2 + [number], number),
-                    (library.layers_forward, [pointers] * 5 + [number] + [pointers] * 2, None),
+                    (library.layers_forward, [pointers] * 6 + [number] + [pointers] * 2, None),
                     (library.tree_scratch, [pointers] + [number] * 2, number),
                     (
                         library.draft_tree,

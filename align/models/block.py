@@ -169,11 +169,19 @@ class BlockDrafter(nn.Module):
 
     def conditioned(self, embedded: Tensor, hidden_before: Tensor) -> Tensor:
         """Blocks' embedded tokens (…, R, D) with the target's state before each block (…, D) → input rows."""
-        if self.places is not None:
-            embedded = embedded + self.places[: embedded.shape[-2]]
+        placed = self.placed(embedded)
         if self.config.context == "taps":
-            return embedded
-        return embedded + self.fc(self.hidden_norm(hidden_before))[..., None, :]
+            return placed
+        return placed + self.given(hidden_before)[..., None, :]
+
+    def given(self, hidden_before: Tensor) -> Tensor:
+        """What every row of a block is given of the target's state before it, (…, D) → (…, D)."""
+        given: Tensor = self.fc(self.hidden_norm(hidden_before))
+        return given
+
+    def placed(self, embedded: Tensor) -> Tensor:
+        """Blocks' embedded tokens (…, R, D) with what stands for their places, where the drafter has that."""
+        return embedded if self.places is None else embedded + self.places[: embedded.shape[-2]]
 
     def masked(self, tokens: Tensor, clean: Tensor | int = 0) -> Tensor:
         """Blocks (…, R), the anchor first, with MASK in place of all but the anchor and the `clean` (…) tokens after it."""

@@ -69,8 +69,10 @@ class BlockSession:
             tokens = torch.zeros(1, drafter.config.rows, dtype=torch.int64, device=self.before.device)
             self._masks = drafter.target.embed(drafter.masked(tokens)[:, 1:])
         last = drafter.target.embed(torch.tensor([[last_token]], device=self.before.device))
-        x = drafter.conditioned(torch.cat((last, self._masks), dim=1), self.before)
-        return self._hidden_of_rows(x[0], 1)[0]
+        embedded = torch.cat((last, self._masks), dim=1)
+        if self.passes == 1 and drafter.stack is not None and drafter.stack.state is not None:
+            return self._hidden_of_rows(drafter.placed(embedded)[0], 1, self.before[0])[0]
+        return self._hidden_of_rows(drafter.conditioned(embedded, self.before)[0], 1)[0]
 
     @torch.no_grad()
     def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
@@ -81,26 +83,37 @@ class BlockSession:
         assert self.before is not None
         return self._hidden_of_rows(self.drafter.inputs(tokens_NR, self.before).flatten(0, 1), len(tokens_NR))
 
-    def _hidden_of_rows(self, x_RD: Tensor, count: int) -> Tensor:
-        """Input rows of `count` blocks → hidden states of their drafts, (N, K, D)."""
+    def _hidden_of_rows(self, x_RD: Tensor, count: int, state_D: Tensor | None = None) -> Tensor:
+        """Input rows of `count` blocks → hidden states of their drafts, (N, K, D). `state_D`: the target's before them, where the rows
+        do not hold what it gives them."""
         drafter, x, size = self.drafter, x_RD[None], len(x_RD) // count
         start = self.cache.length if self.own is None else self.own.length
         steps, see_RR = _apart(count, size, x.device)
         cos, sin = drafter.rotary(x, start + steps, start + size)
-        hidden = self._through(x, cos, sin, see_RR, count).view(count, size, -1)
+        hidden = self._through(x, cos, sin, see_RR, count, state_D).view(count, size, -1)
         for _ in range(1, self.passes):
             again = x + drafter.estimated(hidden).view_as(x)
             hidden = self._through(again, cos, sin, see_RR, count).view(count, size, -1)
         return drafter.drafting(hidden)
 
-    def _through(self, x: Tensor, cos: Tensor, sin: Tensor, see_RR: Tensor, count: int) -> Tensor:
+    def _through(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        see_RR: Tensor,
+        count: int,
+        state_D: Tensor | None = None,
+    ) -> Tensor:
         """One pass over the input rows of `count` blocks, (1, R, D) → hidden states; `see_RR`: who attends to whom."""
         config, cache = self.drafter.config, self.own
         ids = tuple(config.target_layer_ids)
         if (stack := self.drafter.stack) is not None:
             read, layers = (self.cache, ids) if cache is None else (cache, None)
-            if (found := drafted(stack, x[0], cos[0], sin[0], read, layers, see_RR)) is not None:
+            if (found := drafted(stack, x[0], cos[0], sin[0], read, layers, see_RR, state_D)) is not None:
                 return found[None]
+        if state_D is not None:
+            x = x + self.drafter.given(state_D)
         mask = None
         if count > 1:
             start = self.cache.length if cache is None else cache.length

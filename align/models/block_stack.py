@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from align.kernels.layers import LayerStack, Rows
+from align.kernels.layers import LayerStack, Matrix, Rows
 from align.kernels.linear import MOST_ROWS, RowsLinear, rows_library
 from align.kernels.tree import MarkovWeights, TreeHead
 from align.models.markov import LinearHead, MixedHead
@@ -44,9 +44,17 @@ def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
             eps=config.rms_norm_eps,
             last_norm=drafter.norm.weight,
             head_eps=config.rms_norm_eps,
+            state=_state(drafter),
         )
     except ValueError:  # of other shapes, or in 16 bits
         return None
+
+
+def _state(drafter: BlockDrafter) -> tuple[Tensor, Matrix] | None:
+    """What turns the target's state before a block into what its rows are given; None for `taps`."""
+    if drafter.config.context == "taps" or not isinstance(drafter.fc, RowsLinear):
+        return None
+    return drafter.hidden_norm.weight, (drafter.fc.weight, drafter.fc.bias)
 
 
 def drafted(
@@ -57,13 +65,15 @@ def drafted(
     cache: KVCache,
     layers: tuple[int, ...] | None,
     see_RR: Tensor,
+    state_D: Tensor | None = None,
 ) -> Tensor | None:
     """Normalised last hidden states (R, D) of block rows after what these layers of the cache hold, None = all, which stays as it
-    is; `see_RR`: which rows each one sees, bool. None where the rows are too many or the cache has several."""
+    is; `see_RR`: which rows each one sees, bool; `state_D`: the target's before the block, where the rows do not hold what it gives
+    them. None where the rows are too many or the cache has several."""
     if len(x_RD) > MOST_ROWS or cache.rows != 1:
         return None
     rows = Rows(memory_of(cache, layers), cache.length, len(x_RD), see_RR.contiguous(), apart=True)
-    return stack(x_RD, cos_Rw, sin_Rw, [rows])[0]
+    return stack(x_RD, cos_Rw, sin_Rw, [rows], state_D=state_D)[0]
 
 
 def tree_head(drafter: BlockDrafter, head_VdD: Tensor, basis_Vr: Tensor | None) -> TreeHead | None:

@@ -251,3 +251,19 @@ def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
     for field, wrong in (("q", (weights.q[0][:-1], None)), ("before_mlp", weights.before_mlp.bfloat16())):
         with pytest.raises(ValueError, match="belongs"):
             LayerStack([replace(weights, **{field: wrong})], 6, 2, 24, 1.0, 1e-5)
+
+
+def test_every_row_is_given_what_a_state_gives() -> None:
+    stack = random_stack(bias=False, norms=False)
+    norm, matrix = torch.rand(40) + 0.5, torch.randn(40, 40) / 40**0.5
+    stack = replace(stack, state=(norm, (matrix, None)), _held=[])
+    request, state = Request(stack, 9, 4), 5 * torch.randn(40)
+    rows = replace(request.rows, apart=True)
+    given = matrix @ F.rms_norm(state, (40,), norm, stack.eps)
+    expected, _ = stack(request.x + given, request.cos, request.sin, [rows])
+    found, _ = stack(request.x, request.cos, request.sin, [rows], state_D=state)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="a state"):
+        stack(request.x, request.cos, request.sin, [rows], state_D=state[:3])
+    with pytest.raises(ValueError, match="a state"):
+        random_stack()(request.x, request.cos, request.sin, [rows], state_D=state)
