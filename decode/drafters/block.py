@@ -169,7 +169,9 @@ class BlockDrafts(DraftSession):
     def _drawn_chain(self, hidden_KD: Tensor) -> Proposal | None:
         """A chain drawn from softmax(logits / temperature) in one call; None where more is asked for than that."""
         tree, sampling = self.network.tree, self.request.sampling
-        plain = sampling.top_p == 1 and not sampling.top_k and not sampling.min_p and not self.proposer.confidence
+        plain = (
+            sampling.top_p == 1 and not sampling.top_k and not sampling.min_p and not self.proposer.confidence
+        )
         if tree is None or not plain or self.law == "point" or not tree.takes(len(hidden_KD)):
             return None
         if any(t is not None for t in self._before(0)):

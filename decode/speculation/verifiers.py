@@ -120,7 +120,9 @@ def _chains_in_c(proposals: Sequence[Proposal], p_BMV: Tensor, u_B2: Tensor) -> 
         choice.verified_chain(p_MV[: len(x) + 1], q.probs, q.ids, x.tokens_K, u_2)
         for x, q, p_MV, u_2 in zip(proposals, qs, p_BMV, u_B2, strict=True)
     ]
-    return Verdict(torch.tensor([end.accepted for end in ends]), torch.tensor([end.following for end in ends]))
+    return Verdict(
+        torch.tensor([end.accepted for end in ends]), torch.tensor([end.following for end in ends])
+    )
 
 
 def resolve(outcomes: Outcomes, p_BMV: Tensor, u_B2: Tensor) -> Verdict:

@@ -59,7 +59,9 @@ def test_block_verification_is_the_rules(seed: int) -> None:
     draws[:4] = torch.tensor([[0.0, 0.0], [0.0, 1 - 2**-53], [1 - 2**-53, 0.0], [1 - 2**-53, 1 - 2**-53]])
     for u_2 in draws:
         found = choice.verified_chain(p_MV, q_KS, ids, proposal.tokens_K, u_2)
-        torch.testing.assert_close(torch.tensor(found.stop, dtype=torch.float64), stop_BM[0], rtol=0, atol=2e-6)
+        torch.testing.assert_close(
+            torch.tensor(found.stop, dtype=torch.float64), stop_BM[0], rtol=0, atol=2e-6
+        )
         end = int(draw_at(torch.tensor(found.stop, dtype=torch.float64)[None], u_2[:1])[0])
         assert found.accepted == end
         near = [int(draw_at(rest_MV[end], (u_2[1] + by).clamp(0, 1 - 2**-53))) for by in (-1e-6, 0.0, 1e-6)]
