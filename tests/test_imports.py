@@ -35,7 +35,7 @@ ROOMS = {
     "align.sweeping": "align.common align.config align.training align.planning",
     "decode.method_names": "",
     "decode.portable": "",
-    "decode.speculation": "align.common",
+    "decode.speculation": "align.common align.kernels",
     "decode.drafters": "align.common align.kernels align.target align.models decode.speculation",
     "decode.wrappers": "align.common align.target decode.speculation decode.drafters",
     "decode.engine": "align.common align.kernels align.target decode.speculation decode.drafters",

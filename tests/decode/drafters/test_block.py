@@ -270,3 +270,23 @@ def test_trees_of_more_levels_than_one_call_takes(target: Target) -> None:
     plain = Decoder(target).generate(PROMPT, max_new_tokens=40)
     out = Decoder(target, BlockProposer(net, tree_nodes=7)).generate(PROMPT, max_new_tokens=40)
     assert out.tokens == plain.tokens and out.drafted
+
+
+@pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_chain_in_one_call_is_that_drawn_token_by_token(target: Target, variant: str) -> None:
+    """The same tokens from the same numbers, and the same q; where more than a temperature is asked for, it is not taken."""
+    net = network(target, **VARIANTS[variant])
+    net.prepare_for_drafting()
+    kept = net.tree
+    for sampling, whole in ((Sampling(0.8, seed=3), True), (Sampling(0.8, top_k=5, seed=3), False)):
+        drafts, found = proposals(target, net, sampling, 8)
+        assert (drafts._drawn_chain(torch.zeros(3, target.hidden_size)) is not None) == (
+            whole and kept is not None
+        )
+        net.tree = None
+        _, expected = proposals(target, net, sampling, 8)
+        net.tree = kept
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine.tokens_K.tolist() == theirs.tokens_K.tolist() and mine.law == theirs.law
+            torch.testing.assert_close(mine.q.probs, theirs.q.probs, atol=1e-5, rtol=1e-3)
