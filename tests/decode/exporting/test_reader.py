@@ -63,8 +63,13 @@ PUBLISHED: dict[str, Maker] = {
     "dflash, the target's own angles": lambda target: (
         dflash_config(target, rope_theta=target.rope_theta), backbone(target)
     ),
-    "dflash, yarn of factor 1, linear": lambda target: (
+    "dflash, linear": lambda target: (
         dflash_config(target, rope_scaling={"rope_type": "linear", "factor": 4.0}), backbone(target)
+    ),
+    "dflash, yarn": lambda target: (
+        dflash_config(target, rope_scaling={
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 1e4
+        }), backbone(target)
     ),
     "dflash, pruned": lambda target: (dflash_config(target), backbone(target) | pruned(target)),
     "dspark vanilla": _dspark("vanilla"),
@@ -129,7 +134,7 @@ def test_decoding_with_them_is_lossless(tmp_path: Path, target: Target, kind: st
 
 
 @pytest.mark.skipif(importlib.util.find_spec("dflash") is None, reason="the package is not installed")
-@pytest.mark.parametrize("kind", ["dflash", "dflash, the target's own angles"])
+@pytest.mark.parametrize("kind", ["dflash", "dflash, the target's own angles", "dflash, yarn"])
 def test_the_package_itself_drafts_the_same(tmp_path: Path, target: Target, model: Any, kind: str) -> None:
     folder = write(tmp_path / "theirs", *PUBLISHED[kind](target))
     same(load_drafter(folder, target), PackageReader(folder, model), PROMPT)
