@@ -131,7 +131,7 @@ def train(model: Any, rows: list[tuple[list[int], int]], options: argparse.Names
         optimizer.zero_grad()
         tokens += int((labels_BL >= 0).sum())
         if step % 5 == 0:
-            say(f"step {step}, loss {float(loss):.3f}")
+            say(f"step {step}, loss {loss.item():.3f}")
     return tokens
 
 

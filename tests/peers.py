@@ -4,7 +4,8 @@
 
 Prompt by prompt, in turns, greedily and in fp32: the decoder here; transformers' `generate`, with its own DFlash assistant and with a
 `custom_generate` export; the dflash package's loop, where it is installed; vLLM, where `--vllm` says. Prompt lookup beside them, where
-an engine has it.
+an engine has it. `--assistant runs/smollm2_autoregressive/drafter`: a small language model drafts too, four tokens a call, here and as
+transformers' `assistant_model`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from align.common.text import say
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import load_drafter
 from align.target.loading import load_target, resolve_folder
+from align.target.model import Target
 from align.target.names import DEFAULT_TARGET
+from decode.drafters.autoregressive import DRAFT_TOKENS, AutoregressiveDrafter
 from decode.drafters.block import BlockProposer
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.compiled import stock_model
@@ -47,6 +50,7 @@ def main() -> None:
     add = parser.add_argument
     add("--drafter", default="runs/smollm2_taps/drafter")
     add("--vllm", type=Path, help="the virtual environment that vLLM is installed in")
+    add("--assistant", type=Path, help="an autoregressive drafter (recipe=smollm2_autoregressive)")
     add("--target", default=DEFAULT_TARGET)
     add("--suite", default="mtbench")
     add("--limit", type=int, default=10)
@@ -64,7 +68,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     suites, _ = prompts_of(options.suite, limit=options.limit)
     prompts = tokens_of(target, suites[0].prompts)
     with ExitStack() as stack:
-        ways = here(drafter) | in_transformers(stock_model(target), folders) | in_package(target, folders)
+        model = stock_model(target)
+        ways = here(drafter) | in_transformers(model, folders) | in_package(target, folders)
+        if options.assistant is not None:
+            ways |= with_assistant(target, model, options.assistant)
         if options.vllm is not None:
             ways |= in_vllm(options, folders["dflash"], drafter.config.block_size, stack)
         for way in ways.values():
@@ -84,42 +91,64 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def here(drafter: BlockDrafter) -> dict[str, Way]:
-    def way(decoder: Decoder) -> Way:
-        return lambda prompt, count: decoder.generate(prompt, max_new_tokens=count).tokens
+def decoded(decoder: Decoder) -> Way:
+    return lambda prompt, count: decoder.generate(prompt, max_new_tokens=count).tokens
 
+
+def here(drafter: BlockDrafter) -> dict[str, Way]:
     target = drafter.target
     return {
-        "ours": way(Decoder(target)),
-        "ours with the drafter": way(Decoder(target, BlockProposer(drafter, tree_nodes=0))),
-        "ours with the drafter's trees": way(Decoder(target, BlockProposer(drafter, tree_nodes=None))),
-        "ours with lookup": way(Decoder(target, LookupDrafter())),
+        "ours": decoded(Decoder(target)),
+        "ours with the drafter": decoded(Decoder(target, BlockProposer(drafter, tree_nodes=0))),
+        "ours with the drafter's trees": decoded(Decoder(target, BlockProposer(drafter, tree_nodes=None))),
+        "ours with lookup": decoded(Decoder(target, LookupDrafter())),
     }
+
+
+def generated(model: Any, **words: Any) -> Way:
+    """transformers' `generate` with these arguments."""
+
+    def write(prompt: list[int], count: int) -> list[int]:
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **words
+            )
+        return [int(t) for t in out[0, len(prompt) :]]
+
+    return write
 
 
 def in_transformers(model: Any, folders: dict[str, Path]) -> dict[str, Way]:
     from transformers import AutoModel
 
     assistant = AutoModel.from_pretrained(folders["transformers"], dtype=torch.float32).eval()
-
-    def way(**words: Any) -> Way:
-        def write(prompt: list[int], count: int) -> list[int]:
-            ids = torch.tensor([prompt])
-            with torch.no_grad():
-                out = model.generate(
-                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **words
-                )
-            return [int(t) for t in out[0, len(prompt) :]]
-
-        return write
-
     return {
-        "transformers": way(),
-        "transformers with its DFlash assistant": way(assistant_model=assistant, speculation_type="dflash"),
-        "transformers with a custom_generate export": way(
-            custom_generate=str(folders["custom_generate"]), trust_remote_code=True
+        "transformers": generated(model),
+        "transformers with its DFlash assistant": generated(
+            model, assistant_model=assistant, speculation_type="dflash"
         ),
-        "transformers with lookup": way(prompt_lookup_num_tokens=LOOKUP),
+        "transformers with a custom_generate export": generated(
+            model, custom_generate=str(folders["custom_generate"]), trust_remote_code=True
+        ),
+        "transformers with lookup": generated(model, prompt_lookup_num_tokens=LOOKUP),
+    }
+
+
+def with_assistant(target: Target, model: Any, folder: Path) -> dict[str, Way]:
+    """A small language model as the drafter, of as many tokens in each call here and there."""
+    from transformers import AutoModelForCausalLM
+
+    assistant = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    assistant.generation_config.update(
+        num_assistant_tokens=DRAFT_TOKENS,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,
+    )
+    own = AutoregressiveDrafter(load_target(str(folder), "float32"), DRAFT_TOKENS)
+    return {
+        "ours with a small language model": decoded(Decoder(target, own)),
+        "transformers with a small language model": generated(model, assistant_model=assistant),
     }
 
 

@@ -71,9 +71,12 @@ def speculators_config(target: Target, kind: str = "dflash", **changes: Any) -> 
         "aux_hidden_state_layer_ids": [i + 1 for i in TAPS],
         "mask_token_id": 3,
         "speculators_version": "0.9.0",
-        "speculators_config": {"algorithm": kind, "verifier": {"name_or_path": "some/model"}},
+        "speculators_config": {
+            "algorithm": kind, "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": ROWS - 1}],
+            "default_proposal_method": "greedy", "verifier": {"name_or_path": "some/model", "architectures": ["LlamaForCausalLM"]},
+        },
         **changes,
-    }
+    }  # fmt: skip
 
 
 def backbone(target: Target, seed: int = 0) -> dict[str, Tensor]:

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from align.models.checkpoints.block import save_drafter
+from align.models.checkpoints.causal import save_causal
 from align.target.loading import load_target
 from align.target.names import DEFAULT_TARGET
 from tests import peers, serve_check
-from tests.builders import PROMPT, block_network, overfit_block_network
+from tests.builders import PROMPT, block_network, causal_drafter, overfit_block_network
 
 VLLM = Path(os.environ.get("VLLM", ".venv-vllm"))
 
@@ -22,14 +23,15 @@ VLLM = Path(os.environ.get("VLLM", ".venv-vllm"))
 def test_engines_in_this_process_side_by_side(tmp_path: Path) -> None:
     target = load_target("debug", "float32", "cpu")
     save_drafter(overfit_block_network(target, PROMPT), tmp_path / "drafter")
+    save_causal(causal_drafter(target), tmp_path / "small")
     options = argparse.Namespace(
-        target="debug", drafter=str(tmp_path / "drafter"), vllm=None, suite="builtin", limit=2, max_new_tokens=8, out=tmp_path / "out"
+        target="debug", drafter=str(tmp_path / "drafter"), assistant=tmp_path / "small", vllm=None, suite="builtin", limit=2,
+        max_new_tokens=8, out=tmp_path / "out",
     )  # fmt: skip
     found = peers.run(options)
     assert all(same == 2 for same in found["identical_to_ours"].values()), found
-    assert {"ours", "transformers", "transformers with a custom_generate export"} < found[
-        "tokens_per_s"
-    ].keys()
+    small = {f"{engine} with a small language model" for engine in ("ours", "transformers")}
+    assert {"ours", "transformers with a custom_generate export", *small} < found["tokens_per_s"].keys()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -79,6 +80,15 @@ def local_path(name: str | Path) -> Path:
 def is_hub_id(name: str) -> bool:
     """Whether it reads like one, `owner/name`; it may be a folder's path all the same."""
     return name.count("/") == 1 and not name.startswith((".", "/", "~"))
+
+
+def hub_id(name: str) -> str:
+    """Where others find a model of this name, a snapshot in the hub's cache included; empty = it is a folder or file of this machine."""
+    path = local_path(name)
+    if not path.exists():
+        return name if is_hub_id(name) else ""
+    cached = re.search("/models--([^/]+?)--([^/]+)/snapshots/", path.absolute().as_posix())
+    return "/".join(cached.groups()) if cached else ""
 
 
 def nearby(path: Path) -> str:

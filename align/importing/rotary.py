@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
+from align.target.inspection.keys import Rotary
 from align.target.model import Target
 
 KEYS = (
@@ -56,11 +57,12 @@ def rotary_entries(
         own = None
     if own is not None and all((a - b).abs().max() < _SAME for a, b in zip(own, theirs, strict=True)):
         return [], rope
-    if growing or abs(float(module.attention_scaling) - 1) > 1e-6:
+    if growing:
         raise UserError(
-            f"{where}: rope_parameters: rope_type={kind!r} is not the target's own and scales more than frequencies"
+            f"{where}: rope_parameters: rope_type={kind!r} changes with the length of the text and is not the target's own"
         )
-    return [{"layout": "half", "start": 0, "inv_freq": [float(f) for f in module.inv_freq]}], rope
+    kept = Rotary("half", 0, tuple(module.inv_freq.tolist()), float(module.attention_scaling))
+    return [kept.entry()], rope
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from align.makers.geometry import (
     tap_layers,
 )
 from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig, rotary_entry
+from align.models.block_config import BlockConfig
 from align.models.block_parts import (
     initialise,
     with_confidence,
@@ -183,7 +183,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
         rope_theta=target.rope_theta,
         target_sha256=target.hash,
         attention_bias=has_attention_bias(target),
-        rotary=[rotary_entry(r) for r in written],
+        rotary=[r.entry() for r in written],
         places=any(not r.inv_freq for r in written),
     )
 

@@ -207,19 +207,17 @@ def _in_drafts(values: dict[str, Any], where: str) -> dict[str, Any]:
     return {**values, "block_layout": layout, "block_size": drafts}
 
 
-def rotary_entry(rotary: Rotary) -> dict[str, Any]:
-    """As config.json holds it."""
-    return {"layout": rotary.layout, "start": rotary.start, "inv_freq": list(rotary.inv_freq)}
-
-
 def _rotary(entry: dict[str, Any], width: int) -> Rotary:
     layout, start, table = entry.get("layout", "half"), entry.get("start", 0), entry.get("inv_freq", [])
+    scale = entry.get("scale", 1.0)
     if layout not in LAYOUTS:
         raise UserError(f"drafter config: rotary layout={layout!r} is unknown{nearest(str(layout), LAYOUTS)}")
     numbers = isinstance(table, list) and all(finite(f) for f in table)
     if not numbers or type(start) is not int or start < 0 or start + 2 * len(table) > width:
         raise UserError(f"drafter config: rotary: start and inv_freq must lie within head_dim={width}")
-    return Rotary(layout, start, tuple(float(f) for f in table))
+    if not finite(scale) or scale <= 0:
+        raise UserError(f"drafter config: rotary: scale must be a number above 0, not {scale!r:.60}")
+    return Rotary(layout, start, tuple(float(f) for f in table), float(scale))
 
 
 _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {

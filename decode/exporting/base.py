@@ -17,7 +17,7 @@ from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
-from decode.exporting.folder import Exported, card, check_free, write_folder
+from decode.exporting.folder import Exported, bullets, card, check_free, unnamed, write_folder
 from decode.exporting.ladder import climb, replay
 from decode.exporting.reader import FilesReader, Reader
 from decode.exporting.verdict import Decoded, Verdict
@@ -55,10 +55,13 @@ class Format:
         check_free(out, self.name)
         made = self.make(drafter)
         self.check(vocabulary)
-        notes = "".join(f"- {note[0].upper()}{note[1:]}.\n" for note in made.notes)
+        made.notes += unnamed(drafter.config.target)
         record = {"format": self.name, "target": drafter.config.target}
         write_folder(
-            out, record, card + notes, lambda part: self.fill(part, made, out.name, dtype, vocabulary)
+            out,
+            record,
+            card + bullets(made.notes),
+            lambda part: self.fill(part, made, out.name, dtype, vocabulary),
         )
         return made
 

@@ -9,7 +9,7 @@ from align.common.checksums import check_checksums
 from align.common.errors import UserError
 from align.common.hub import model_folder
 from align.importing.layouts import RECORD
-from decode.exporting.folder import card, write_folder
+from decode.exporting.folder import bullets, card, unnamed, write_folder
 from decode.exporting.verdict import Verdict
 
 _SKIPPED = ("README.md", RECORD, "checksums.json")
@@ -34,14 +34,15 @@ def export(drafter: str, target: str, format_name: str, out: Path) -> Verdict:
         "FOLDER is where this page lies:",
     )
     tags = ("speculative-decoding", "drafter")
-    page = card(source, "transformers", target, tags, title, lead, serve(target, "FOLDER"))
+    notes = unnamed(target)
+    page = card(source, "transformers", target, tags, title, lead, serve(target, "FOLDER")) + bullets(notes)
 
     def fill(part: Path) -> None:
         for path in files:
             shutil.copyfile(path, part / path.name)
 
     write_folder(out, {"format": format_name, "target": target}, page, fill)
-    return Verdict(format_name, out, serve=serve(target, str(out)))
+    return Verdict(format_name, out, notes=notes, serve=serve(target, str(out)))
 
 
 def serve(target: str, folder: str) -> list[str]:

@@ -1,9 +1,10 @@
-"""What an exported folder computes in an engine's own class, in this process: transformers' and the dflash package's."""
+"""What an exported folder computes in an engine's own class, in this process: transformers', the dflash and the speculators package's."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import warnings
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class EngineReader(Reader):
         positions = torch.arange(len(features) + len(tokens), device=features.device)[None]
         embedded = self.embed(tokens)[None]
         hidden = self.hidden(embedded, features, positions)[0, 1:]
-        logits = hidden @ self.head().T
+        logits, drafts = self.drafted(hidden)
         return {
             "tapped features": features,
             "fused context": self.fused(features),
@@ -57,8 +58,13 @@ class EngineReader(Reader):
             "block": torch.cat((tokens, torch.tensor([1]))),
             "hidden states": hidden,
             "draft logits": logits,
-            "draft tokens": logits.argmax(-1).cpu(),
+            "draft tokens": drafts.cpu(),
         }
+
+    def drafted(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Draft logits (K, Vd) and the best tokens (K,) of hidden states (K, D)."""
+        logits = hidden @ self.head().T
+        return logits, logits.argmax(-1)
 
 
 class TransformersReader(EngineReader):
@@ -129,6 +135,55 @@ class PackageReader(EngineReader):
         return self.network(
             target_hidden=features[None], noise_embedding=embedded_1RD, position_ids=positions_1L
         )
+
+
+class SpeculatorsReader(EngineReader):
+    """The speculators package's own class. Its forward is training's, over many blocks in one row; here its modules run one block, which
+    sees everything. It embeds with the target's rows as they stand."""
+
+    name = "the speculators package"
+    pruned = True
+
+    @classmethod
+    def installed(cls) -> bool:
+        return importlib.util.find_spec("speculators") is not None
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        super().__init__(folder, model)
+        kind = importlib.import_module("speculators.models.dflash").DFlashDraftModel
+        self.settings = kind.config_class.from_pretrained(folder)
+        self.settings.speculators_config.verifier.name_or_path = None  # its last norm is training's
+        self.network = kind(self.settings)
+        self.network.load_state_dict(self.stored(), strict=False)  # what misses is the target's
+        self.network.float().eval().to(model.device)
+
+    @property
+    def layers(self) -> list[int]:
+        return [i - 1 for i in self.network.target_layer_ids]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self._raw(tokens)
+
+    def fused(self, features: Tensor) -> Tensor:
+        return self.network.hidden_norm(self.network.fc(features))
+
+    def hidden(self, embedded_1RD: Tensor, features: Tensor, positions_1L: Tensor) -> Tensor:
+        x, context = embedded_1RD, self.fused(features)[None]
+        tables = self.network.rotary_emb(x, positions_1L)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its attention is not compiled for one block
+            for layer in self.network.layers:
+                x = layer(
+                    hidden_states=x, target_hidden=context, attention_mask=None, position_embeddings=tables
+                )
+        return self.network.norm(x)
+
+    def drafted(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        if (offsets := self.network.d2t) is None:
+            return super().drafted(hidden)
+        logits = self.network.lm_head(hidden)
+        best = logits.argmax(-1)
+        return logits, best + offsets[best]
 
 
 def package() -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 from align.common.claims import Claim, check_folder, remove_dead
 from align.common.errors import UserError
 from align.common.files import naming, to_disk
-from align.common.hub import card_metadata, card_value
+from align.common.hub import card_metadata, card_value, hub_id
 from align.common.schema import read_object
 from align.common.text import markdown_text
 from align.importing.layouts import RECORD
@@ -34,6 +34,17 @@ class Exported:
     tensors: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
+
+
+def unnamed(target: str) -> list[str]:
+    """What is to be said of a target that others don't find by its name, a sentence."""
+    said = f"its target is {target!r}, which is no hub id: say which model that is, or export with --target OWNER/NAME"
+    return [] if hub_id(target) else [said]
+
+
+def bullets(notes: Iterable[str]) -> str:
+    """Notes as a card shows them."""
+    return "".join(f"- {markdown_text(note[0].upper() + note[1:])}.\n" for note in notes)
 
 
 def check_free(out: Path, form: str) -> None:

@@ -85,6 +85,11 @@ def _frequencies(drafter: BlockDrafter, theta: float) -> Tensor | None:
     c, target = drafter.config, drafter.target
     plain = theta ** -(torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
     if c.rotaries:
+        if c.rotaries[0].scale != 1:
+            raise UserError(
+                f"--format gguf: its rotary tables are {c.rotaries[0].scale:g} times as long (YaRN's attention factor), and this "
+                "format holds fixed frequencies; use --format dflash"
+            )
         factors = plain / torch.tensor(c.rotaries[0].inv_freq, dtype=torch.float64)
         return None if bool(((factors - 1).abs() < 1e-4).all()) else factors.float()
     module = target.body.rotary_emb

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from safetensors import safe_open
 from align.common.claims import scratch
 from align.common.errors import UserError, in_one_line
 from align.common.files import check_ordinary
-from align.common.hub import model_folder
+from align.common.hub import hub_id, model_folder
 from align.common.text import short
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import load_drafter
@@ -57,7 +58,8 @@ def exported(
     for name, out in folders.items():
         check_free(out, name)
     if role == "autoregressive":
-        return [causal.export(drafter, target, name, out) for name, out in folders.items()]
+        named = hub_id(target) or target
+        return [causal.export(drafter, named, name, out) for name, out in folders.items()]
     if role == "diffusion":
         raise UserError(
             f"--drafter={drafter}: a standalone diffusion drafter is of no engine's format; train with drafter.kind=block and "
@@ -69,6 +71,8 @@ def exported(
             "drafter.kind=autoregressive"
         )
     network = _opened(drafter, target, device, trust_remote_code)
+    named = hub_id(network.config.target) or hub_id(target) or network.config.target
+    network.config = replace(network.config, target=named)
     rounded = _round(network, getattr(torch, dtype))
     if vocabulary is None and target.endswith(".gguf"):
         vocabulary = Path(target)

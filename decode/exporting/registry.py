@@ -7,7 +7,7 @@ from collections.abc import Callable
 from align.models.block_config import BlockConfig
 from decode.exporting.base import Format
 from decode.exporting.drop_in import DropIn, custom_generate
-from decode.exporting.engine_reader import PackageReader, TransformersReader
+from decode.exporting.engine_reader import PackageReader, SpeculatorsReader, TransformersReader
 from decode.exporting.formats import assistant, dflash, dspark, speculators
 from decode.exporting.gguf_file import FILE, GGUFFormat, gguf
 from decode.exporting.gguf_reader import GGUFFileReader
@@ -66,7 +66,9 @@ FORMATS = {
     each.name: each
     for each in (
         Format("dflash", dflash, _vllm("dflash"), (FilesReader, PackageReader)),
-        Format("speculators", speculators, _speculators_lines, library="speculators"),
+        Format(
+            "speculators", speculators, _speculators_lines, (FilesReader, SpeculatorsReader), "speculators"
+        ),
         Format("dspark", dspark, _vllm("dspark")),
         Format("transformers", assistant, _assistant_lines, (TransformersReader,), "transformers"),
         GGUFFormat("gguf", gguf, _llama_lines, (GGUFFileReader,), "llama.cpp", ("gguf",)),

@@ -194,8 +194,9 @@ class Drafter:
             torch.ones(len(positions), width, device=self.device),
             torch.zeros(len(positions), width, device=self.device),
         )
-        cos[:, first] = cos[:, second] = angles.cos()
-        sin[:, first], sin[:, second] = -angles.sin(), angles.sin()
+        scale = entry.get("scale", 1.0)
+        cos[:, first] = cos[:, second] = angles.cos() * scale
+        sin[:, first], sin[:, second] = -angles.sin() * scale, angles.sin() * scale
         return cos[None, None].to(x.dtype), sin[None, None].to(x.dtype), partner
 
     def _target_rotary(self) -> Any:

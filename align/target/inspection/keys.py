@@ -34,12 +34,18 @@ class Rotary:
     """Pairs of a head's numbers turned by position · inv_freq; the numbers of no pair stay. Without frequencies: no position.
 
     layout: number j of the turned ones is paired with the one half of them further (half) or with its neighbour (pairs).
-    start: the first of them.
+    start: the first of them. scale: by which turning makes them longer (YaRN's attention factor, arXiv 2309.00071, section 3.4).
     """
 
     layout: str = "half"
     start: int = 0
     inv_freq: tuple[float, ...] = ()
+    scale: float = 1.0
+
+    def entry(self) -> dict[str, Any]:
+        """As a drafter's config.json holds it."""
+        entry = {"layout": self.layout, "start": self.start, "inv_freq": list(self.inv_freq)}
+        return entry if self.scale == 1 else {**entry, "scale": self.scale}
 
     def full(self, width: int) -> bool:
         """Whether it is the plain kind over all numbers of a head, or none at all: what `attention.rotate` computes."""
@@ -68,9 +74,9 @@ class Rotary:
         angles = positions[..., None].float() * torch.tensor(self.inv_freq, device=positions.device)
         cos = torch.ones(*positions.shape, width, device=positions.device)
         sin = torch.zeros_like(cos)
-        cos[..., first] = cos[..., second] = angles.cos()
-        sin[..., first] = angles.sin() if self.full(width) else -angles.sin()
-        sin[..., second] = angles.sin()
+        cos[..., first] = cos[..., second] = angles.cos() * self.scale
+        sin[..., second] = angles.sin() * self.scale
+        sin[..., first] = sin[..., second] if self.full(width) else -sin[..., second]
         return cos, sin
 
     def turned(self, x: Tensor, position: int) -> Tensor:

@@ -11,7 +11,7 @@ import yaml
 
 from align.common import hub
 from align.common.errors import UserError
-from align.common.hub import card_metadata, card_value, local_path
+from align.common.hub import card_metadata, card_value, hub_id, local_path
 from align.config.parser import load_recipe
 from align.training.run import train
 from decode.methods.drafter_spec import role_of
@@ -83,6 +83,15 @@ def test_a_registry_that_does_not_answer_is_asked_once(
         ):
             hub.package_file(package, "1", "rows.json")
     assert asked == ["nowhere==1"]
+
+
+def test_where_others_find_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cached = tmp_path / "hub/models--org--the--model/snapshots/0a1b"
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    cached.mkdir(parents=True)
+    found = {name: hub_id(name) for name in ("org/model", "runs/mine", "debug", str(tmp_path), str(cached))}
+    assert list(found.values()) == ["org/model", "", "", "", "org/the--model"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Rotary tables: the target's own where they are the same ones, frequencies where they are not, a refusal where those do not say all."""
+"""Rotary tables: the target's own where they are the same ones, frequencies where they are not, a refusal where they change with the text's length."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -24,6 +25,9 @@ def test_tables(target: Target) -> None:
     (slower,), kept = rotary_entries({**base, "rope_parameters": linear}, width, target, "here")
     torch.testing.assert_close(torch.tensor(slower["inv_freq"]) * 4, torch.tensor(other["inv_freq"]))
     assert kept == linear
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 1e6}
+    (scaled,), _ = rotary_entries({**base, "rope_parameters": yarn}, width, target, "here")
+    assert scaled["scale"] == pytest.approx(0.1 * math.log(4) + 1)  # the paper's attention factor
     (narrow,), _ = rotary_entries({**base, "rope_theta": target.rope_theta}, 4, target, "here")
     assert len(narrow["inv_freq"]) == 2  # the target's heads are wider
 
@@ -31,7 +35,6 @@ def test_tables(target: Target) -> None:
 @pytest.mark.parametrize(
     "rope",
     [
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
         {"rope_type": "dynamic", "factor": 2.0},
         {"rope_type": "no_such_type"},
     ],

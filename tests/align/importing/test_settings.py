@@ -155,7 +155,7 @@ REAL: dict[str, tuple[str, dict[str, Any], str]] = {
             "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 8192, "rope_theta": 1e7,
             "rope_type": "yarn"}, "dflash_config": {
                 "attention_mode": "gqa", "confidence_head_alpha": 1.0, "confidence_head_with_markov": False, "mask_token_id": 3,
-                "projector_type": "dspark", "target_layer_ids": [0, 2]}}, "rope_type='yarn'"),
+                "projector_type": "dspark", "target_layer_ids": [0, 2]}}, ""),
     "SpecForge's qwen3-8b-dspark": (
         "dspark", {"architectures": ["DSparkDraftModel"], "mask_token_id": None, "target_layer_ids": None, "dflash_config": {
             "mask_token_id": 3, "target_layer_ids": [0, 2], "projector_type": "dspark", "markov_rank": 4,

@@ -39,6 +39,7 @@ def test_what_is_written_is_read(values: dict[str, Any]) -> None:
         ("rotary", [{}, {}, {}], "rotary needs one entry, or one for each drafter layer"),
         ("rotary", [{"layout": "pair"}], "rotary layout='pair' is unknown.*did you mean 'pairs'"),
         ("rotary", [{"inv_freq": [1.0] * 9}], "rotary: start and inv_freq must lie within head_dim=16"),
+        ("rotary", [{"scale": 0}], "rotary: scale must be a number above 0, not 0"),
         ("rotary", [{"inv_freq": ["a"]}], "rotary: start and inv_freq must lie within head_dim=16"),
     ],
 )

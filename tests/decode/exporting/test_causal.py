@@ -19,7 +19,8 @@ def test_the_folder_is_an_assistant_of_transformers(tmp_path: Path, target: Targ
     save_causal(causal_drafter(target), tmp_path / "drafter", card="---\nlicense: mit\n---\n")
     verdict = export(str(tmp_path / "drafter"), "debug", "draft_model", tmp_path / "out")
     assert verdict.same and "draft_model" in verdict.serve[0]
-    assert "license: mit" in (tmp_path / "out" / "README.md").read_text()
+    (note,), page = verdict.notes, (tmp_path / "out" / "README.md").read_text()
+    assert "license: mit" in page and note[1:] in page and "'debug', which is no hub id" in note
     first, second = (AutoModelForCausalLM.from_pretrained(tmp_path / n) for n in ("drafter", "out"))
     ids = torch.tensor([PROMPT])
     assert torch.equal(first(ids).logits, second(ids).logits)

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from decode.exporting.engine_reader import PackageReader, TransformersReader, package
+from decode.exporting.engine_reader import PackageReader, SpeculatorsReader, TransformersReader, package
 
 HERE = importlib.util.find_spec("dflash") is not None
 
 
 def test_a_package_is_asked_for_where_it_is() -> None:
     assert TransformersReader.installed() and PackageReader.installed() == HERE
+    assert SpeculatorsReader.installed() == (importlib.util.find_spec("speculators") is not None)
 
 
 @pytest.mark.skipif(HERE, reason="the package is installed")

@@ -100,6 +100,10 @@ def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary:
     ]:
         with pytest.raises(UserError, match=says):
             FORMATS["gguf"].make(block_network(target, "taps", whole=True, options=options))
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    theirs = write(tmp_path / "theirs", dflash_config(target, rope_scaling=yarn), backbone(target))
+    with pytest.raises(UserError, match=r"rotary tables are 1.13863 times as long"):
+        FORMATS["gguf"].make(load_drafter(theirs, target))
     drafter = block_network(target, "taps", whole=True, options=FILL_IN)
     with pytest.raises(UserError, match="--target-gguf FILE"):
         FORMATS["gguf"].write(drafter, tmp_path / "out", torch.float32, "")

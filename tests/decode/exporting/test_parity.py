@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,25 @@ def test_weights_that_are_rounded(tmp_path: Path, drafter: str) -> None:
         assert verdict.same and sum("rounded to" in note for note in verdict.notes) == notes
         prompts = prompts_of("builtin", limit=1)[0][0].prompts
         assert in_process(drafter, "debug", prompts, 8, "transformers", None, device="cpu").same
+
+
+def test_others_are_told_the_target(tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the hub id of --target where the drafter was trained for a folder; where there is none, that they can't know it."""
+    network = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
+    network.config.target = str(tmp_path)
+    save_drafter(network, tmp_path / "drafter")
+    found = {}
+    for name in ("", "org/model"):
+        monkeypatch.setattr("decode.exporting.parity.hub_id", {"debug": name}.get)
+        out = tmp_path / f"out {name[:3]}"
+        words: dict[str, Any] = {"device": "cpu", "limit": 0}
+        (verdict,) = exported(str(tmp_path / "drafter"), "block", "debug", {"speculators": out}, **words)
+        config, record = (json.loads((out / n).read_text()) for n in ("config.json", "export.json"))
+        said = [note for note in verdict.notes if "no hub id" in note]
+        assert (said != []) is ("no hub id" in (out / "README.md").read_text())
+        assert config["speculators_config"]["verifier"]["name_or_path"] == record["target"]
+        found[record["target"]] = len(said)
+    assert found == {str(tmp_path): 1, "org/model": 0}
 
 
 def test_nothing_is_written_where_one_format_refuses(tmp_path: Path, drafter: str) -> None:

@@ -3,7 +3,6 @@ exports come in and go out to the byte."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
-from decode.exporting.engine_reader import PackageReader
+from decode.exporting.engine_reader import EngineReader, PackageReader, SpeculatorsReader
 from decode.exporting.ladder import distance, trained
 from decode.exporting.reader import FilesReader, Reader
 from decode.exporting.registry import FORMATS
@@ -63,8 +62,13 @@ PUBLISHED: dict[str, Maker] = {
     "dflash, the target's own angles": lambda target: (
         dflash_config(target, rope_theta=target.rope_theta), backbone(target)
     ),
-    "dflash, yarn of factor 1, linear": lambda target: (
+    "dflash, linear": lambda target: (
         dflash_config(target, rope_scaling={"rope_type": "linear", "factor": 4.0}), backbone(target)
+    ),
+    "dflash, yarn": lambda target: (
+        dflash_config(target, rope_scaling={
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 1e4
+        }), backbone(target)
     ),
     "dflash, pruned": lambda target: (dflash_config(target), backbone(target) | pruned(target)),
     "dspark vanilla": _dspark("vanilla"),
@@ -128,11 +132,23 @@ def test_decoding_with_them_is_lossless(tmp_path: Path, target: Target, kind: st
     assert coupled[0] == coupled[1]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("dflash") is None, reason="the package is not installed")
-@pytest.mark.parametrize("kind", ["dflash", "dflash, the target's own angles"])
-def test_the_package_itself_drafts_the_same(tmp_path: Path, target: Target, model: Any, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "package"),
+    [
+        ("dflash", PackageReader),
+        ("dflash, the target's own angles", PackageReader),
+        ("dflash, yarn", PackageReader),
+        ("speculators", SpeculatorsReader),
+        ("speculators, another head", SpeculatorsReader),
+    ],
+)
+def test_the_package_itself_drafts_the_same(
+    tmp_path: Path, target: Target, model: Any, kind: str, package: type[EngineReader]
+) -> None:
+    if not package.installed():
+        pytest.skip(f"{package.name} is not installed")
     folder = write(tmp_path / "theirs", *PUBLISHED[kind](target))
-    same(load_drafter(folder, target), PackageReader(folder, model), PROMPT)
+    same(load_drafter(folder, target), package(folder, model), PROMPT)
 
 
 @pytest.mark.parametrize(

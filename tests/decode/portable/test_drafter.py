@@ -57,12 +57,16 @@ def test_drafts_are_those_of_the_trained_network(
 
 @pytest.mark.parametrize("kind", ["gated", "rnn"])
 def test_another_engines_drafter(tmp_path: Path, target: Target, model: Any, kind: str) -> None:
-    """With its own angles, its own rows of the head and a bias beside its Markov head."""
+    """With its own angles and their scale, its own rows of the head and a bias beside its Markov head."""
     heads = {**pruned(target, 0.3), **markov_tensors(target, kind, 6, len(IDS))}
     words = {"markov_rank": 6, "markov_head_type": kind, "enable_confidence_head": False}
     config = speculators_config(target, "dspark", **words)
+    config["transformer_layer_config"]["rope_scaling"] = {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128
+    }  # fmt: skip
     drafter = load_drafter(write(tmp_path / "theirs", config, backbone(target) | heads), target)
-    assert drafter.head is not None and drafter.config.markov_bias and drafter.config.rotaries
+    assert drafter.head is not None and drafter.config.markov_bias
+    assert drafter.config.rotaries[0].scale > 1
     assert_same(drafter, model, tmp_path / "out", [PROMPT, [5, 9, 200, 31, 8, 77, 140]])
 
 
