@@ -93,4 +93,4 @@ def read(row: Row, number: int) -> Prompt:
     return Prompt(row["id"], text(row, "prompt"), row["category"])
 
 
-SUITE = Suite("builtin", "built-in prompts", "mixed", read)
+SUITE = Suite("builtin", "built-in prompts", "mixed", read, rows=ROWS)

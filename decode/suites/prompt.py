@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,8 @@ class Suite:
     member: str = ""
     package_note: str = ""
     """Which part of the benchmark the package holds, for the report."""
+    rows: Sequence[Row] = ()
+    """Those of a suite that is part of this project."""
 
 
 def text(row: Row, *columns: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from align.common.errors import UserError, nearest
-from decode.suites import aime, builtin, champ, gpqa, gsm8k, humaneval, math500, mtbench
+from decode.suites import aime, builtin, champ, gpqa, gsm8k, humaneval, math500, mtbench, tasks
 from decode.suites.prompt import Suite
 from decode.suites.sources import Loaded, choose, load_prompts_file, load_suite
 
@@ -19,6 +19,7 @@ SUITES: dict[str, Suite] = {
     "champ": champ.SUITE,
     "gpqa": gpqa.SUITE,
     "builtin": builtin.SUITE,
+    "tasks": tasks.SUITE,
 }
 
 GROUPS: dict[str, tuple[str, ...]] = {

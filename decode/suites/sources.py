@@ -13,7 +13,6 @@ from align.common.hub import hub_reachable, package_file
 from align.common.tables import PROMPT_COLUMNS as COLUMNS
 from align.common.tables import data_files, kind_of, read_rows
 from align.common.text import printable
-from decode.suites import builtin
 from decode.suites.prompt import Prompt, Suite
 
 
@@ -39,8 +38,8 @@ def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
     Raises:
         UserError: no source has it; the line names the suite, what was tried, and `--data-dir`.
     """
-    if suite.hub is None and suite.package is None:
-        return _loaded(suite, builtin.ROWS, "prompts written for this project")
+    if suite.rows:
+        return _loaded(suite, suite.rows, "prompts written for this project")
     if data_dir is not None:
         return _from_folder(suite, data_dir)
     tried = []

@@ -27,8 +27,8 @@ def test_passages_are_found_whole_or_by_thirteen_words() -> None:
 
 
 def test_the_table_is_that_of_the_suites() -> None:
-    told = {s.name: (s.hub, s.config, s.split, s.package, s.version, s.member) for s in SUITES.values()}
-    told.pop("builtin")  # written for this project
+    others = [s for s in SUITES.values() if not s.rows]  # the rest was written for this project
+    told = {s.name: (s.hub, s.config, s.split, s.package, s.version, s.member) for s in others}
     known = {b.name: (b.hub, b.config, b.split, b.package, b.version, b.member) for b in overlap.BENCHMARKS}
     assert known == told
 
