@@ -41,11 +41,9 @@ typedef __m256 Lanes;
 #define SAME _mm256_set1_ps
 #define STORE _mm256_storeu_ps
 #endif
-enum { GROUP = 6, MOST = 32, STRIPS_A_BLOCK = 8, COLUMNS = 640 };
 /* Strips of more bytes than NEAR are cut into blocks of at most COLUMNS columns where they meet more than FEW rows: with the next one
  * and the rows they would not stay in the nearest cache. */
-enum { FEW = 2 };
-
+enum { GROUP = 6, MOST = 32, STRIPS_A_BLOCK = 8, COLUMNS = 640, FEW = 2 };
 
 /* How many strips hold N rows of a weight. */
 #define STRIPS(N) (((N) + STRIP - 1) / STRIP)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
+from align.kernels.tree import TreeHead
 from align.models.block import BlockDrafter
 from align.models.block_session import BlockSession
 from align.target.model import TargetOutput
@@ -160,30 +161,36 @@ class BlockDrafts(DraftSession):
             columns_K, probs_KV = self._choose(logits_KV)
         else:
             columns_K, probs_KV = self._choose_in_turn(hidden_KD, logits_KV)
-        tokens_K = columns_K if self._ids is None else self._ids[columns_K]
         if self.law == "point":
-            return Proposal(tokens_K, "point")
+            return Proposal(self._tokens(columns_K), "point")
         assert probs_KV is not None
-        return Proposal(tokens_K, self.law, DraftProbs(probs_KV, self._ids))
+        return Proposal(self._tokens(columns_K), self.law, DraftProbs(probs_KV, self._ids))
 
     def _drawn_chain(self, hidden_KD: Tensor) -> Proposal | None:
         """A chain drawn from softmax(logits / temperature) in one call; None where more is asked for than that."""
-        tree, sampling = self.network.tree, self.request.sampling
-        plain = (
-            sampling.top_p == 1 and not sampling.top_k and not sampling.min_p and not self.proposer.confidence
-        )
-        if tree is None or not plain or self.law == "point" or not tree.takes(len(hidden_KD)):
-            return None
-        if any(t is not None for t in self._before(0)):
+        sampling = self.request.sampling
+        plain = not (sampling.truncates or self.proposer.confidence or self.law == "point")
+        head = self._head_in_c(len(hidden_KD)) if plain else None
+        if head is None:
             return None
         u_K = uniform(len(hidden_KD), self.request.generator)
-        columns_K, q_KV = tree.chain(hidden_KD, self.request.tokens[-1], sampling.temperature, u_K)
-        tokens_K = columns_K if self._ids is None else self._ids[columns_K]
-        return Proposal(tokens_K, self.law, DraftProbs(q_KV, self._ids))
+        columns_K, q_KV = head.chain(hidden_KD, self.request.tokens[-1], sampling.temperature, u_K)
+        return Proposal(self._tokens(columns_K), self.law, DraftProbs(q_KV, self._ids))
+
+    def _head_in_c(self, levels: int) -> TreeHead | None:
+        """The network's head in one call for so many levels; None where it has none, or where a token is penalised or barred now: where
+        nothing is, nothing will be further on."""
+        head = self.network.tree
+        fits = head is not None and head.takes(levels) and all(t is None for t in self._before(0))
+        return head if fits else None
 
     @property
     def _ids(self) -> Tensor | None:
         return self.network.draft_vocab
+
+    def _tokens(self, columns: Tensor) -> Tensor:
+        """The tokens of columns of the draft vocabulary."""
+        return columns if self._ids is None else self._ids[columns]
 
     def _before(self, first: int, count: int = 1) -> ProcessorState:
         """The processors' state without the drafts left of a position: q may ignore them, as long as tokens are drawn from it."""
@@ -209,7 +216,7 @@ class BlockDrafts(DraftSession):
             columns.append(column)
             if q is not None:
                 rows.append(q)
-            token = column if self._ids is None else self._ids[column]
+            token = self._tokens(column)
         return torch.cat(columns), torch.cat(rows) if rows else None
 
     def _best_first_tree(self, hidden_KD: Tensor, nodes: int, began: float) -> Proposal:
@@ -228,10 +235,8 @@ class BlockDrafts(DraftSession):
         last = self.request.tokens[-1]
         # at temperature 0 rank by q at temperature 1
         scale = self.request.sampling.temperature or 1.0
-        # where nothing is penalised or barred now, nothing will be further on
-        tree = self.network.tree
-        if tree is not None and tree.takes(len(hidden_KD)) and all(t is None for t in self._before(0)):
-            return tree(hidden_KD, last, nodes, scale)
+        if (head := self._head_in_c(len(hidden_KD))) is not None:
+            return head(hidden_KD, last, nodes, scale)
         logits_KV, inputs_Kr = self.network.logits(hidden_KD), self.session.bias_inputs(hidden_KD)
         most = min(nodes, logits_KV.shape[1])
 
@@ -240,8 +245,7 @@ class BlockDrafts(DraftSession):
             logits_EV = self._after(logits_KV, inputs_Kr, k, tokens)
             logits_EV = penalised(logits_EV, self.request.sampling, self._before(k))
             top = (logits_EV / scale).log_softmax(-1).topk(most, dim=-1)
-            columns = top.indices if self._ids is None else self._ids[top.indices]
-            rows = list(zip(top.values.tolist(), columns.tolist(), strict=True))
+            rows = list(zip(top.values.tolist(), self._tokens(top.indices).tolist(), strict=True))
             return rows if len(rows) == len(above) else rows * len(above)
 
         found = ranked(len(logits_KV), nodes, children)
@@ -261,15 +265,14 @@ class BlockDrafts(DraftSession):
         last = self.request.tokens[-1]
 
         def q_of(k: int, columns_P: Tensor) -> Tensor:
-            above_P = columns_P if self._ids is None else self._ids[columns_P]
-            above_P = torch.where(columns_P < 0, last, above_P)
+            above_P = torch.where(columns_P < 0, last, self._tokens(columns_P))
             logits_PV = self._after(logits_KV, inputs_Kr, k, above_P)
             return probs(logits_PV, self.request.sampling, self._before(k)).expand(len(columns_P), -1)
 
         columns_N, probs_NV = draw_tree(parents, q_of, siblings, self.request.generator, logits_KV.device)
         branches = len(set(parents)) < len(parents)
         return Proposal(
-            columns_N if self._ids is None else self._ids[columns_N],
+            self._tokens(columns_N),
             self.law,
             DraftProbs(probs_NV, self._ids),
             parents=parents,

@@ -138,7 +138,7 @@ class Tally:
                 first = len(tokens_L) - len(found[0])  # some begin with the second token
                 for group, at_L in groups.items():
                     self._sum(statistic, group).add(*(x_L[at_L[first:]] for x_L in found))
-            if not (sampling.top_k or sampling.top_p < 1 or sampling.min_p):
+            if not sampling.truncates:
                 ratio = self.sums.setdefault(("temperature", name), Ratio())
                 assert isinstance(ratio, Ratio)
                 ratio.add(z_LV, p_LV, tokens_L, sampling.temperature)

@@ -77,6 +77,11 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def truncates(self) -> bool:
+        """Whether top-k, top-p or min-p leave tokens out."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
 
 def named(sampling: Sampling | None, options: Mapping[str, Any], others: Sequence[str] = ()) -> Sampling:
     """`sampling`, greedy where it is None; or the one that `options` name (`temperature=0.7`).

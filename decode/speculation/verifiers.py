@@ -102,7 +102,7 @@ def run_verifier(
             f"verifier {name!r} takes its noise from positions: decode.speculation.sampling.couple"
         )
     u_B2 = torch.stack([uniform(2, g) for g in generators])
-    if verifier.rule is _STANDS_FOR[0] and (verdict := _chains_in_c(proposals, p_BMV, u_B2)) is not None:
+    if verifier.rule is rules.block and (verdict := _chains_in_c(proposals, p_BMV, u_B2)) is not None:
         return verdict
     drafts = Drafts.of(proposals, p_BMV.shape[2])
     return resolve(verifier.rule(p_BMV, drafts), p_BMV, u_B2.to(p_BMV.device))
@@ -111,7 +111,7 @@ def run_verifier(
 def _chains_in_c(proposals: Sequence[Proposal], p_BMV: Tensor, u_B2: Tensor) -> Verdict | None:
     """`rules.block` on chains and `resolve`, by `align.kernels.choice`; None where it does not apply. A chain takes 0.2 ms there and
     1.5 in single operators."""
-    if (rules.block, rules.accept_probability, resolve) != _STANDS_FOR:
+    if (rules.accept_probability, resolve) != _STANDS_FOR:
         return None
     if not all(len(x) and x.q is not None and x.tree == chain(len(x)) for x in proposals):
         return None
@@ -134,8 +134,8 @@ def resolve(outcomes: Outcomes, p_BMV: Tensor, u_B2: Tensor) -> Verdict:
     return Verdict(end_B, draw_at(rest_BV, u_B2[:, 1]))
 
 
-_STANDS_FOR = rules.block, rules.accept_probability, resolve
-"""What `choice.verified_chain` computes. Where one of them is replaced, as by a planted bug, they run themselves."""
+_STANDS_FOR = rules.accept_probability, resolve
+"""What `choice.verified_chain` computes besides `rules.block`. Where one is replaced, as by a planted bug, they run themselves."""
 _ANY, _DRAWN = frozenset(LAWS), frozenset({"independent", "causal"})
 _SIBLINGS = frozenset(SIBLINGS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decode.suites.prompt import Prompt, Row, Suite, text
+from decode.suites.prompt import own_suite
 
 PROMPTS: dict[str, tuple[str, ...]] = {
     "chat": (
@@ -81,16 +81,4 @@ PROMPTS: dict[str, tuple[str, ...]] = {
     ),
 }
 
-ROWS: list[Row] = [
-    {"id": f"builtin-{category}-{number}", "category": category, "prompt": prompt}
-    for category, prompts in PROMPTS.items()
-    for number, prompt in enumerate(prompts, 1)
-]
-
-
-def read(row: Row, number: int) -> Prompt:
-    """A row of `ROWS`."""
-    return Prompt(row["id"], text(row, "prompt"), row["category"])
-
-
-SUITE = Suite("builtin", "built-in prompts", "mixed", read, rows=ROWS)
+SUITE = own_suite("builtin", "built-in prompts", PROMPTS)

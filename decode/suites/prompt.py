@@ -49,3 +49,18 @@ def text(row: Row, *columns: str) -> str:
         if isinstance(value, str) and value.strip():
             return value.strip()
     raise KeyError(columns[0])
+
+
+def _own(row: Row, number: int) -> Prompt:
+    """A row of `own_suite`."""
+    return Prompt(row["id"], text(row, "prompt"), row["category"])
+
+
+def own_suite(name: str, title: str, prompts: Mapping[str, Sequence[str]]) -> Suite:
+    """A suite of prompts that were written for this project, by category."""
+    rows = [
+        {"id": f"{name}-{category}-{number}", "category": category, "prompt": prompt}
+        for category, own in prompts.items()
+        for number, prompt in enumerate(own, 1)
+    ]
+    return Suite(name, title, "mixed", _own, rows=rows)

@@ -3,7 +3,7 @@ maths (Spec-Bench, arXiv 2401.07851): translation, summaries, questions, and que
 
 from __future__ import annotations
 
-from decode.suites.prompt import Prompt, Row, Suite, text
+from decode.suites.prompt import own_suite
 
 _HARBOUR = (
     "The harbour of Lindholm was dug in 1871, when the old river mouth had silted up. For forty years it lived on timber. After "
@@ -74,17 +74,5 @@ PROMPTS: dict[str, tuple[str, ...]] = {
     ),
 }
 
-ROWS: list[Row] = [
-    {"id": f"tasks-{category}-{number}", "category": category, "prompt": prompt}
-    for category, prompts in PROMPTS.items()
-    for number, prompt in enumerate(prompts, 1)
-]
-
-
-def read(row: Row, number: int) -> Prompt:
-    """A row of `ROWS`."""
-    return Prompt(row["id"], text(row, "prompt"), row["category"])
-
-
-SUITE = Suite("tasks", "translation, summaries, questions", "mixed", read, rows=ROWS)
+SUITE = own_suite("tasks", "translation, summaries, questions", PROMPTS)
 """Prompts of this project that are no chat, code or maths."""
