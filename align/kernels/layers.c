@@ -1,5 +1,5 @@
 /* The layers of a decoder over a few rows in one call: norm, queries keys values, rotary positions, attention over a cache,
- * output, norm, gated feed-forward; x and all sums in fp32, weights in fp32 or bf16.
+ * output, norm, gated feed-forward; x and all sums in fp32, weights in fp32, bf16 or int8.
  *
  * A round of small operators for each of these takes longer than their arithmetic. Here the threads stay in one parallel
  * region for all layers. Whatever is computed of a row is computed in the same order whatever other rows come with it, and
@@ -98,10 +98,10 @@ static inline __attribute__((always_inline)) WIDE void scores_at(
 #define ADD(AT, COUNT)                                                                                                 \
     do {                                                                                                               \
         Lanes y[4];                                                                                                    \
-        _Pragma("GCC unroll 4") for (int c = 0; c < many; c++) y[c] = load(keys + c * width, AT, COUNT, 0);            \
+        _Pragma("GCC unroll 4") for (int c = 0; c < many; c++) y[c] = load(keys + c * width, AT, COUNT, FP32);         \
         _Pragma("GCC unroll 6") for (int n = 0; n < m; n++)                                                            \
         {                                                                                                              \
-            const Lanes x = load(q[n], AT, COUNT, 0);                                                                  \
+            const Lanes x = load(q[n], AT, COUNT, FP32);                                                               \
             _Pragma("GCC unroll 4") for (int c = 0; c < many; c++) sums[n][c] = FMA(x, y[c], sums[n][c]);              \
         }                                                                                                              \
     } while (0)
@@ -157,7 +157,7 @@ static inline __attribute__((always_inline)) WIDE void mixed_columns(
         if (ahead) fetch_numbers(ahead + j * width, width);
         Lanes v[4];
 #pragma GCC unroll 4
-        for (int c = 0; c < four; c++) v[c] = load(values + j * width + at, c * LANES, LANES, 0);
+        for (int c = 0; c < four; c++) v[c] = load(values + j * width + at, c * LANES, LANES, FP32);
 #pragma GCC unroll 6
         for (int n = 0; n < m; n++) {
             const Lanes w = SAME(weights[n][j]);

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.kernels.linear import MOST_ROWS, MatrixFields, rows_library
+from align.kernels.linear import KINDS, MOST_ROWS, Matrix, MatrixFields, rows_library
 
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 _NORMS = ("before_attention", "before_mlp", "q_norm", "k_norm")
@@ -43,9 +43,6 @@ class _Request(Structure):
     ]
 
 
-Matrix = tuple[Tensor, Tensor | None]
-
-
 def pointer_of(
     tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, held: list[Any]
 ) -> int | None:
@@ -63,18 +60,17 @@ def pointer_of(
 
 
 def matrix_fields(matrix: Matrix, shape: tuple[int, int], held: list[Any]) -> MatrixFields:
-    """A matrix of this shape in fp32 or bf16, with its bias; `ValueError` as `pointer_of`."""
-    weight, bias = matrix
-    half = weight.dtype == torch.bfloat16
-    dtype = torch.bfloat16 if half else torch.float32
-    return MatrixFields(
-        pointer_of(weight, shape, dtype, held), pointer_of(bias, shape[:1], torch.float32, held), half
-    )
+    """A matrix of this shape; `ValueError` as `pointer_of`, and for int8 without a scale or a scale without int8."""
+    dtype = matrix.weight.dtype if matrix.weight.dtype in KINDS else torch.float32
+    if (dtype == torch.int8) != (matrix.scale is not None):
+        raise ValueError(f"a weight in {dtype} {'without' if matrix.scale is None else 'with'} a scale")
+    vectors = (pointer_of(vector, shape[:1], torch.float32, held) for vector in matrix[1:])
+    return MatrixFields(pointer_of(matrix.weight, shape, dtype, held), *vectors, KINDS.index(dtype))
 
 
 @dataclass
 class Weights:
-    """One layer's: matrices (out, in) in fp32 or bf16 with a bias (out,) or None, norms (width,) or None, all contiguous."""
+    """One layer's: matrices, and norms (width,) or None, all contiguous."""
 
     q: Matrix
     k: Matrix

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -79,24 +79,51 @@ def opened(name: str) -> Any:
 class MatrixFields(ctypes.Structure):
     """`Matrix` of rows.h."""
 
-    _fields_ = [("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("half", ctypes.c_int64)]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("weight", "bias", "scale")] + [("kind", ctypes.c_int64)]
 
 
-def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+KINDS = (torch.float32, torch.bfloat16, torch.int8)
+"""Of a weight's numbers, by their number in rows.h."""
+
+
+class Matrix(NamedTuple):
+    """A weight (out, in) in fp32, bf16 or int8, its bias (out,), and what the rows of an int8 weight are multiplied by (out,), both in
+    fp32."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: Tensor | None = None
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The weight in this type, whatever it is kept in."""
+        weight = self.weight.to(dtype)
+        return weight if self.scale is None else weight * self.scale[:, None].to(dtype)
+
+
+def rounded(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Matrix:
+    """A weight (out, in) rounded to this type; to int8 row by row, so that the largest number of each becomes ±127."""
+    if dtype != torch.int8:
+        return Matrix(weight.to(dtype), bias)
+    scale = weight.float().abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / 127
+    return Matrix((weight.float() / scale[:, None]).round().to(torch.int8), bias, scale)
+
+
+def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out); by `rows.c` where it applies.
 
-    `x` in fp32 may be multiplied with a bf16 weight, which halves what is read; sums are fp32.
+    `x` in fp32 may be multiplied with a weight in bf16, or in int8 with a `scale` for each row (`rounded`): a half or a quarter is
+    read; sums are fp32.
     """
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
     fits = 0 < rows <= MOST_ROWS and weight.is_contiguous() and weight.device.type == "cpu"
-    known = x.dtype == torch.float32 and weight.dtype in (torch.float32, torch.bfloat16)
+    known = x.dtype == torch.float32 and weight.dtype in KINDS
     if not fits or not known or rows_library() is None:
-        return many_rows(x, weight.to(x.dtype), bias)
+        return many_rows(x, Matrix(weight, bias, scale).dense(x.dtype), bias)
     x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], outputs))
-    where = None if bias is None else bias.data_ptr()
-    matrix = MatrixFields(weight.data_ptr(), where, weight.dtype == torch.bfloat16)
+    where = [None if t is None else t.data_ptr() for t in (weight, bias, scale)]
+    matrix = MatrixFields(*where, KINDS.index(weight.dtype))
     rows_library().matrix_product(ctypes.byref(matrix), x.data_ptr(), y.data_ptr(), rows, inputs, outputs)
     return y
 
@@ -132,28 +159,35 @@ def _one_dnn() -> bool:
 class RowsLinear(nn.Module):
     """`F.linear(x, weight, bias)` without gradients, fp32, (…, in) → (…, out), through `rows.c`.
 
-    A weight whose numbers are all bf16 is kept in bf16: half is read, and the result is the same to the bit. `round_to_bf16`
-    rounds any other weight too.
+    A weight whose numbers are all bf16 is kept in bf16: half is read, and the result is the same to the bit. `round_to`, bf16 or
+    int8, rounds any other weight too.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, round_to_bf16: bool = False) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, round_to: torch.dtype | None = None) -> None:
         super().__init__()
-        halved = weight.detach().to(torch.bfloat16)
-        kept = halved if round_to_bf16 or torch.equal(halved.float(), weight) else weight.detach()
-        self.weight = nn.Parameter(kept.contiguous(), requires_grad=False)
+        kept = rounded(weight.detach(), round_to or torch.bfloat16)
+        if round_to is None and not torch.equal(kept.weight.float(), weight):
+            kept = Matrix(weight.detach())
+        self.weight = nn.Parameter(kept.weight.contiguous(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach().contiguous(), requires_grad=False)
+        self.scale = None if kept.scale is None else nn.Parameter(kept.scale, requires_grad=False)
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
+
+    @property
+    def matrix(self) -> Matrix:
+        """What it multiplies with."""
+        return Matrix(self.weight, self.bias, self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():  # torch.compile can't trace C
-            return torch.ops.specalign.few_rows(x, self.weight, self.bias)
-        return few_rows(x, self.weight, self.bias)
+            return torch.ops.specalign.few_rows(x, *self.matrix)
+        return few_rows(x, *self.matrix)
 
 
 _operators = torch.library.Library("specalign", "DEF")
-_operators.define("few_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_operators.define("few_rows(Tensor x, Tensor weight, Tensor? bias, Tensor? scale) -> Tensor")
 _operators.impl("few_rows", few_rows, "CPU")
-_operators.impl("few_rows", lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])), "Meta")
+_operators.impl("few_rows", lambda x, weight, *_: x.new_empty((*x.shape[:-1], weight.shape[0])), "Meta")
 
 
 class PackedLinear(nn.Module):
@@ -195,20 +229,18 @@ def _right(kind: type[RowsLinear] | type[PackedLinear], dtype: torch.dtype) -> b
 
 
 def speed_up_linears(
-    module: nn.Module, dtype: torch.dtype, device: torch.device, round_to_bf16: bool = False
+    module: nn.Module, dtype: torch.dtype, device: torch.device, round_to: torch.dtype | None = None
 ) -> int:
     """Replace every `nn.Linear` in `module` by the class that is fastest for few rows; returns how many.
 
-    `round_to_bf16`: round weights to bf16 where that saves time (drafters only: p must not change).
+    `round_to`: round weights to bf16 or int8 where that saves time (drafters only: p must not change).
     """
     kind = fast_linear(dtype, device)
     if kind is None:
         return 0
     if kind is RowsLinear:
         _align(module)
-    return _replace(
-        module, partial(RowsLinear, round_to_bf16=True) if round_to_bf16 and kind is RowsLinear else kind
-    )
+    return _replace(module, partial(RowsLinear, round_to=round_to) if kind is RowsLinear else kind)
 
 
 def _align(module: nn.Module) -> None:

@@ -1,5 +1,5 @@
 /* y (M, N) = x (M, K) · Wᵀ for few rows M and a weight W (N, K) that does not fit the cache, row-major; x and y in
- * fp32, W in fp32 or bf16. */
+ * fp32, W in fp32, bf16 or int8. */
 #include "rows.h"
 
 #ifdef ROWS_HERE

@@ -13,8 +13,11 @@
 typedef struct {
     const void *weight; /* (out, in) */
     const float *bias;  /* (out), or 0 */
-    int64_t half;       /* whether the weight is bf16 */
+    const float *scale; /* (out), what each row of an INT8 weight is multiplied by; else 0 */
+    int64_t kind;       /* of the weight's numbers */
 } Matrix;
+
+enum { FP32, BF16, INT8 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -62,17 +65,22 @@ static inline __attribute__((always_inline)) AVX2 float largest_of(__m256 v)
     return _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
 }
 
-/* `LANES` numbers from column k on, `many` where fewer are left, the rest 0; half: bf16, whose bits are the upper half of an fp32. */
-static inline __attribute__((always_inline)) WIDE Lanes load(const void *row, int64_t k, int64_t many, const int half)
+/* Bytes of a number of a weight. */
+static inline __attribute__((always_inline)) int64_t size_of(const int kind) { return kind == FP32 ? 4 : kind == BF16 ? 2 : 1; }
+
+/* `LANES` numbers from column k on, `many` where fewer are left, the rest 0; the bits of a BF16 are the upper half of an fp32's. */
+static inline __attribute__((always_inline)) WIDE Lanes load(const void *row, int64_t k, int64_t many, const int kind)
 {
-    const void *from = half ? (const void *)((const uint16_t *)row + k) : (const void *)((const float *)row + k);
+    const void *from = (const char *)row + k * size_of(kind);
     float few[LANES] = {0};
-    if (many < LANES) from = __builtin_memcpy(few, from, many * (half ? 2 : 4));
+    if (many < LANES) from = __builtin_memcpy(few, from, many * size_of(kind));
 #ifdef ROWS512
-    if (!half) return _mm512_loadu_ps(from);
+    if (kind == FP32) return _mm512_loadu_ps(from);
+    if (kind == INT8) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
 #else
-    if (!half) return _mm256_loadu_ps(from);
+    if (kind == FP32) return _mm256_loadu_ps(from);
+    if (kind == INT8) return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)), 16));
 #endif
 }
@@ -123,10 +131,10 @@ static inline __attribute__((always_inline)) void fetch(Fetch *f, const int line
     if (f->at >= f->end) f->at += f->row - f->width, f->end += f->row;
 }
 
-/* m rows of x times columns `from` to `to` of a strip of W, added to `kept` (m, STRIP), which begins at 0; m, half and lines, those of
+/* m rows of x times columns `from` to `to` of a strip of W, added to `kept` (m, STRIP), which begins at 0; m, kind and lines, those of
  * the cache that a step fetches, are constants wherever this is called. */
 static inline __attribute__((always_inline)) WIDE void strip(
-    const float *x, const char *const *w, Lanes *kept, int64_t K, int64_t from, int64_t to, const int m, const int half,
+    const float *x, const char *const *w, Lanes *kept, int64_t K, int64_t from, int64_t to, const int m, const int kind,
     const int lines, Fetch *next)
 {
     Lanes sums[GROUP][STRIP];
@@ -137,10 +145,10 @@ static inline __attribute__((always_inline)) WIDE void strip(
 #define ADD(MANY)                                                                                                      \
     do {                                                                                                               \
         Lanes p[STRIP];                                                                                                \
-        _Pragma("GCC unroll 4") for (int j = 0; j < STRIP; j++) p[j] = load(w[j], k, MANY, half);                      \
+        _Pragma("GCC unroll 4") for (int j = 0; j < STRIP; j++) p[j] = load(w[j], k, MANY, kind);                      \
         _Pragma("GCC unroll 6") for (int i = 0; i < m; i++)                                                            \
         {                                                                                                              \
-            const Lanes r = load(x + i * K, k, MANY, 0);                                                               \
+            const Lanes r = load(x + i * K, k, MANY, FP32);                                                            \
             _Pragma("GCC unroll 4") for (int j = 0; j < STRIP; j++) sums[i][j] = FMA(r, p[j], sums[i][j]);             \
         }                                                                                                              \
     } while (0)
@@ -159,18 +167,18 @@ static inline __attribute__((always_inline)) WIDE void strip(
 
 /* As `strip`, for any number of rows. */
 static inline __attribute__((always_inline)) WIDE void strip_of(
-    const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const int half,
+    const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const int kind,
     const int lines, Fetch *next)
 {
     const int64_t groups = (M + GROUP - 1) / GROUP, most = (M + groups - 1) / groups; /* of equal size, nearly */
     for (int64_t i = 0; i < M; i += most, x += most * K, kept += most * STRIP) {
         switch (M - i < most ? M - i : most) {
-        case 1: strip(x, w, kept, K, from, to, 1, half, lines, next); break;
-        case 2: strip(x, w, kept, K, from, to, 2, half, lines, next); break;
-        case 3: strip(x, w, kept, K, from, to, 3, half, lines, next); break;
-        case 4: strip(x, w, kept, K, from, to, 4, half, lines, next); break;
-        case 5: strip(x, w, kept, K, from, to, 5, half, lines, next); break;
-        default: strip(x, w, kept, K, from, to, 6, half, lines, next); break;
+        case 1: strip(x, w, kept, K, from, to, 1, kind, lines, next); break;
+        case 2: strip(x, w, kept, K, from, to, 2, kind, lines, next); break;
+        case 3: strip(x, w, kept, K, from, to, 3, kind, lines, next); break;
+        case 4: strip(x, w, kept, K, from, to, 4, kind, lines, next); break;
+        case 5: strip(x, w, kept, K, from, to, 5, kind, lines, next); break;
+        default: strip(x, w, kept, K, from, to, 6, kind, lines, next); break;
         }
     }
 }
@@ -178,34 +186,40 @@ static inline __attribute__((always_inline)) WIDE void strip_of(
 /* The same with all that is constant, by the number of groups of rows. */
 static inline __attribute__((always_inline)) WIDE void strip_ahead(
     const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead,
-    const int half)
+    const int kind)
 {
-    enum { BYTES = STRIP * LANES }; /* of a step, for weights of one byte */
-    const int64_t size = half ? 2 : 4, groups = (M + GROUP - 1) / GROUP, width = (to - from) * size;
-    Fetch next = {ahead, ahead + width, BYTES * size / groups, width, K * size};
+    enum { NUMBERS = STRIP * LANES }; /* of a step */
+    const int64_t size = size_of(kind), groups = (M + GROUP - 1) / GROUP, width = (to - from) * size;
+    Fetch next = {ahead, ahead + width, NUMBERS * size / groups, width, K * size};
     if (groups == 1)
-        strip_of(x, w, kept, M, K, from, to, half, half ? (2 * BYTES + 63) / 64 : (4 * BYTES + 63) / 64, &next);
+        strip_of(x, w, kept, M, K, from, to, kind, (NUMBERS * size_of(kind) + 63) / 64, &next);
     else
-        strip_of(x, w, kept, M, K, from, to, half, half ? (BYTES + 63) / 64 : (2 * BYTES + 63) / 64, &next);
+        strip_of(x, w, kept, M, K, from, to, kind, (NUMBERS * size_of(kind) / 2 + 63) / 64, &next);
 }
 
 static WIDE void strip_fp32(
     const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead)
 {
-    strip_ahead(x, w, kept, M, K, from, to, ahead, 0);
+    strip_ahead(x, w, kept, M, K, from, to, ahead, FP32);
 }
 
 static WIDE void strip_bf16(
     const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead)
 {
-    strip_ahead(x, w, kept, M, K, from, to, ahead, 1);
+    strip_ahead(x, w, kept, M, K, from, to, ahead, BF16);
+}
+
+static WIDE void strip_int8(
+    const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead)
+{
+    strip_ahead(x, w, kept, M, K, from, to, ahead, INT8);
 }
 
 /* y (M, N) = x · Wᵀ, or added to y (M ≤ MOST): the strips `first` to `last`. */
 static __attribute__((unused)) WIDE void product(
     const Matrix *m, const float *x, float *y, int64_t M, int64_t K, int64_t N, int64_t first, int64_t last, int add)
 {
-    const int64_t size = m->half ? 2 : 4, row = K * size;
+    const int64_t size = size_of((int)m->kind), row = K * size;
     const int64_t blocks = M > FEW && STRIP * row > NEAR ? (K + COLUMNS - 1) / COLUMNS : 1;
     const int64_t columns = (K + blocks * LANES - 1) / (blocks * LANES) * LANES;
     Lanes kept[STRIPS_A_BLOCK * MOST * STRIP];
@@ -226,10 +240,11 @@ static __attribute__((unused)) WIDE void product(
                 else if (n + 1 < last)
                     ahead = lowest + STRIP * row + (n + 1 < end ? from : 0) * size;
                 Lanes *its = kept + (n - begin) * M * STRIP;
-                if (m->half)
-                    strip_bf16(x, w, its, M, K, from, to, ahead);
-                else
-                    strip_fp32(x, w, its, M, K, from, to, ahead);
+                switch (m->kind) {
+                case FP32: strip_fp32(x, w, its, M, K, from, to, ahead); break;
+                case BF16: strip_bf16(x, w, its, M, K, from, to, ahead); break;
+                default: strip_int8(x, w, its, M, K, from, to, ahead); break;
+                }
             }
         }
         for (int64_t n = begin; n < end; n++)
@@ -237,7 +252,8 @@ static __attribute__((unused)) WIDE void product(
                 float sums[STRIP], *out = y + i * N + n * STRIP;
                 totals(kept + ((n - begin) * M + i) * STRIP, sums);
                 for (int64_t j = 0; j < STRIP && n * STRIP + j < N; j++) {
-                    const float sum = sums[j] + (m->bias ? m->bias[n * STRIP + j] : 0.0f);
+                    const float product = m->scale ? sums[j] * m->scale[n * STRIP + j] : sums[j];
+                    const float sum = product + (m->bias ? m->bias[n * STRIP + j] : 0.0f);
                     out[j] = add ? out[j] + sum : sum;
                 }
             }

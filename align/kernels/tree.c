@@ -190,7 +190,8 @@ static AVX2 void mix(const Head *h, const Room *room, int64_t k, int64_t P, int 
 static AVX2 void bias_of(const Head *h, const Room *room, int64_t P, int64_t first, int64_t many, float *bias)
 {
     Matrix part = h->basis;
-    part.weight = (const char *)part.weight + first * h->rank * (part.half ? 2 : 4);
+    part.weight = (const char *)part.weight + first * h->rank * size_of((int)part.kind);
+    if (part.scale) part.scale += first;
     product(&part, room->mixed, bias, P, h->rank, many, 0, STRIPS(many), 0);
 }
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from align.kernels.layers import Matrix, matrix_fields, pointer_of
-from align.kernels.linear import MOST_ROWS, MatrixFields, rows_library
+from align.kernels.layers import matrix_fields, pointer_of
+from align.kernels.linear import MOST_ROWS, Matrix, MatrixFields, rows_library
 
 
 class _Head(Structure):
@@ -28,11 +28,11 @@ KINDS = ("silu", "tanh", "linear")
 
 class MarkovWeights(NamedTuple):
     """The bias basis·φ(hidden·h + previous·e(x)) on the logits after a token x, φ the `kind`, silu or tanh; `linear`: the bias
-    basis·previous·e(x), without `hidden`. Matrices (r, D), (r, D) and (Vd, r) in fp32 or bf16, the embedding (V, D) in fp32."""
+    basis·previous·e(x), without `hidden`. Matrices (r, D), (r, D) and (Vd, r), the embedding (V, D) in fp32."""
 
     hidden: Matrix | None
     previous: Matrix
-    basis_Vr: Tensor
+    basis: Matrix
     embedding_VD: Tensor
     kind: str = "silu"
 
@@ -41,20 +41,20 @@ class TreeHead:
     """A block drafter's head, ready for `tree.c`.
 
     Args:
-        head_VdD: (Vd, D) in fp32 or bf16. ids_Vd: the tokens of its lines, None = all of the vocabulary.
+        head: (Vd, D). ids_Vd: the tokens of its lines, None = all of the vocabulary.
         markov: None = the logits do not depend on the token before.
 
     Raises:
         ValueError: weights of other shapes or types, a kind that the library does not know.
     """
 
-    def __init__(self, head_VdD: Tensor, ids_Vd: Tensor | None, markov: MarkovWeights | None) -> None:
+    def __init__(self, head: Matrix, ids_Vd: Tensor | None, markov: MarkovWeights | None) -> None:
         self._held: list[Any] = []
-        self.columns, self.width = head_VdD.shape
+        self.columns, self.width = head.weight.shape
         self._library = rows_library()
-        rank = 0 if markov is None else len(markov.previous[0])
+        rank = 0 if markov is None else len(markov.previous.weight)
         self._head = _Head(self.width, self.columns, rank)
-        self._head.head = matrix_fields((head_VdD, None), (self.columns, self.width), self._held)
+        self._head.head = matrix_fields(head, (self.columns, self.width), self._held)
         if markov is not None:
             self._head.kind = KINDS.index(markov.kind)
             if markov.kind != "linear":
@@ -62,7 +62,7 @@ class TreeHead:
                     raise ValueError(f"{markov.kind} without a matrix for hidden states")
                 self._head.hidden = matrix_fields(markov.hidden, (rank, self.width), self._held)
             self._head.previous = matrix_fields(markov.previous, (rank, self.width), self._held)
-            self._head.basis = matrix_fields((markov.basis_Vr, None), (self.columns, rank), self._held)
+            self._head.basis = matrix_fields(markov.basis, (self.columns, rank), self._held)
             tokens = len(markov.embedding_VD)
             self._head.embedding = pointer_of(
                 markov.embedding_VD, (tokens, self.width), torch.float32, self._held

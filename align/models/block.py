@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from align.common.batch import Anchors, Batch
 from align.kernels.layers import LayerStack
-from align.kernels.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
+from align.kernels.linear import Matrix, RowsLinear, fast_linear, few_rows, rounded, speed_up_linears
 from align.kernels.tree import TreeHead
 from align.models.block_config import BlockConfig
 from align.models.block_layers import BlockLayer, ConfidenceHead, RMSNorm
@@ -45,8 +45,8 @@ class _RoundedWeights:
     """The weights that `BlockDrafter.prepare_for_drafting` rounds: the head's rows (Vd, D), and the Markov basis with its last linear
     layer multiplied in (Vd, r)."""
 
-    head_VdD: Tensor
-    basis_Vr: Tensor | None
+    head: Matrix
+    basis: Matrix | None
 
 
 class BlockDrafter(nn.Module):
@@ -277,21 +277,20 @@ class BlockDrafter(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Draft logits before any Markov bias, fp32, (…, D) → (…, Vd). Without gradients."""
-        weight = self.head_weight_VdD.to(hidden.dtype) if self._rounded is None else self._rounded.head_VdD
-        return few_rows(hidden.contiguous(), weight).float()
+        head = Matrix(self.head_weight_VdD.to(hidden.dtype)) if self._rounded is None else self._rounded.head
+        return few_rows(hidden.contiguous(), *head).float()
 
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
-        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows, rounded to bf16 where that
-        halves what is read. The rounding may change drafts, never the distribution of the output."""
+        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows, rounded to int8 where that
+        reads a quarter. The rounding may change drafts, never the distribution of the output."""
         target = self.target
         dtype = self.norm.weight.dtype
-        if not speed_up_linears(self, dtype, target.device, round_to_bf16=True):
-            return
-        kept = torch.bfloat16 if fast_linear(dtype, target.device) is RowsLinear else dtype
-        basis = None
+        kept = torch.int8 if fast_linear(dtype, target.device) is RowsLinear else dtype
+        head, basis = rounded(self.head_weight_VdD, kept), None
         if self.markov is not None:  # one product less per token: basis ∘ out
-            basis = self.markov.basis_Vr(folded=True).to(kept)
-        self._rounded = _RoundedWeights(self.head_weight_VdD.to(kept), basis)
-        self.stack = draft_stack(self)
-        self.tree = tree_head(self, self._rounded.head_VdD, basis)
+            basis = rounded(self.markov.basis_Vr(folded=True), kept)
+        if not speed_up_linears(self, dtype, target.device, torch.int8):
+            return
+        self._rounded = _RoundedWeights(head, basis)
+        self.stack, self.tree = draft_stack(self), tree_head(self, head, basis)

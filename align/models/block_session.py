@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from align.kernels.linear import few_rows
+from align.kernels.linear import Matrix, few_rows
 from align.models.block import BlockDrafter
 from align.models.block_stack import drafted
 from align.target.attention import block_mask
@@ -28,10 +28,10 @@ class BlockSession:
         self.passes = 2 if config.self_conditioning else 1
         """Over a block: every one after the first sees the estimates of the one before."""
         # rows are vocabulary entries: the fastest layout for a product with one row
-        self.basis_Vr: Tensor | None = None
+        self.basis: Matrix | None = None
         if drafter.markov is not None:
             rounded = drafter._rounded
-            self.basis_Vr = drafter.markov.basis_Vr() if rounded is None else rounded.basis_Vr
+            self.basis = Matrix(drafter.markov.basis_Vr()) if rounded is None else rounded.basis
         self._masks: Tensor | None = None  # the embedded block after its first token, (1, R − 1, D)
         self.own: KVCache | None = None
         if config.context == "taps":
@@ -137,10 +137,10 @@ class BlockSession:
         """The Markov bias on one row's logits after each of the tokens `previous` (…): (…, Vd). `input_r`: the row's
         line of `bias_inputs`, or one line for each token."""
         markov = self.drafter.markov
-        assert markov is not None and self.basis_Vr is not None
+        assert markov is not None and self.basis is not None
         z = markov.mixed(input_r, previous, self.drafter.target.embed)
         # the rounded basis has the last layer multiplied in
-        return few_rows(z if self.drafter._rounded is not None else markov.finish(z), self.basis_Vr).float()
+        return few_rows(z if self.drafter._rounded is not None else markov.finish(z), *self.basis).float()
 
     @torch.no_grad()
     def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from align.kernels.layers import LayerStack, Matrix, Rows
-from align.kernels.linear import MOST_ROWS, RowsLinear, rows_library
+from align.kernels.layers import LayerStack, Rows
+from align.kernels.linear import MOST_ROWS, Matrix, RowsLinear, rows_library
 from align.kernels.tree import MarkovWeights, TreeHead
 from align.models.markov import LinearHead, MixedHead
 from align.target.cache import KVCache
@@ -54,7 +54,7 @@ def _state(drafter: BlockDrafter) -> tuple[Tensor, Matrix] | None:
     """What turns the target's state before a block into what its rows are given; None for `taps`."""
     if drafter.config.context == "taps" or not isinstance(drafter.fc, RowsLinear):
         return None
-    return drafter.hidden_norm.weight, (drafter.fc.weight, drafter.fc.bias)
+    return drafter.hidden_norm.weight, drafter.fc.matrix
 
 
 def drafted(
@@ -76,9 +76,9 @@ def drafted(
     return stack(x_RD, cos_Rw, sin_Rw, [rows], state_D=state_D)[0]
 
 
-def tree_head(drafter: BlockDrafter, head_VdD: Tensor, basis_Vr: Tensor | None) -> TreeHead | None:
+def tree_head(drafter: BlockDrafter, head: Matrix, basis: Matrix | None) -> TreeHead | None:
     """The head and the Markov head of a drafter as they are after `prepare_for_drafting`; None where they are of another kind, its
-    hidden states are not in fp32, or no library is there. `basis_Vr`: with the Markov head's last layer multiplied in."""
+    hidden states are not in fp32, or no library is there. `basis`: (Vd, r), with the Markov head's last layer multiplied in."""
     markov, embedding = drafter.markov, drafter.target.model.get_input_embeddings()
     if rows_library() is None or drafter.target.device.type != "cpu":
         return None
@@ -89,18 +89,14 @@ def tree_head(drafter: BlockDrafter, head_VdD: Tensor, basis_Vr: Tensor | None) 
         kind, hidden, previous = drafter.config.markov_kind, getattr(markov, "hidden", None), None
         if type(markov) in (MixedHead, LinearHead):
             previous = getattr(markov, "previous", None)
-        if type(embedding) is not nn.Embedding or basis_Vr is None or not isinstance(previous, RowsLinear):
+        if type(embedding) is not nn.Embedding or basis is None or not isinstance(previous, RowsLinear):
             return None
         if kind != "linear" and not isinstance(hidden, RowsLinear):
             return None
         weights = MarkovWeights(
-            None if hidden is None else (hidden.weight, hidden.bias),
-            (previous.weight, previous.bias),
-            basis_Vr,
-            embedding.weight,
-            kind,
+            None if hidden is None else hidden.matrix, previous.matrix, basis, embedding.weight, kind
         )
     try:
-        return TreeHead(head_VdD, drafter.draft_vocab, weights)
+        return TreeHead(head, drafter.draft_vocab, weights)
     except ValueError:  # of other types
         return None

@@ -100,7 +100,7 @@ class DDiT(nn.Module):
         """As `MaskedLM.prepare_for_drafting`."""
         weight = self.vocab_embed.embedding
         for part in (self.blocks, self.output_layer):
-            speed_up_linears(part, weight.dtype, weight.device, round_to_bf16=True)
+            speed_up_linears(part, weight.dtype, weight.device, torch.bfloat16)
         speed_up_linears(self, weight.dtype, weight.device)  # what is left is small
 
     # ---- a cached clean prefix ----

@@ -78,7 +78,7 @@ class MaskedLM(nn.Module):
         """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows, rounded to bf16 where that
         halves what is read. The rounding may change drafts, never the distribution of the output."""
         self._dtype, device = self.model.dtype, self.model.device
-        speed_up_linears(self.model, self._dtype, device, round_to_bf16=True)
+        speed_up_linears(self.model, self._dtype, device, torch.bfloat16)
         if fast_linear(self._dtype, device) is RowsLinear:
             self._head_VD = self.head_weight_VD.detach().to(
                 torch.bfloat16

@@ -188,7 +188,7 @@ def _norms(layer: Any) -> tuple[list[Any], list[Any]]:
 
 def layer_weights(layer: Any) -> Weights:
     """The weights of a layer under Llama's names, a target's or a block drafter's."""
-    q, k, v, o, gate, up, down = ((linear.weight, linear.bias) for linear in _linears(layer))
+    q, k, v, o, gate, up, down = (linear.matrix for linear in _linears(layer))
     whole, of_heads = _norms(layer)
     return Weights(q, k, v, o, gate, up, down, *(norm.weight for norm in (*whole, *of_heads)))
 

@@ -106,7 +106,7 @@ class Target:
         self.eos_ids = eos_ids(model, tokenizer)
         self.fast = fast
         if fast:
-            speed_up_linears(model, self.dtype, self.device, round_to_bf16)
+            speed_up_linears(model, self.dtype, self.device, torch.bfloat16 if round_to_bf16 else None)
         self.fused: FusedLayers | None = fused(model, self.body, self.layers) if fuse else None
         """Its layers in one call for few rows, where they are of that kind."""
         self._taps: dict[int, Tensor] = {}

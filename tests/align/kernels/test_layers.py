@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from align.kernels.layers import LayerStack, Memory, Rows, Weights
-from align.kernels.linear import rows_library
+from align.kernels.linear import Matrix, rounded, rows_library
 from align.target.attention import rotate
 
 pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
@@ -19,13 +19,12 @@ pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or
 
 def random_stack(
     heads: int = 6, kv_heads: int = 2, head_width: int = 24, inner: int = 37, width: int = 40, bias: bool = True,
-    norms: bool = True, half: bool = False, layers: int = 2,
+    norms: bool = True, dtype: torch.dtype = torch.float32, layers: int = 2,
 ) -> LayerStack:  # fmt: skip
     torch.manual_seed(heads + inner)
 
-    def matrix(out: int, into: int) -> tuple[Tensor, Tensor | None]:
-        weight = torch.randn(out, into) / into**0.5
-        return weight.bfloat16() if half else weight, torch.randn(out) if bias else None
+    def matrix(out: int, into: int) -> Matrix:
+        return rounded(torch.randn(out, into) / into**0.5, dtype, torch.randn(out) if bias else None)
 
     def norm(size: int) -> Tensor:
         return torch.rand(size) + 0.5
@@ -65,7 +64,10 @@ def plainly(
     rms = lambda t, weight, eps: F.rms_norm(t, weight.shape, weight.double(), eps)  # noqa: E731
     for weights, (old_keys, old_values) in zip(stack.weights, past, strict=True):
         w = {
-            f.name: tuple(None if t is None else t.double() for t in getattr(weights, f.name))
+            f.name: (
+                (m := getattr(weights, f.name)).dense(torch.float64),
+                None if m.bias is None else m.bias.double(),
+            )
             for f in fields(weights)[:7]
         }
         split = lambda t: t.unflatten(-1, (-1, stack.head_width))  # noqa: E731
@@ -118,7 +120,7 @@ TREE = torch.tensor(
     [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]], dtype=torch.bool
 )
 SHAPES = [
-    {}, {"bias": False, "norms": False}, {"half": True}, {"heads": 4, "kv_heads": 4, "head_width": 8},
+    {}, {"bias": False, "norms": False}, {"dtype": torch.bfloat16}, {"dtype": torch.int8}, {"heads": 4, "kv_heads": 4, "head_width": 8},
     {"heads": 8, "kv_heads": 1, "head_width": 64}, {"head_width": 40, "inner": 64, "width": 33},
 ]  # fmt: skip
 
@@ -248,7 +250,7 @@ def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
     weights = stack.weights[0]
     with pytest.raises(ValueError, match="belongs"):  # layers of two shapes
         LayerStack([weights, random_stack(inner=41).weights[0]], 6, 2, 24, 1.0, 1e-5)
-    for field, wrong in (("q", (weights.q[0][:-1], None)), ("before_mlp", weights.before_mlp.bfloat16())):
+    for field, wrong in (("q", Matrix(weights.q.weight[:-1])), ("before_mlp", weights.before_mlp.bfloat16())):
         with pytest.raises(ValueError, match="belongs"):
             LayerStack([replace(weights, **{field: wrong})], 6, 2, 24, 1.0, 1e-5)
 
@@ -256,7 +258,7 @@ def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
 def test_every_row_is_given_what_a_state_gives() -> None:
     stack = random_stack(bias=False, norms=False)
     norm, matrix = torch.rand(40) + 0.5, torch.randn(40, 40) / 40**0.5
-    stack = replace(stack, state=(norm, (matrix, None)), _held=[])
+    stack = replace(stack, state=(norm, Matrix(matrix)), _held=[])
     request, state = Request(stack, 9, 4), 5 * torch.randn(40)
     rows = replace(request.rows, apart=True)
     given = matrix @ F.rms_norm(state, (40,), norm, stack.eps)

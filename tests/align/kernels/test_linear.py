@@ -25,15 +25,33 @@ def test_few_rows(outputs: int, inputs: int, bias: bool) -> None:
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 20, 32, 33):
         got = linear.few_rows(x[:rows], weight, offset)
         torch.testing.assert_close(got.double(), exact[:rows], rtol=1e-5, atol=1e-4)
-        rounded = weight.bfloat16()
-        exact_16 = F.linear(x[:rows].double(), rounded.double(), None if offset is None else offset.double())
-        got_16 = linear.few_rows(x[:rows], rounded, offset)
-        torch.testing.assert_close(got_16.double(), exact_16, rtol=1e-5, atol=1e-4)
+        for dtype in (torch.bfloat16, torch.int8):
+            matrix = linear.rounded(weight, dtype, offset)
+            close = F.linear(
+                x[:rows].double(), matrix.dense(torch.float64), None if offset is None else offset.double()
+            )
+            torch.testing.assert_close(
+                linear.few_rows(x[:rows], *matrix).double(), close, rtol=1e-5, atol=1e-4
+            )
         if linear.rows_library() is not None and rows <= linear.MOST_ROWS:
-            alone = torch.cat([linear.few_rows(x[i : i + 1], weight, offset) for i in range(rows)])
-            assert torch.equal(got, alone)
+            for kept, whole in (
+                (linear.Matrix(weight, offset), got),
+                (matrix, linear.few_rows(x[:rows], *matrix)),
+            ):
+                alone = torch.cat([linear.few_rows(x[i : i + 1], *kept) for i in range(rows)])
+                assert torch.equal(whole, alone)
     assert linear.few_rows(x[:6].view(2, 3, inputs), weight).shape == (2, 3, outputs)
     assert linear.few_rows(x[:0], weight).shape == (0, outputs)
+
+
+def test_a_weight_is_rounded_to_int8_by_half_a_step_of_each_row() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(9, 40) * torch.logspace(-3, 3, 9)[:, None]
+    weight[4] = 0
+    matrix = linear.rounded(weight, torch.int8)
+    step = weight.abs().amax(1, keepdim=True) / 127
+    assert (matrix.dense(torch.float32) - weight).abs().le(0.501 * step).all()
+    assert matrix.weight.abs().amax(1).tolist() == [127] * 4 + [0] + [127] * 4
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.kernels.linear import rows_library
+from align.kernels.linear import KINDS, Matrix, rounded, rows_library
 from align.kernels.tree import MarkovWeights, TreeHead
 from decode.speculation.sampling import draw_at
 
@@ -17,23 +17,21 @@ pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or
 
 
 def weights(
-    columns: int, width: int, rank: int, tokens: int, half: bool, kind: str = "silu"
-) -> tuple[Tensor, Tensor, MarkovWeights | None]:
+    columns: int, width: int, rank: int, tokens: int, dtype: torch.dtype, kind: str = "silu"
+) -> tuple[Matrix, Tensor, MarkovWeights | None]:
     torch.manual_seed(columns + rank)
-    dtype = torch.bfloat16 if half else torch.float32
-    head = (2 * torch.randn(columns, width) / width**0.5).to(dtype)
+    head = rounded(2 * torch.randn(columns, width) / width**0.5, dtype)
     ids = torch.randperm(tokens)[:columns].sort().values
     if not rank:
         return head, ids, None
-    hidden, previous = (torch.randn(rank, width).to(dtype) / width**0.5 for _ in range(2))
-    basis = (2 * torch.randn(columns, rank) / rank**0.5).to(dtype)
+    hidden, previous = (rounded(torch.randn(rank, width) / width**0.5, dtype) for _ in range(2))
+    basis = rounded(2 * torch.randn(columns, rank) / rank**0.5, dtype)
     embedding = 3 * torch.randn(tokens, width)
-    by_hidden = None if kind == "linear" else (hidden, None)
-    return head, ids, MarkovWeights(by_hidden, (previous, None), basis, embedding, kind)
+    return head, ids, MarkovWeights(None if kind == "linear" else hidden, previous, basis, embedding, kind)
 
 
 def plainly(
-    hidden_KD: Tensor, last: int, nodes: int, scale: float, head: Tensor, ids: Tensor, m: MarkovWeights | None
+    hidden_KD: Tensor, last: int, nodes: int, scale: float, head: Matrix, ids: Tensor, m: MarkovWeights | None
 ) -> tuple[list[int], list[int], list[float]]:
     """The same in float64: every path of every length, the most probable first, one node at a time."""
     tokens, parents, paths, levels = [last], [-1], [0.0], [0]
@@ -44,13 +42,13 @@ def plainly(
         if k == len(hidden_KD):
             return
         h = hidden_KD[k].double()
-        logits = head.double() @ h
+        logits = head.dense(torch.float64) @ h
         if m is not None:
-            mixed = m.previous[0].double() @ m.embedding_VD[tokens[place]].double()
+            mixed = m.previous.dense(torch.float64) @ m.embedding_VD[tokens[place]].double()
             if m.hidden is not None:
-                mixed = mixed + m.hidden[0].double() @ h
+                mixed = mixed + m.hidden.dense(torch.float64) @ h
                 mixed = mixed.tanh() if m.kind == "tanh" else F.silu(mixed)
-            logits = logits + m.basis_Vr.double() @ mixed
+            logits = logits + m.basis.dense(torch.float64) @ mixed
         for column, value in enumerate((logits / scale).log_softmax(-1).tolist()):
             open_.append((-paths[place] - value, place, int(ids[column])))
 
@@ -69,21 +67,21 @@ def plainly(
 
 
 @pytest.mark.parametrize(
-    ("columns", "width", "rank", "half", "levels", "nodes", "scale", "kind"),
+    ("columns", "width", "rank", "dtype", "levels", "nodes", "scale", "kind"),
     [
-        (1100, 24, 10, True, 4, 5, 1.0, "silu"),
-        (1100, 24, 10, False, 3, 17, 0.6, "silu"),
-        (515, 20, 7, True, 2, 40, 1.7, "tanh"),
-        (515, 20, 7, False, 3, 9, 1.0, "linear"),
-        (513, 9, 0, False, 4, 12, 1.0, "silu"),
-        (3, 16, 5, False, 4, 33, 0.3, "tanh"),
-        (1, 8, 1, False, 5, 6, 1.0, "silu"),
+        (1100, 24, 10, torch.bfloat16, 4, 5, 1.0, "silu"),
+        (1100, 24, 10, torch.float32, 3, 17, 0.6, "silu"),
+        (515, 20, 7, torch.int8, 2, 40, 1.7, "tanh"),
+        (515, 20, 7, torch.int8, 3, 9, 1.0, "linear"),
+        (513, 9, 0, torch.int8, 4, 12, 1.0, "silu"),
+        (3, 16, 5, torch.float32, 4, 33, 0.3, "tanh"),
+        (1, 8, 1, torch.bfloat16, 5, 6, 1.0, "silu"),
     ],
 )
 def test_the_tree_is_that_of_float64(
-    columns: int, width: int, rank: int, half: bool, levels: int, nodes: int, scale: float, kind: str
+    columns: int, width: int, rank: int, dtype: torch.dtype, levels: int, nodes: int, scale: float, kind: str
 ) -> None:
-    head, ids, markov = weights(columns, width, rank, 2 * columns, half, kind)
+    head, ids, markov = weights(columns, width, rank, 2 * columns, dtype, kind)
     hidden = torch.randn(levels, width)
     wanted = plainly(hidden, 1, nodes, scale, head, ids, markov)
     got = TreeHead(head, ids, markov)(hidden, 1, nodes, scale)
@@ -92,7 +90,7 @@ def test_the_tree_is_that_of_float64(
 
 
 def test_one_thread_or_two_build_the_same_tree() -> None:
-    head, ids, markov = weights(2100, 32, 12, 3000, True)
+    head, ids, markov = weights(2100, 32, 12, 3000, torch.int8)
     hidden, tree = torch.randn(4, 32), TreeHead(head, ids, markov)
     threads, found = torch.get_num_threads(), []
     try:
@@ -105,14 +103,14 @@ def test_one_thread_or_two_build_the_same_tree() -> None:
 
 
 def test_equal_logits_are_taken_from_the_lowest_column_on() -> None:
-    head = torch.zeros(1030, 8)
+    head = Matrix(torch.zeros(1030, 8))
     tokens, parents, log_q = TreeHead(head, None, None)(torch.randn(2, 8), 0, 4, 1.0)
     assert (tokens, parents) == ([0, 1, 2, 3], [-1] * 4)
     assert log_q == pytest.approx([-math.log(1030)] * 4)
 
 
 def test_numbers_that_are_none_do_no_harm() -> None:
-    head, ids, markov = weights(600, 16, 4, 900, False)
+    head, ids, markov = weights(600, 16, 4, 900, torch.float32)
     tree = TreeHead(head, ids, markov)
     for wrong in (math.nan, math.inf, -math.inf):
         hidden = torch.randn(3, 16)
@@ -124,17 +122,18 @@ def test_numbers_that_are_none_do_no_harm() -> None:
 
 
 def test_weights_of_other_shapes_are_refused() -> None:
-    head, ids, markov = weights(20, 8, 4, 40, False)
+    head, ids, markov = weights(20, 8, 4, 40, torch.float32)
     assert markov is not None
     bad = [
         (head, ids[:-1], markov),
-        (head.double(), ids, markov),
-        (head, ids, markov._replace(basis_Vr=markov.basis_Vr[:-1])),
+        (Matrix(head.weight.double()), ids, markov),
+        (Matrix(head.weight.to(torch.int8)), ids, markov),
+        (head, ids, markov._replace(basis=Matrix(markov.basis.weight[:-1]))),
         (head, ids + 30, markov),
         (head, ids, markov._replace(embedding_VD=markov.embedding_VD.bfloat16())),
     ]
     for case in bad:
-        with pytest.raises(ValueError, match=r"belongs|outside"):
+        with pytest.raises(ValueError, match=r"belongs|outside|without a scale"):
             TreeHead(*case)
     tree = TreeHead(head, ids, markov)
     for hidden, last, nodes in (
@@ -146,12 +145,12 @@ def test_weights_of_other_shapes_are_refused() -> None:
             tree(hidden, last, nodes, 1.0)
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("kind", ["silu", "tanh", "linear", ""])
 @pytest.mark.parametrize("columns", [5, 700, 1024])
-def test_a_drawn_chain(columns: int, kind: str, half: bool) -> None:
+def test_a_drawn_chain(columns: int, kind: str, dtype: torch.dtype) -> None:
     """Each row of q is the softmax given the tokens drawn before, and each token stands where its number falls in that row."""
-    head, ids, m = weights(columns, 24, 8 if kind else 0, 2 * columns, half, kind)
+    head, ids, m = weights(columns, 24, 8 if kind else 0, 2 * columns, dtype, kind)
     drafts, drawn = TreeHead(head, ids, m), set()
     for seed in range(20):
         torch.manual_seed(seed)
@@ -159,13 +158,13 @@ def test_a_drawn_chain(columns: int, kind: str, half: bool) -> None:
         heat = (1.0, 0.7, 1.3)[seed % 3]
         columns_K, q_KV = drafts.chain(hidden_KD, last, heat, u_K)
         for k, (h, column) in enumerate(zip(hidden_KD.double(), columns_K.tolist(), strict=True)):
-            logits = head.double() @ h
+            logits = head.dense(torch.float64) @ h
             if m is not None:
-                mixed = m.previous[0].double() @ m.embedding_VD[last].double()
+                mixed = m.previous.dense(torch.float64) @ m.embedding_VD[last].double()
                 if m.hidden is not None:
-                    mixed = mixed + m.hidden[0].double() @ h
+                    mixed = mixed + m.hidden.dense(torch.float64) @ h
                     mixed = mixed.tanh() if m.kind == "tanh" else F.silu(mixed)
-                logits = logits + m.basis_Vr.double() @ mixed
+                logits = logits + m.basis.dense(torch.float64) @ mixed
             torch.testing.assert_close(q_KV[k].double(), (logits / heat).softmax(-1), rtol=1e-4, atol=1e-6)
             assert column == int(draw_at(q_KV[k], u_K[k]))
             last = int(ids[column])

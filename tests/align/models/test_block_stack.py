@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from align.data import shards as data
-from align.kernels.linear import rows_library
+from align.kernels.linear import Matrix, rows_library
 from align.models.block_session import BlockSession
 from align.target.loading import load_target
 from align.target.model import Target
@@ -71,5 +71,5 @@ def test_a_tree_is_built_in_one_call_of_fp32_hidden_states_alone() -> None:
     for dtype in ("float32", "bfloat16"):
         target = load_target("debug", dtype=dtype, device="cpu")
         drafter = block_network(target, "shared_kv").to(target.dtype)
-        tree = tree_head(drafter, drafter.head_weight_VdD.to(torch.bfloat16), None)
+        tree = tree_head(drafter, Matrix(drafter.head_weight_VdD.to(torch.bfloat16)), None)
         assert (tree is not None) == (dtype == "float32")
