@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from align.kernels import linear
+from align.kernels.pages import CACHE_LINE
 from align.target.loading import load_target
 
 SIZES = [(1, 8), (2, 8), (7, 13), (64, 32), (65, 31), (192, 576), (33, 1536)]
@@ -172,8 +173,8 @@ def test_weights_begin_at_a_line_of_the_cache_and_stay_tied() -> None:
     tied = nn.Embedding(24, 8)
     tied.weight = head.weight
     model, expected = nn.ModuleDict({"head": head, "tied": tied}), head.weight.clone()
-    assert head.weight.data_ptr() % linear.CACHE_LINE
+    assert head.weight.data_ptr() % CACHE_LINE
     assert linear.speed_up_linears(model, torch.float32, torch.device("cpu")) == 1
-    assert {p.data_ptr() % linear.CACHE_LINE for p in model.parameters()} == {0}
+    assert {p.data_ptr() % CACHE_LINE for p in model.parameters()} == {0}
     assert model["head"].weight.data_ptr() == tied.weight.data_ptr()
     assert torch.equal(tied.weight, expected)
