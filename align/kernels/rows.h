@@ -45,8 +45,9 @@ typedef __m256 Lanes;
 #define STORE _mm256_storeu_ps
 #endif
 /* Strips of more bytes than NEAR are cut into blocks of at most COLUMNS columns where they meet more than FEW rows: with the next one
- * and the rows they would not stay in the nearest cache. */
-enum { GROUP = 6, MOST = 32, STRIPS_A_BLOCK = 8, COLUMNS = 640, FEW = 2 };
+ * and the rows they would not stay in the nearest cache. In fp32, from twice as many bytes on and up to a GROUP of rows, it is faster
+ * to fetch not the next strip but what lies AHEAD bytes further on in the same rows. */
+enum { GROUP = 6, MOST = 32, STRIPS_A_BLOCK = 8, COLUMNS = 640, FEW = 2, AHEAD = 1280 };
 
 /* How many strips hold N rows of a weight. */
 #define STRIPS(N) (((N) + STRIP - 1) / STRIP)
@@ -131,11 +132,12 @@ static inline __attribute__((always_inline)) void fetch(Fetch *f, const int line
     if (f->at >= f->end) f->at += f->row - f->width, f->end += f->row;
 }
 
-/* m rows of x times columns `from` to `to` of a strip of W, added to `kept` (m, STRIP), which begins at 0; m, kind and lines, those of
- * the cache that a step fetches, are constants wherever this is called. */
+/* m rows of x times columns `from` to `to` of a strip of W, added to `kept` (m, STRIP), which begins at 0. soon: it fetches what
+ * lies AHEAD in the same rows, and `next` at their end alone. m, kind, soon and lines, those of the cache that a step fetches, are
+ * constants wherever this is called. */
 static inline __attribute__((always_inline)) WIDE void strip(
     const float *x, const char *const *w, Lanes *kept, int64_t K, int64_t from, int64_t to, const int m, const int kind,
-    const int lines, Fetch *next)
+    const int soon, const int lines, Fetch *next)
 {
     Lanes sums[GROUP][STRIP];
 #pragma GCC unroll 6
@@ -153,6 +155,11 @@ static inline __attribute__((always_inline)) WIDE void strip(
         }                                                                                                              \
     } while (0)
     int64_t k = from;
+    for (; soon && k < to - AHEAD / size_of(kind); k += LANES) {
+#pragma GCC unroll 4
+        for (int j = 0; j < STRIP; j++) _mm_prefetch(w[j] + k * size_of(kind) + AHEAD, _MM_HINT_T0);
+        ADD(LANES);
+    }
     for (; k + LANES <= to; k += LANES) {
         fetch(next, lines);
         ADD(LANES);
@@ -168,51 +175,58 @@ static inline __attribute__((always_inline)) WIDE void strip(
 /* As `strip`, for any number of rows. */
 static inline __attribute__((always_inline)) WIDE void strip_of(
     const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const int kind,
-    const int lines, Fetch *next)
+    const int soon, const int lines, Fetch *next)
 {
     const int64_t groups = (M + GROUP - 1) / GROUP, most = (M + groups - 1) / groups; /* of equal size, nearly */
     for (int64_t i = 0; i < M; i += most, x += most * K, kept += most * STRIP) {
         switch (M - i < most ? M - i : most) {
-        case 1: strip(x, w, kept, K, from, to, 1, kind, lines, next); break;
-        case 2: strip(x, w, kept, K, from, to, 2, kind, lines, next); break;
-        case 3: strip(x, w, kept, K, from, to, 3, kind, lines, next); break;
-        case 4: strip(x, w, kept, K, from, to, 4, kind, lines, next); break;
-        case 5: strip(x, w, kept, K, from, to, 5, kind, lines, next); break;
-        default: strip(x, w, kept, K, from, to, 6, kind, lines, next); break;
+        case 1: strip(x, w, kept, K, from, to, 1, kind, soon, lines, next); break;
+        case 2: strip(x, w, kept, K, from, to, 2, kind, soon, lines, next); break;
+        case 3: strip(x, w, kept, K, from, to, 3, kind, soon, lines, next); break;
+        case 4: strip(x, w, kept, K, from, to, 4, kind, soon, lines, next); break;
+        case 5: strip(x, w, kept, K, from, to, 5, kind, soon, lines, next); break;
+        default: strip(x, w, kept, K, from, to, 6, kind, soon, lines, next); break;
         }
     }
 }
 
-/* The same with all that is constant, by the number of groups of rows. */
+/* The same with all that is constant, by the number of groups of rows. ahead: these columns of the strip that comes next; soon: whether
+ * it is fetched at the end alone. */
 static inline __attribute__((always_inline)) WIDE void strip_ahead(
     const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead,
-    const int kind)
+    const int soon, const int kind)
 {
     enum { NUMBERS = STRIP * LANES }; /* of a step */
-    const int64_t size = size_of(kind), groups = (M + GROUP - 1) / GROUP, width = (to - from) * size;
+    const int64_t size = size_of(kind), groups = (M + GROUP - 1) / GROUP, width = soon ? AHEAD : (to - from) * size;
     Fetch next = {ahead, ahead + width, NUMBERS * size / groups, width, K * size};
     if (groups == 1)
-        strip_of(x, w, kept, M, K, from, to, kind, (NUMBERS * size_of(kind) + 63) / 64, &next);
+        strip_of(x, w, kept, M, K, from, to, kind, soon, (NUMBERS * size_of(kind) + 63) / 64, &next);
     else
-        strip_of(x, w, kept, M, K, from, to, kind, (NUMBERS * size_of(kind) / 2 + 63) / 64, &next);
+        strip_of(x, w, kept, M, K, from, to, kind, 0, (NUMBERS * size_of(kind) / 2 + 63) / 64, &next);
 }
 
 static WIDE void strip_fp32(
     const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead)
 {
-    strip_ahead(x, w, kept, M, K, from, to, ahead, FP32);
+    strip_ahead(x, w, kept, M, K, from, to, ahead, 0, FP32);
+}
+
+static WIDE void strip_wide(
+    const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead)
+{
+    strip_ahead(x, w, kept, M, K, from, to, ahead, 1, FP32);
 }
 
 static WIDE void strip_bf16(
     const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead)
 {
-    strip_ahead(x, w, kept, M, K, from, to, ahead, BF16);
+    strip_ahead(x, w, kept, M, K, from, to, ahead, 0, BF16);
 }
 
 static WIDE void strip_int8(
     const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead)
 {
-    strip_ahead(x, w, kept, M, K, from, to, ahead, INT8);
+    strip_ahead(x, w, kept, M, K, from, to, ahead, 0, INT8);
 }
 
 /* y (M, N) = x · Wᵀ, or added to y (M ≤ MOST): the strips `first` to `last`. */
@@ -220,7 +234,8 @@ static __attribute__((unused)) WIDE void product(
     const Matrix *m, const float *x, float *y, int64_t M, int64_t K, int64_t N, int64_t first, int64_t last, int add)
 {
     const int64_t size = size_of((int)m->kind), row = K * size;
-    const int64_t blocks = M > FEW && STRIP * row > NEAR ? (K + COLUMNS - 1) / COLUMNS : 1;
+    const int soon = m->kind == FP32 && STRIP * row / 2 >= NEAR && M > 1 && M <= GROUP;
+    const int64_t blocks = M > FEW && STRIP * row > NEAR && !soon ? (K + COLUMNS - 1) / COLUMNS : 1;
     const int64_t columns = (K + blocks * LANES - 1) / (blocks * LANES) * LANES;
     Lanes kept[STRIPS_A_BLOCK * MOST * STRIP];
     const int64_t together = blocks == 1 ? 1 : STRIPS_A_BLOCK;
@@ -241,7 +256,7 @@ static __attribute__((unused)) WIDE void product(
                     ahead = lowest + STRIP * row + (n + 1 < end ? from : 0) * size;
                 Lanes *its = kept + (n - begin) * M * STRIP;
                 switch (m->kind) {
-                case FP32: strip_fp32(x, w, its, M, K, from, to, ahead); break;
+                case FP32: (soon ? strip_wide : strip_fp32)(x, w, its, M, K, from, to, ahead); break;
                 case BF16: strip_bf16(x, w, its, M, K, from, to, ahead); break;
                 default: strip_int8(x, w, its, M, K, from, to, ahead); break;
                 }

@@ -13,7 +13,7 @@ from align.kernels import linear
 from align.kernels.pages import CACHE_LINE
 from align.target.loading import load_target
 
-SIZES = [(1, 8), (2, 8), (7, 13), (64, 32), (65, 31), (192, 576), (33, 1536)]
+SIZES = [(1, 8), (2, 8), (7, 13), (64, 32), (65, 31), (192, 576), (33, 1536), (18, 2053)]
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
