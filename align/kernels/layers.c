@@ -58,20 +58,23 @@ static AVX2 void rms_norm(const float *x, const float *weight, float *y, int64_t
     for (i = 0; i < size; i++) y[i] = weight[i] * (x[i] * scale);
 }
 
+/* silu(x) · y */
+static inline AVX2 __m256 gated(__m256 x, __m256 y)
+{
+    const __m256 e = exp8(_mm256_sub_ps(_mm256_setzero_ps(), x));
+    return _mm256_mul_ps(_mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), e)), y);
+}
+
 /* h = silu(h) · u over `size` numbers. */
 static AVX2 void gate(float *h, const float *u, int64_t size)
 {
-    const __m256 one = _mm256_set1_ps(1.0f);
-    for (int64_t i = 0; i < size; i += 8) {
-        float a[8] = {0}, b[8] = {0};
-        const int64_t many = size - i < 8 ? size - i : 8;
-        memcpy(a, h + i, many * sizeof(float));
-        memcpy(b, u + i, many * sizeof(float));
-        const __m256 x = _mm256_loadu_ps(a), y = _mm256_loadu_ps(b);
-        const __m256 e = exp8(_mm256_sub_ps(_mm256_setzero_ps(), x));
-        _mm256_storeu_ps(a, _mm256_mul_ps(_mm256_div_ps(x, _mm256_add_ps(one, e)), y));
-        memcpy(h + i, a, many * sizeof(float));
-    }
+    int64_t i = 0;
+    for (; i + 8 <= size; i += 8) _mm256_storeu_ps(h + i, gated(_mm256_loadu_ps(h + i), _mm256_loadu_ps(u + i)));
+    float a[8] = {0}, b[8] = {0};
+    memcpy(a, h + i, (size - i) * sizeof(float));
+    memcpy(b, u + i, (size - i) * sizeof(float));
+    _mm256_storeu_ps(a, gated(_mm256_loadu_ps(a), _mm256_loadu_ps(b)));
+    memcpy(h + i, a, (size - i) * sizeof(float));
 }
 
 /* Rotary positions, half-split, in place; the norm of the head before, where it has one. */
