@@ -38,10 +38,10 @@ from align.common.errors import UserError, cli, nearest
 from align.common.text import say
 from align.target.debug import debug_model
 from align.target.inspection.anatomy import cache_name, decoder
+from align.target.inspection.own_cache import cache_of_its_own
+from align.target.inspection.own_output import positions
 from align.target.loading import load_target
 from align.target.model import Target
-from align.target.own_cache import cache_of_its_own
-from align.target.own_output import positions
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
 from decode.losslessness.compared import Plain, same

@@ -40,9 +40,9 @@ from align.models.block_parts import (
 )
 from align.models.checkpoints.block import load_drafter
 from align.models.markov import OLD_NAMES
-from align.target.cache import LayerShape
 from align.target.inspection.keys import Rotary, plain_rotary
 from align.target.model import Target
+from align.target.slabs import LayerShape
 
 
 def make_block(

@@ -15,8 +15,9 @@ from align.models.checkpoints.adapted import own_layers
 from align.models.checkpoints.opened import check_served, first_tokens_logits, refused
 from align.models.families import BASES
 from align.target.interface import OWN, register
-from align.target.loading import load_target, quiet_loading
+from align.target.loading import load_target
 from align.target.model import Target
+from align.target.opening import quiet_loading
 from align.target.proof import proven
 
 

@@ -12,9 +12,9 @@ from transformers.activations import ACT2FN
 
 from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
-from align.target.cache import LayerShape
 from align.target.inspection.keys import Rotary, key_rotaries
 from align.target.model import Target
+from align.target.slabs import LayerShape
 
 _INNER = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "block_ff_dim", "ffn_hidden_dim")
 _EPS = (

@@ -11,7 +11,8 @@ from align.kernels.linear import Matrix, few_rows
 from align.models.block import BlockDrafter
 from align.models.block_stack import drafted
 from align.target.attention import block_mask
-from align.target.cache import KVCache, LayerShape
+from align.target.cache import KVCache
+from align.target.slabs import LayerShape
 
 
 class BlockSession:

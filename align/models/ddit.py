@@ -17,7 +17,8 @@ from align.common.errors import UserError, nearest
 from align.kernels.linear import speed_up_linears
 from align.models.ddit_layers import DDiTBlock, DDiTConfig, DDiTHead, Rotary, SigmaMap, VocabEmbedding
 from align.target.attention import BACKENDS, block_mask, clean_then_noisy
-from align.target.cache import KVCache, LayerShape
+from align.target.cache import KVCache
+from align.target.slabs import LayerShape
 
 
 class DDiT(nn.Module):

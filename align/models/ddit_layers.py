@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from align.common.errors import UserError, nearest
 from align.common.schema import finite
 from align.target.attention import attend, rotate
-from align.target.cache import Slab
+from align.target.slabs import Slab
 
 TIME_INPUTS = ("sigma", "zero", "none")
 

@@ -16,8 +16,9 @@ from align.common.errors import UserError, in_one_line
 from align.kernels.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
 from align.models.families import Family
 from align.target.attention import block_mask, clean_then_noisy
-from align.target.cache import KVCache, LayerShape
+from align.target.cache import KVCache
 from align.target.model import Target
+from align.target.slabs import LayerShape
 
 
 class MaskedLM(nn.Module):

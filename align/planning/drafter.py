@@ -25,7 +25,7 @@ from align.models.checkpoints.masked_model import from_config
 from align.models.checkpoints.published_config import read_plan
 from align.models.ddit import DDiT
 from align.planning.skeleton import Skeleton
-from align.target.cache import LayerShape
+from align.target.slabs import LayerShape
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id
 from align.target.debug import DEBUG, debug_model
 from align.target.inspection.anatomy import context_limit, decoder, decoder_layers, examine, query_heads
-from align.target.loading import check_asked, opener, quiet_loading, resolve_folder
+from align.target.loading import resolve_folder
 from align.target.names import check_sizes, similar
+from align.target.opening import check_asked, opener, quiet_loading
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from align.target.interface import install
 from align.target.logits import NEVER, PLAIN, LogitForm
 from align.target.long_tables import States, across, steady, switch_length
 from align.target.masks import Layout, Together, laid
-from align.target.recurrent import MOST_REPLAYED
+from align.target.recurrent import replaying
 
 
 @dataclass
@@ -196,58 +196,32 @@ class Target:
             ValueError: the cache has no room for L more tokens.
             UserError: branches, of a target with recurrent states.
         """
+
+        def run(tokens: Tensor, positions: Tensor | None = None, see: Tensor | None = None) -> States:
+            return self._states(tokens, cache, positions, mask, see, taps)
+
         if cache is not None and cache.recurrence is not None:
-            states = self._replaying(tokens_BL, cache, positions_BL, mask, see_LL, taps)
+            if see_LL is not None and not torch.equal(see_LL, torch.ones_like(see_LL).tril()):
+                raise UserError(
+                    f"target {self.spec!r} has recurrent states: drafts may not branch (tree_nodes=0)"
+                )
+            if cache.slots_B is None:
+                states = replaying(run, cache, tokens_BL, self.stepwise)
+            else:
+                states = run(tokens_BL, positions_BL)
         elif self.switch is not None and cache is not None and mask is None:
             cache.check_room(tokens_BL.shape[1])
             if positions_BL is None:
                 positions_BL = self._counted(cache.length, tokens_BL.shape[1], see_LL)
-
-            def run(tokens: Tensor, positions: Tensor, see: Tensor | None) -> States:
-                return self._states(tokens, cache, positions, None, see, taps)
-
             states = across(run, self.switch, cache, tokens_BL, positions_BL, see_LL)
         else:
-            states = self._states(tokens_BL, cache, positions_BL, mask, see_LL, taps)
+            states = run(tokens_BL, positions_BL, see_LL)
         return TargetOutput(self.head(states[0]) if logits else None, *states)
 
     def _counted(self, past: int, length: int, see_LL: Tensor | None) -> Tensor:
         """Positions (1, L) counted on from the cache's length; in a tree by depth."""
         depth = torch.arange(length, device=self.device) if see_LL is None else see_LL.sum(1) - 1
         return (past + depth)[None]
-
-    def _replaying(
-        self,
-        tokens_BL: Tensor,
-        cache: KVCache,
-        positions_BL: Tensor | None,
-        mask: Tensor | None,
-        see_LL: Tensor | None,
-        taps: Sequence[int],
-    ) -> States:
-        """`forward` for recurrent states: the tokens that they lost in a rollback run once more, in front."""
-        assert cache.recurrence is not None
-        if see_LL is not None and not torch.equal(see_LL, torch.ones_like(see_LL).tril()):
-            raise UserError(
-                f"target {self.spec!r} has recurrent states: drafts may not branch (tree_nodes=0)"
-            )
-        if cache.slots_B is not None:
-            return self._states(tokens_BL, cache, positions_BL, mask, None, taps)
-        cache.check_room(tokens_BL.shape[1])
-        lost_BR = cache.rewind()
-        if lost_BR is not None and lost_BR.shape[1] > MOST_REPLAYED:
-            self.forward(lost_BR, cache=cache, logits=False)
-            lost_BR = None
-        again = 0 if lost_BR is None else lost_BR.shape[1]
-        tokens_BL = tokens_BL if lost_BR is None else torch.cat((lost_BR, tokens_BL), dim=1)
-        cache.recurrence.before(tokens_BL.shape[1])
-        one_by_one = self.stepwise and cache.length > 0
-        parts = tokens_BL.split(1, dim=1) if one_by_one else [tokens_BL]
-        found = [self._states(part, cache, None, mask, None, taps) for part in parts]
-        cache.recurrence.after(tokens_BL)
-        hidden_BLD = torch.cat([hidden for hidden, _ in found], dim=1)[:, again:]
-        tapped = [taps_BLFD for _, taps_BLFD in found if taps_BLFD is not None]
-        return hidden_BLD, torch.cat(tapped, dim=1)[:, again:] if tapped else None
 
     def _states(
         self,

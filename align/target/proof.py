@@ -18,9 +18,9 @@ from torch import Tensor
 from align.common.errors import UserError
 from align.kernels.linear import speed_up_linears
 from align.target.fused import fused
+from align.target.inspection.own_output import CUT, LENGTH, Own, own_output
 from align.target.logits import LogitForm, candidates
 from align.target.model import Target
-from align.target.own_output import CUT, LENGTH, Own, own_output
 
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 """The largest difference that is rounding, in standard deviations of the logits."""

@@ -7,10 +7,15 @@ calls; rolling back returns to a copy, and the next call runs the tokens since t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from align.target.long_tables import States
+
+if TYPE_CHECKING:
+    from align.target.cache import KVCache
 
 SPACING = 8
 """How many single tokens lie between two snapshots; a call over several has one of its own."""
@@ -24,6 +29,34 @@ _FLAGS = (
 )
 _STATES = ("conv_states", "recurrent_states")
 _State = list[dict[str, dict[int, Any]]]
+
+
+def replaying(run: Callable[[Tensor], States], cache: KVCache, tokens_BL: Tensor, stepwise: bool) -> States:
+    """Hidden states and taps of new tokens; those that the recurrent states lost in a rollback run once more, in front.
+
+    Args:
+        run: tokens (B, L) → their states, through the cache.
+        stepwise: behind others, tokens go through one at a time.
+    """
+    recurrence = cache.recurrence
+    assert recurrence is not None
+
+    def through(tokens_BL: Tensor) -> States:
+        recurrence.before(tokens_BL.shape[1])
+        parts = tokens_BL.split(1, dim=1) if stepwise and cache.length > 0 else [tokens_BL]
+        found = [run(part) for part in parts]
+        recurrence.after(tokens_BL)
+        tapped = [taps_BLFD for _, taps_BLFD in found if taps_BLFD is not None]
+        return torch.cat([hidden for hidden, _ in found], dim=1), torch.cat(tapped, dim=1) if tapped else None
+
+    cache.check_room(tokens_BL.shape[1])
+    lost_BR, again = cache.rewind(), 0
+    if lost_BR is not None and lost_BR.shape[1] > MOST_REPLAYED:
+        through(lost_BR)
+    elif lost_BR is not None:
+        tokens_BL, again = torch.cat((lost_BR, tokens_BL), dim=1), lost_BR.shape[1]
+    hidden_BLD, taps_BLFD = through(tokens_BL)
+    return hidden_BLD[:, again:], None if taps_BLFD is None else taps_BLFD[:, again:]
 
 
 class Recurrence:

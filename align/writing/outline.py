@@ -15,8 +15,9 @@ from align.folder.chat import Chat
 from align.folder.tokenizer import open_tokenizer
 from align.target.debug import DEBUG
 from align.target.inspection.anatomy import context_limit, eos_ids
-from align.target.loading import check_asked, load_target, processors_template, resolve_folder
+from align.target.loading import load_target, resolve_folder
 from align.target.model import Target
+from align.target.opening import check_asked, processors_template
 
 ROOM = 4
 """A target is loaded beside a server where its weights on disk fit so many times into memory: they may be widened and copied."""

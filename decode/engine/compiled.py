@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from align.common.errors import UserError
 from align.kernels.linear import RowsLinear, fast_linear
 from align.target.attention import WIDE
-from align.target.cache import KVCache, SharedCache, Slab
+from align.target.cache import KVCache, SharedCache
 from align.target.loading import reload
 from align.target.model import Target
+from align.target.slabs import Slab
 
 
 def compiled(target: Target) -> Target:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
-from align.common.errors import UserError
+from align.common.errors import UserError, nearest
 from align.common.text import short
 from align.target.model import Target
 from decode.drafters.base import Drafter
@@ -17,8 +18,11 @@ from decode.speculation.settings import named
 from decode.speculation.verifiers import check_pair, choose, find
 
 Prompt = str | list[dict[str, str]] | list[int]
-_OPTIONS = ("max_new_tokens", "sampling", "stop", "stream", "raw")
-"""What a mistyped option of `generate` may have meant, beside the fields of `Sampling`."""
+_OF_LOAD = (
+    "target", "drafter", "verifier", "dtype", "device", "draft_tokens", "tree_nodes", "copying", "steps", "order",
+    "drafter_tokenizer", "method", "trust_remote_code", "template_kwargs", "system",
+)  # fmt: skip
+"""The parameters of decode/methods/load.py's `load`."""
 
 
 class Decoder:
@@ -81,7 +85,8 @@ class Decoder:
         Raises:
             UserError: a wrong argument, or a verifier that would change the output's distribution.
         """
-        sampling = named(sampling, options, _OPTIONS)
+        check_options("generate", options)
+        sampling = named(sampling, options)
         engine = self._engine(prompt, max_new_tokens, sampling, stop, stream, record_gaps, raw)
         return engine.run()
 
@@ -111,10 +116,11 @@ class Decoder:
         """
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
             raise UserError(f"batch_size={batch_size!r}: must be a whole number, at least 1")
+        check_options("generate_batch", options)
         if options or sampling is None or isinstance(sampling, Sampling):
             if isinstance(sampling, Sequence):
                 raise UserError(f"sampling for each prompt and {next(iter(options))} for all: give one")
-            base = named(sampling, options, (*_OPTIONS, "batch_size"))
+            base = named(sampling, options)
             settings = [replace(base, seed=(base.seed + i) % 2**63) for i in range(len(prompts))]
         else:
             settings = list(sampling)
@@ -157,6 +163,24 @@ class Decoder:
         return Engine(
             self.target, tokens, max_new_tokens, sampling, self.drafter, verifier, stops, stream, record_gaps
         )
+
+
+def check_options(call: str, given: Iterable[str]) -> None:
+    """Raises UserError for an option that `decode.load`, `generate` or `generate_batch` does not have: which of the others has it, or
+    the nearest of its own."""
+    sampling = [field.name for field in fields(Sampling)]
+    calls: dict[str, Sequence[str]] = {"decode.load": _OF_LOAD} | {
+        f.__name__: [
+            *(k for k, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY),
+            *sampling,
+        ]
+        for f in (Decoder.generate, Decoder.generate_batch)
+    }
+    for name in given:
+        if name not in calls[call]:
+            other = next((other for other, its in calls.items() if name in its), None)
+            hint = f": it is an option of {other}" if other else nearest(name, calls[call])
+            raise UserError(f"{call} has no option {name!r}{hint}")
 
 
 def check_banned(sampling: Sampling, target: Target) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.common.schema import read_config
-from align.target.loading import quiet_loading
+from align.target.opening import quiet_loading
 from decode.exporting.reader import Reader
 
 

@@ -73,7 +73,9 @@ def exported(
     network = _opened(drafter, target, device, trust_remote_code)
     named = hub_id(network.config.target) or hub_id(target) or network.config.target
     network.config = replace(network.config, target=named)
-    rounded = _round(network, getattr(torch, dtype))
+    number = getattr(torch, dtype)
+    lost = f"weights are rounded to {dtype}, and compared as rounded; --dtype float32 keeps them"
+    notes = [lost] if _round(network, number) else []
     if vocabulary is None and target.endswith(".gguf"):
         vocabulary = Path(target)
     for name in folders:  # before anything is written
@@ -84,14 +86,9 @@ def exported(
     for name, out in folders.items():
         form = FORMATS[name]
         card = form.card(source, network.config, out.name)
-        made = form.write(network, out, getattr(torch, dtype), card, vocabulary)
+        made = form.write(network, out, number, card, vocabulary)
         serve = form.serve(network.config, str(out))
-        lost = (
-            [f"weights are rounded to {dtype}, and compared as rounded; --dtype float32 keeps them"]
-            if rounded
-            else []
-        )
-        verdicts.append(Verdict(name, out, notes=[*made.notes, *lost], serve=serve))
+        verdicts.append(Verdict(name, out, notes=[*made.notes, *notes], serve=serve))
     if limit:
         suites, _ = prompts_of("builtin", limit=limit)
         compare(network, verdicts, tokens_of(network.target, suites[0].prompts), max_new_tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -129,23 +129,28 @@ def sampled_texts(
         "impossible": tally.impossible, "repeated": len(repeated), "worst": [statistic, group], "p": worst.p_value, "comparisons": len(tally.sums),
         "sees": least, "sees_whole": least_whole if least_whole < 1 else None,
     }  # fmt: skip
+    passed = not repeated and tally.passed(alpha)
+    return Check("sampled", method, passed, config.samples, figures, in_words(figures, drafter is not None))
+
+
+def in_words(figures: Mapping[str, Any], drafts: bool) -> str:
+    """What the figures of `sampled_texts` say; `drafts`: whether there is a drafter."""
+    (statistic, group), drafted = figures["worst"], figures["drafted"]
     words = [f"{figures['tokens']} tokens"]
-    if tally.impossible:
-        words.append(f"{tally.impossible} of them have no probability under the target")
-    if repeated:
-        words.append(f"{plural(len(repeated), 'round')} drawn with random numbers of an earlier one")
-    words.append(f"least likely: {statistic!r} of {_GROUPS.get(group, group)}, p {worst.p_value:.2g}")
-    if drafter is not None:
-        words.append(
-            f"{accepted} of {drafted} drafts accepted" if drafted else "NOTHING DRAFTED, nothing shown"
-        )
-    words.append(f"sees a shift of {least:.2f} per token")
+    if figures["impossible"]:
+        words.append(f"{figures['impossible']} of them have no probability under the target")
+    if figures["repeated"]:
+        words.append(f"{plural(figures['repeated'], 'round')} drawn with random numbers of an earlier one")
+    words.append(f"least likely: {statistic!r} of {_GROUPS.get(group, group)}, p {figures['p']:.2g}")
+    if drafts:
+        accepted = f"{figures['accepted']} of {drafted} drafts accepted"
+        words.append(accepted if drafted else "NOTHING DRAFTED, nothing shown")
+    words.append(f"sees a shift of {figures['sees']:.2f} per token")
     if drafted:
-        whole = f"one of {least_whole:.2f}" if least_whole < 1 else "none"
+        sees = figures["sees_whole"]
+        whole = "none" if sees is None else f"one of {sees:.2f}"
         words.append(f"{whole} after a whole draft ({figures['whole']} tokens)")
-    return Check(
-        "sampled", method, not repeated and tally.passed(alpha), config.samples, figures, "; ".join(words)
-    )
+    return "; ".join(words)
 
 
 _GROUPS = {"all": "all tokens", "whole": "tokens after a whole draft"}

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from align.common.errors import UserError, nearest
+from align.common.errors import UserError
 from align.models.block import BlockDrafter
 from align.models.standalone import DiffusionDrafter
 from align.target.loading import load_target
 from align.target.model import Target
 from align.target.names import DEFAULT_TARGET
 from decode.drafters.base import Drafter
-from decode.engine.decoder import Decoder
+from decode.engine.decoder import Decoder, check_options
+from decode.method_names import written
 from decode.methods.any_drafter import NO_STEPS, NO_TREES
 from decode.methods.build import assemble, build, open_parts
 from decode.methods.drafter_spec import NO_FOLDERS, check_there, drafters_by_role, role_of
-from decode.methods.options import DraftOptions
+from decode.methods.options import DraftOptions, in_methods
 from decode.methods.registry import ANY, Parts
 from decode.methods.spec import Method, check_parts, read_method
 
@@ -68,7 +68,7 @@ def load(
     Raises:
         UserError: what can't be found, read or combined, and an option that there is not.
     """
-    _refuse(unknown)
+    check_options("decode.load", unknown)
     if copying is None:
         copying = method is None and drafter is not None and drafter not in NO_FOLDERS
     tokenizer = None if drafter_tokenizer is None else str(drafter_tokenizer)
@@ -109,18 +109,13 @@ def _opened(
     return target
 
 
-def _refuse(unknown: Mapping[str, Any]) -> None:
-    """Raises UserError for an option that `load` does not have."""
-    known = [name for name in inspect.signature(load).parameters if name != "unknown"]
-    for name in unknown:
-        raise UserError(f"decode.load has no option {name!r}{nearest(name, known)}")
-
-
 def _by_name(name: str, drafter: object, options: DraftOptions) -> tuple[Method, dict[str, str]]:
     """The method of this name, and the folders of the drafters that it needs by their kinds."""
     chosen = read_method(name)
     if options.given and ANY not in chosen.needs:
-        raise UserError(f"method={name!r} takes its options behind colons ({chosen.system.name}:gamma=4)")
+        asked = written(name, {in_methods(key): str(value).lower() for key, value in options.given.items()})
+        read_method(asked)  # which may have no such option
+        raise UserError(f"method={name!r} takes its options behind colons: method={asked!r}")
     folders = drafters_by_role(None if drafter is None else str(drafter))
     check_parts([chosen], folders)
     return chosen, folders

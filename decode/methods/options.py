@@ -58,5 +58,9 @@ class DraftOptions:
     def of_a_method(self) -> dict[str, Any]:
         """Those given that are written as options of a method."""
         others = ("draft_tokens", "drafter_tokenizer")
-        given = {key: value for key, value in self.given.items() if key not in others}
-        return {"nodes" if key == "tree_nodes" else key: value for key, value in given.items()}
+        return {in_methods(key): value for key, value in self.given.items() if key not in others}
+
+
+def in_methods(key: str) -> str:
+    """What methods call an option of `DraftOptions`."""
+    return {"draft_tokens": "gamma", "tree_nodes": "nodes"}.get(key, key)

@@ -17,6 +17,7 @@ from typing import Any
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
 from decode.method_names import VERIFIERS, written
+from decode.methods.options import in_methods
 from decode.methods.registry import ANY, COMMON, SYSTEMS, System
 
 CONTROLLERS = ("fixed", "adl", "cost")
@@ -74,7 +75,9 @@ def read_method(text: str) -> Method:
         known = sorted(system.keys)
         if not equals or key not in known:
             what = f"option {key!r}" if equals else f"{word!r} is not key=value"
-            raise UserError(f"method {text!r}: unknown {what}{nearest(key, known)}")
+            raise UserError(
+                f"method {text!r}: unknown {what}{nearest(in_methods(key), known) or f': {name} has none'}"
+            )
         if key in options:
             raise UserError(f"method {text!r}: {key} is given twice")
         options[key] = value

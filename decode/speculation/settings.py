@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from align.common.errors import UserError, nearest
+from align.common.errors import UserError
 from align.common.schema import finite
 
 MIN_TEMPERATURE = 1e-3
@@ -83,19 +83,12 @@ class Sampling:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
-def named(sampling: Sampling | None, options: Mapping[str, Any], others: Sequence[str] = ()) -> Sampling:
-    """`sampling`, greedy where it is None; or the one that `options` name (`temperature=0.7`).
-
-    Args:
-        others: names beside Sampling's that a mistyped option may have meant.
+def named(sampling: Sampling | None, options: Mapping[str, Any]) -> Sampling:
+    """`sampling`, greedy where it is None; or the one whose fields `options` name (`temperature=0.7`).
 
     Raises:
-        UserError: an unknown name, both `sampling` and options, or a value out of its range.
+        UserError: both `sampling` and options, or a value out of its range.
     """
-    own = [field.name for field in fields(Sampling)]
-    for name in options:
-        if name not in own:
-            raise UserError(f"unknown option {name!r}{nearest(name, [*own, *others])}")
     if options and sampling is not None:
         raise UserError(f"sampling and {next(iter(options))} are two places for one setting: give one")
     return Sampling(**options) if sampling is None else sampling

@@ -22,9 +22,9 @@ from align.importing.tensors import INDEX, MASK, read_tensors, read_vocabulary, 
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.checkpoints.weights import checked
-from align.target.cache import LayerShape
 from align.target.model import Target
 from align.target.names import check_sizes
+from align.target.slabs import LayerShape
 
 ARCHITECTURE = "TargetConditionedBlockDrafter"
 FILES = ("config.json", "model*.safetensors", INDEX, MASK, RECORD, "README.md", CHECKSUMS)

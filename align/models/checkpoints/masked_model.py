@@ -17,7 +17,7 @@ from align.models.families import Family, family_of
 from align.models.masked_lm import MaskedLM
 from align.target.inspection.text_model import embedding_names
 from align.target.interface import register
-from align.target.loading import quiet_loading
+from align.target.opening import quiet_loading
 
 # of a config.json, what says how to load it and nothing of the network
 _OWN = {

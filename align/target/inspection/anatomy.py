@@ -17,9 +17,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from align.folder.ends import end_ids
-from align.target.cache import KVCache, LayerShape
+from align.target.cache import KVCache
+from align.target.inspection.own_cache import cache_kinds
 from align.target.masks import Layout, laid
-from align.target.own_cache import cache_kinds
+from align.target.slabs import LayerShape
 
 UNLIMITED = 1 << 20
 """The context of a model whose config names none (ALiBi, recurrent states)."""

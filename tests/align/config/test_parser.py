@@ -40,6 +40,17 @@ def test_every_shipped_recipe_parses_and_says_what_it_is(name: str) -> None:
     assert (FOLDER / f"{name}.yaml").read_text().startswith("# ")
 
 
+def test_every_kind_of_drafter_that_a_recipe_trains_has_a_tiny_twin() -> None:
+    def kind(name: str) -> tuple[str, str]:
+        drafter = load_recipe([f"recipe={name}"]).drafter
+        return drafter.kind, drafter.context
+
+    tiny = [name for name in shipped() if name.startswith("debug_")]
+    assert {kind(name) for name in tiny} == {kind(name) for name in set(shipped()) - {*tiny}}
+    without = [name for name in set(shipped()) - {*tiny} if f"debug_{name}" not in tiny]
+    assert all(name.startswith("smollm2_") for name in without)
+
+
 @pytest.mark.parametrize("path", COMPARED, ids=lambda path: path.stem)
 def test_every_recipe_to_compare_parses_and_says_what_it_is(path: Path) -> None:
     recipe = load_recipe([f"recipe={path}"])

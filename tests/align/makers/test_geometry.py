@@ -7,7 +7,7 @@ import pytest
 from align.common.errors import UserError
 from align.makers.block import block_config
 from align.makers.geometry import activation, first_layers, inner_size, own_shape, start_layers
-from align.target.cache import LayerShape
+from align.target.slabs import LayerShape
 from tests.builders import block_options as options
 from tests.target_models import tiny_target
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from align.target.debug import debug_model
 from align.target.model import Target
-from align.target.proof import proven
-from tests.target_models import some_text, tiny_model, tiny_target
-from tests.target_wrappers import tiny_wrapper
 
 
 def test_rollback_is_a_length(target: Target) -> None:
@@ -28,54 +24,3 @@ def test_cache_refuses_to_overflow(target: Target) -> None:
     cache = target.new_cache(1, 4)
     with pytest.raises(ValueError, match="full"):
         target.forward(torch.ones(1, 5, dtype=torch.int64), cache=cache)
-
-
-@pytest.mark.parametrize(("kind", "chains"), [("deepseek_v32", False), ("minimax_m3_vl_text", True)])
-def test_indexers_keys_are_rolled_back_with_the_others(kind: str, chains: bool) -> None:
-    """Past the number of keys that an indexer chooses; kept paths of a tree where they may branch."""
-    target, own = tiny_target(kind), tiny_model(kind, 260)
-    assert target.chains_only is chains
-    assert any(shape is not None and shape.indexer == 16 for shape in target.anatomy.shapes)
-    tokens, wrong, at = some_text(target, 60), some_text(target, 4, 1), 30
-    with torch.no_grad():
-        wanted = own(tokens).logits
-    cache = target.new_cache(1, 64)
-    found = [target.forward(tokens[:, :at], cache=cache).logits_BLV]
-    for kept in (1, 3, 2, 4, 1, 2, 3):
-        if chains:
-            drafts, rows, see_LL = torch.cat((tokens[:, at : at + kept], wrong), 1), list(range(kept)), None
-        else:  # rejected siblings in front of the tokens that follow the first
-            drafts = torch.cat((tokens[:, at : at + 1], wrong[:, :2], tokens[:, at + 1 : at + kept]), 1)
-            rows, see_LL = [0, *range(3, 2 + kept)], torch.eye(kept + 2, dtype=torch.bool)
-            see_LL[:, 0] = True
-            see_LL[3:, 3:] = torch.ones(kept - 1, kept - 1).tril().bool()
-        output = target.forward(drafts, cache=cache, see_LL=see_LL).logits_BLV
-        assert output is not None
-        found.append(output[:, rows])
-        cache.keep(at, rows)
-        at += kept
-    assert cache.length == at
-    torch.testing.assert_close(torch.cat(found, 1), wanted[:, :at], atol=1e-4, rtol=1e-3)  # type: ignore[arg-type]
-    copies = target.new_cache(2, 64)
-    copies.fill(cache)
-    copies.advance(at)
-    copies.select(torch.tensor([1]))
-    again = target.forward(tokens[:, at:], cache=copies).logits_BLV
-    torch.testing.assert_close(again, wanted[:, at:], atol=1e-4, rtol=1e-3)
-
-
-def test_a_layer_that_asks_how_much_it_holds_is_told_with_the_tokens_of_its_call() -> None:
-    """GLM-5's indexer, once its keys are written; after a rollback too, by the proof."""
-    target = proven(tiny_wrapper("glm5_next"), debug_model("Llama")[1], "glm5_next")
-    assert target.chains_only and target.anatomy.recurrent
-    cache = target.new_cache(1, 9)
-    target.forward(torch.tensor([[4, 5, 6]]), cache=cache)
-    assert cache.end == cache.length == 3
-    cache.length = 2
-    assert cache.end == 2
-    assert cache.rewind() is not None and cache.end == cache.length == 0
-
-
-def test_keys_chosen_by_blocks_of_places_are_not_branched_over() -> None:
-    """MiniMax-M3's blocks of 128 hold all that the proof runs."""
-    assert tiny_target("minimax_m3_vl_text", index_block_size=128).chains_only

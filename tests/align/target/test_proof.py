@@ -9,9 +9,9 @@ import torch
 
 from align.common.errors import UserError
 from align.target import interface
-from align.target.cache import IndexedSlab
 from align.target.debug import debug_model
 from align.target.proof import proven
+from align.target.slabs import IndexedSlab
 from decode.generate import how_it_runs
 from tests.target_models import some_text, tiny_model, tiny_target
 from tests.target_wrappers import tiny_wrapper

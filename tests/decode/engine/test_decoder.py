@@ -184,8 +184,11 @@ def test_malformed_prompts(endless: Target, prompt: Any, line: str) -> None:
         ({"stop": ""}, "non-empty strings"),
         ({"stop": ["a", ""]}, "non-empty strings"),
         ({"stop": [3]}, "non-empty strings"),
-        ({"temprature": 0.7}, "unknown option 'temprature' .did you mean 'temperature'"),
-        ({"max_tokens": 7}, "unknown option 'max_tokens' .did you mean 'max_new_tokens'"),
+        ({"temprature": 0.7}, "generate has no option 'temprature' .did you mean 'temperature'"),
+        ({"max_tokens": 7}, "has no option 'max_tokens' .did you mean 'max_new_tokens'"),
+        ({"record_gap": True}, "has no option 'record_gap' .did you mean 'record_gaps'"),
+        ({"copying": False}, "generate has no option 'copying': it is an option of decode.load"),
+        ({"batch_size": 4}, "generate has no option 'batch_size': it is an option of generate_batch"),
         ({"temperature": -1}, "temperature=-1"),
         ({"temperature": 1, "sampling": Sampling()}, "sampling and temperature are two places"),
     ],
@@ -201,6 +204,8 @@ def test_sampling_by_its_fields(endless: Target) -> None:
     assert named.tokens == decoder.generate(PROMPT, max_new_tokens=8, sampling=expected).tokens
     batch = decoder.generate_batch([PROMPT, PROMPT], max_new_tokens=8, temperature=1.0, seed=4)
     assert batch[0].tokens == named.tokens != batch[1].tokens  # which has seed 5
+    with pytest.raises(UserError, match="generate_batch has no option 'stream': it is an option of generate"):
+        decoder.generate_batch([PROMPT], stream=print)
     with pytest.raises(UserError, match="sampling for each prompt and seed for all"):
         decoder.generate_batch([PROMPT], sampling=[Sampling()], seed=4)
 

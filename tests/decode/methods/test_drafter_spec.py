@@ -100,8 +100,10 @@ def test_a_method_by_name_from_python(parts: Parts, tmp_path: Path) -> None:
     save_standalone(parts.diffusion, tmp_path / "sedd")
     decoder = decode.load("debug", tmp_path / "sedd", method="specdiff:gamma=5:steps=2", dtype="float32")
     assert decoder.name == "diffusion" and decoder.drafter.draft_tokens == 5  # type: ignore[union-attr]
-    with pytest.raises(UserError, match="takes its options behind colons"):
-        decode.load("debug", tmp_path / "sedd", method="specdiff", steps=2)
+    with pytest.raises(UserError, match="options behind colons: method='specdiff:nodes=0:steps=2'"):
+        decode.load("debug", tmp_path / "sedd", method="specdiff", steps=2, tree_nodes=0)
+    with pytest.raises(UserError, match="method 'plain:steps=2': unknown option 'steps'"):
+        decode.load("debug", method="plain", steps=2)
     with pytest.raises(UserError, match="unknown method 'specdif'"):
         decode.load("debug", method="specdif")
     with pytest.raises(UserError, match="both of the kind diffusion"):

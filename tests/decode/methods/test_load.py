@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from align.target.loading import load_target, reload
 from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.block import BlockProposer
+from decode.engine.decoder import check_options
 from tests.builders import PROMPT, switching_target
 from tests.builders import block_network as network
 
@@ -56,9 +58,21 @@ def test_template_switches_and_system_prompt(target: Target, tmp_path: Path) -> 
         decode.load(target, system="Be brief.")
     with pytest.raises(UserError, match="draft_tokens=0"):
         decode.load(target, "lookup", draft_tokens=0)
+    assert decode.UserError is UserError
+
+
+def test_an_option_that_it_does_not_have() -> None:
     with pytest.raises(UserError, match="no option 'draftr' .did you mean 'drafter'"):
         decode.load("never/loaded", draftr="lookup")
-    assert decode.UserError is UserError
+    with pytest.raises(
+        UserError, match="decode.load has no option 'temperature': it is an option of generate"
+    ):
+        decode.load("never/loaded", temperature=0.7)
+    for name in inspect.signature(decode.load).parameters.keys() - {"unknown"}:  # the decoder sends there
+        with pytest.raises(
+            UserError, match=f"generate has no option '{name}': it is an option of decode.load"
+        ):
+            check_options("generate", [name])
 
 
 @pytest.mark.parametrize("drafter", ["lookup", "none", None])

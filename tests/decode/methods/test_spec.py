@@ -22,6 +22,8 @@ def test_methods_as_they_are_written() -> None:
     [
         ("specdif", "unknown method 'specdif'.*'specdiff'"),
         ("specdiff:stepps=2", "unknown option 'stepps'.*'steps'"),
+        ("specdiff:tree_nodes=3", "unknown option 'tree_nodes' .did you mean 'nodes'"),
+        ("plain:gamma=4", "unknown option 'gamma': plain has none"),
         ("specdiff:steps", "'steps' is not key=value"),
         ("specdiff:steps=two", "steps='two' must be a whole number"),
         ("specdiff:hot_start=maybe", "hot_start='maybe' must be true or false"),

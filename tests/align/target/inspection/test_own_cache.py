@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicCache
 from align.common.errors import UserError
 from align.target.cache import KVCache
 from align.target.inspection.anatomy import decoder
-from align.target.own_cache import CacheKinds, cache_kinds, cache_of_its_own
+from align.target.inspection.own_cache import CacheKinds, cache_kinds, cache_of_its_own
 from tests.target_models import generated, some_text, tiny_model, tiny_target
 
 

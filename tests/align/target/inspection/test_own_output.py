@@ -7,8 +7,8 @@ import torch
 
 from align.common.errors import UserError
 from align.target.debug import debug_model
+from align.target.inspection.own_output import own_output
 from align.target.logits import PLAIN
-from align.target.own_output import own_output
 from align.target.proof import proven
 from tests.target_models import some_text, tiny_model, tiny_target
 

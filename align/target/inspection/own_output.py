@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from align.target.inspection.anatomy import cache_name, decoder, eos_ids
+from align.target.inspection.own_cache import cache_of_its_own
 from align.target.logits import over_the_head
-from align.target.own_cache import cache_of_its_own
 
 TEXT = "One model, run in two ways, says the same: first whole, then piece by piece through a cache."
 LENGTH, CUT = 14, 9

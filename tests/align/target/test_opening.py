@@ -1,0 +1,154 @@
+"""Models as transformers opens them: of which class, with all their weights, with code of their own, or refused in a line."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from align.common.errors import UserError
+from align.target.loading import load_target, load_tokenizer
+from align.target.model import Target
+from decode.drafters.lookup import LookupDrafter
+from decode.engine.decoder import Decoder
+from tests.target_models import WINDOW, some_text
+from tests.target_wrappers import save_wrapper, tiny_wrapper
+
+
+def test_surplus_weights_are_named_in_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of autoregressive drafters too, which are opened so; those of other kinds are refused with them."""
+    target = load_target("debug")
+    target.model.save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(str(path)) | {"model.odd": torch.ones(2), "odder": torch.ones(1)}
+    save_file(weights, str(path), metadata={"format": "pt"})
+    capfd.readouterr()
+    load_target(str(tmp_path))
+    said = capfd.readouterr().err
+    assert said.endswith("weights that the network has not, and that are left out: 'model.odd', and 1 more\n")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_vl"])
+def test_a_model_with_towers_runs_on_text(kind: str, tmp_path: Path) -> None:
+    """Beyond its window, with a vocabulary wider than the tokenizer's and several tokens that end a text; its position in
+    three parts, or not."""
+    own = tiny_wrapper(kind, vocab_size=288)
+    own.generation_config.eos_token_id = [2, 7]
+    save_wrapper(own, tmp_path)
+    loaded = load_target(str(tmp_path), "float32", "cpu")
+    assert (loaded.vocab_size, len(loaded.tokenizer), loaded.eos_ids) == (288, 260, (2, 7))
+    prompt = some_text(loaded, WINDOW + 9)
+    given = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 12, "do_sample": False}
+    wanted = own.generate(prompt, **given, pad_token_id=2)[0, prompt.shape[1] :].tolist()
+    for drafter in (None, LookupDrafter(3)):
+        assert Decoder(loaded, drafter).generate(prompt[0].tolist(), max_new_tokens=12).tokens == wanted
+    assert loaded.decode([280, 70]) == loaded.decode([70])
+    config = json.loads((tmp_path / "config.json").read_text())
+    for file in tmp_path.glob("chat_template*"):  # old folders have it beside the processor
+        file.unlink()
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "{{ messages[0].content }}!"}')
+    config["text_config"]["eos_token_id"] = [2, 9]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "generation_config.json").unlink()
+    again = load_target(str(tmp_path), "float32", "cpu")
+    assert again.eos_ids == (2, 9)
+    if kind == "qwen2_vl":
+        assert again.tokenizer.decode(again.chat_tokens("Hi")) == "Hi!"
+
+
+def test_a_whole_whose_text_model_finds_no_weights_is_opened_whole(tmp_path: Path) -> None:
+    """Emu3 is listed as a causal language model too, under whose names nothing of a whole checkpoint lies."""
+    own, tokens = tiny_wrapper("emu3"), torch.arange(30, 50)[None]
+    save_wrapper(own, tmp_path)
+    loaded = load_target(str(tmp_path), "float32", "cpu")
+    assert type(loaded.model) is type(own)
+    torch.testing.assert_close(loaded.forward(tokens).logits_BLV, own(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            transformers.T5Config(),
+            "'t5' .no architecture named. is an encoder and a decoder: it continues no text",
+        ),
+        (transformers.CLIPConfig(), "'clip' .no architecture named. is no language model"),
+    ],
+)
+def test_what_writes_no_text_by_itself_is_refused(
+    config: transformers.PreTrainedConfig, says: str, target: Target, tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"architecture {says}"):
+        load_target(str(tmp_path))
+
+
+CODE = """
+from pathlib import Path
+from typing import Any
+Path({mark!r}).touch()
+from transformers import PretrainedConfig, LlamaForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+class C(LlamaConfig):
+    model_type = "own"
+class M(LlamaForCausalLM):
+    config_class = C
+class T(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+@pytest.mark.parametrize("whose", ["model", "tokenizer"])
+def test_code_that_comes_with_a_model_runs_only_when_asked_for(
+    target: Target,
+    tmp_path: Path,
+    whose: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And nobody is asked on the terminal."""
+    folder, mark = tmp_path / "m", tmp_path / "ran"
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\ny\ny\n"))
+    target.model.save_pretrained(str(folder))
+    target.tokenizer.save_pretrained(str(folder))
+    (folder / "own.py").write_text(CODE.format(mark=str(mark)))
+    name, added = {
+        "model": ("config.json", {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}),
+        "tokenizer": ("tokenizer_config.json", {"AutoTokenizer": [None, "own.T"]}),
+    }[whose]
+    values = json.loads((folder / name).read_text())
+    values |= {"auto_map": added} | ({"model_type": "own"} if whose == "model" else {"tokenizer_class": "T"})
+    (folder / name).write_text(json.dumps(values))
+    if whose == "model":
+        with pytest.raises(UserError, match="comes with Python code of its own.*--trust-remote-code"):
+            load_target(str(folder))
+    else:
+        try:  # a tokenizer with a class of its own may be readable without it
+            load_target(str(folder))
+        except UserError as error:
+            assert "--trust-remote-code" in str(error)
+        try:
+            load_tokenizer(folder)
+        except UserError as error:
+            assert "--trust-remote-code" in str(error)
+    assert not mark.exists() and "y/N" not in capsys.readouterr().out
+    trusted = load_target(str(folder), trust_remote_code=True)
+    assert mark.exists() and trusted.trust_remote_code
+
+
+def test_a_weight_in_another_shape_is_named(tmp_path: Path) -> None:
+    whole, name = load_target("debug", fast=False), "model.layers.1.mlp.up_proj.weight"
+    whole.model.save_pretrained(tmp_path)
+    whole.tokenizer.save_pretrained(tmp_path)
+    tensors = load_file(str(path := tmp_path / "model.safetensors"))
+    save_file(tensors | {name: tensors[name][:40].contiguous()}, str(path), metadata={"format": "pt"})
+    with pytest.raises(UserError, match=f"lacks '{name}', or has it in another shape"):
+        load_target(str(tmp_path))
