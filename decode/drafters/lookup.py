@@ -48,6 +48,13 @@ class LookupSession(DraftSession):
         self.indexed = 0
 
     def propose(self, k: int) -> Proposal | None:
+        found = self.found()
+        return None if found is None else self.copy(found[0], k)
+
+    def found(self, enough: int = 0) -> tuple[int, int] | None:
+        """Where the text goes on after the last occurrence of its longest ending that is looked up, and how many tokens the text
+        before that place has in common with its own ending: those looked up, and if all `longest` agree, more of them up to
+        `enough`. None: no ending occurred before."""
         tokens = self.request.tokens
         for end in range(self.indexed + 1, len(tokens)):  # n-grams that something follows
             for n in range(self.shortest, min(self.longest, end) + 1):
@@ -56,12 +63,14 @@ class LookupSession(DraftSession):
         for n in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
             start = self.follows.get(tuple(tokens[-n:]))
             if start is not None:
-                copied = torch.tensor(self._copy(tokens, start, k), device=self.request.target.device)
-                return Proposal(copied, "point")
+                while self.longest <= n < min(enough, start) and tokens[start - n - 1] == tokens[-n - 1]:
+                    n += 1
+                return start, n
         return None
 
-    @staticmethod
-    def _copy(tokens: list[int], start: int, k: int) -> list[int]:
+    def copy(self, start: int, k: int) -> Proposal:
         """k tokens from `start` on; past the end of the text it copies from the copy, so that a cycle continues."""
+        tokens = self.request.tokens
         period = len(tokens) - start
-        return [tokens[start + i % period] for i in range(k)]
+        copied = [tokens[start + i % period] for i in range(k)]
+        return Proposal(torch.tensor(copied, device=self.request.target.device), "point")

@@ -22,9 +22,10 @@ class CopyingDrafter:
 
     Args:
         inner: a drafter of any law.
-        copy_tokens: length of the first copy. After one that was accepted whole the next has twice as many tokens and one more,
-            which doubles the rows of a call.
-        most_tokens: the longest copy.
+        copy_tokens: length of a copy after the shortest match. Every token more that agrees makes it two tokens longer: the longer a
+            text has repeated itself, the longer it goes on to. (SmolLM2's greedy answers to MT-Bench, first 15 tokens of a copy: 2.2
+            accepted after a match of two, 4.6 after four, 7.7 after nine, 11.6 after twelve and more.)
+        most_tokens: the longest copy. With the last committed token 31 are the 32 rows that `align.kernels` takes at a time.
         shortest, shortest_sampled: the shortest match, in tokens, that a copy needs at temperature 0 and above. On SmolLM2's
             own greedy answers the text after a repeated pair continued as before for 1.6 tokens of 8; on answers at
             temperature 1 three tokens are needed for 0.9. A trained drafter's own drafts lie between.
@@ -35,7 +36,7 @@ class CopyingDrafter:
         self,
         inner: Drafter,
         copy_tokens: int = 5,
-        most_tokens: int = 15,
+        most_tokens: int = 31,
         shortest: int = 2,
         shortest_sampled: int = 3,
         longest: int = 6,
@@ -62,18 +63,15 @@ class CopyingSession(WrappingSession):
     def __init__(self, drafter: CopyingDrafter, inner: DraftSession, lookup: LookupSession, law: Law) -> None:
         super().__init__(inner)
         self.drafter, self.lookup, self.law = drafter, lookup, law
-        self.length = drafter.copy_tokens
-        self.whole = -1  # the text's length if the last copy is accepted whole
 
     def propose(self, k: int) -> Proposal | None:
-        drafter, here = self.drafter, len(self.lookup.request.tokens)
-        grown = min(2 * self.length + 1, drafter.most_tokens)
-        self.length = grown if here == self.whole else drafter.copy_tokens
-        copy = self.lookup.propose(min(k, self.length))
-        if copy is None:
-            self.whole = -1
+        drafter, lookup = self.drafter, self.lookup
+        found = lookup.found(drafter.most_tokens)
+        if found is None:
             return self.inner.propose(min(k, drafter.inner.draft_tokens))
-        self.whole = here + len(copy) + 1
+        start, agreed = found
+        length = drafter.copy_tokens + 2 * (agreed - lookup.shortest)
+        copy = lookup.copy(start, min(k, length, drafter.most_tokens))
         if self.law == "point":
             return copy
         ids_S, column_K = copy.tokens_K.unique(return_inverse=True)

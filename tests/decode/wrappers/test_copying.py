@@ -53,17 +53,18 @@ def test_at_temperature_0_a_copy_is_a_point() -> None:
     assert copy.law == "point" and copy.q is None and copy.tokens_K.tolist() == [3, 1, 2, 3]
 
 
-def test_copies_grow_while_they_are_accepted_whole() -> None:
-    text = [1, 2, 3] * 3
-    drafts = session(text, 0.0, "guessed")
-    for length in (5, 11, 15, 15):
-        copy = drafts.propose(99)
-        assert len(copy) == length
-        text += [1 + (len(text) + i) % 3 for i in range(length + 1)]
-    drafts.propose(99)
-    text += [1 + (len(text) + i) % 3 for i in range(2)]  # fewer than were copied
-    assert len(drafts.propose(99)) == 5
-    assert len(drafts.propose(2)) == 2  # room for no more
+@pytest.mark.parametrize(("temperature", "ending"), [(0.0, 2), (1.0, 3)])
+def test_the_longer_the_match_the_longer_the_copy(temperature: float, ending: int) -> None:
+    """By two tokens for one, past the longest ending that is looked up too, up to the text before it and to the longest copy."""
+    kind = "guessed" if temperature == 0 else "independent"
+    for n in range(ending, 30):
+        same = [100 + i for i in range(n)]
+        for before in ([], [7]):
+            text = [*before, *same, 1, 2, 3, 8, *same]
+            copy = session(text, temperature, kind).propose(99)
+            assert len(copy) == min(5 + 2 * (n - ending), 31)
+            assert copy.tokens_K.tolist()[:4] == [1, 2, 3, 8]
+            assert len(session(text, temperature, kind).propose(2)) == 2  # room for no more
 
 
 @pytest.mark.slow
