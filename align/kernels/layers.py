@@ -213,11 +213,12 @@ class LayerStack:
             its.apart = rows.apart
         library = self._library
         scratch = x_RD.new_empty(library.layers_scratch(byref(self._stack), given, len(given)))
-        wanted = list(dict.fromkeys(taps))
-        tapped, where = x_RD.new_empty(len(wanted), count, self.width), (c_void_p * len(self.weights))()
-        for layer, place in zip(wanted, tapped, strict=True):
-            where[layer] = place.data_ptr()
+        wanted, tapped, where = list(dict.fromkeys(taps)), None, None
+        if wanted:
+            tapped, where = x_RD.new_empty(len(wanted), count, self.width), (c_void_p * len(self.weights))()
+            for layer, place in zip(wanted, tapped, strict=True):
+                where[layer] = place.data_ptr()
         library.layers_forward(
             byref(self._stack), x_RD.data_ptr(), None if state_D is None else state_D.data_ptr(), cos_Rw.data_ptr(), sin_Rw.data_ptr(), given, len(given), where, scratch.data_ptr(),
         )  # fmt: skip
-        return x_RD, tapped[[wanted.index(layer) for layer in taps]] if taps else None
+        return x_RD, None if tapped is None else tapped[[wanted.index(layer) for layer in taps]]

@@ -7,6 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from align.kernels.gradients import without_gradients
 from align.kernels.linear import Matrix, few_rows
 from align.models.block import BlockDrafter
 from align.models.block_stack import drafted
@@ -47,7 +48,7 @@ class BlockSession:
         """Layers whose outputs `observe` needs."""
         return tuple(self.drafter.config.target_layer_ids) if self.own is not None else ()
 
-    @torch.no_grad()
+    @without_gradients
     def observe(self, hidden_BLD: Tensor, taps_BLFD: Tensor | None, kept: int) -> None:
         """Take in the first `kept` ≥ 1 positions of a target forward that are now committed."""
         dtype = self.drafter.norm.weight.dtype
@@ -61,7 +62,7 @@ class BlockSession:
                 layer.update(k, v)
             self.own.advance(kept)
 
-    @torch.no_grad()
+    @without_gradients
     def hidden(self, last_token: int) -> Tensor:
         """Hidden states of the drafts of the block that starts at `last_token`, which follows the cached context: (K, D)."""
         drafter = self.drafter
@@ -75,7 +76,7 @@ class BlockSession:
             return self._hidden_of_rows(drafter.placed(embedded)[0], 1, self.before[0])[0]
         return self._hidden_of_rows(drafter.conditioned(embedded, self.before)[0], 1)[0]
 
-    @torch.no_grad()
+    @without_gradients
     def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
         """Hidden states of the drafts of N blocks that all follow the cached context, in one pass: (N, K, D).
 
@@ -127,13 +128,13 @@ class BlockSession:
             x = layer.draft(x, cos, sin, ctx_k, ctx_v, mask)
         return self.drafter.norm(x)
 
-    @torch.no_grad()
+    @without_gradients
     def bias_inputs(self, hidden_KD: Tensor) -> Tensor | None:
         """The inputs of `bias` for all rows at once, a line each (the head's own width), or None without a Markov head."""
         markov = self.drafter.markov
         return None if markov is None else markov.inputs(hidden_KD)
 
-    @torch.no_grad()
+    @without_gradients
     def bias(self, input_r: Tensor, previous: Tensor) -> Tensor:
         """The Markov bias on one row's logits after each of the tokens `previous` (…): (…, Vd). `input_r`: the row's
         line of `bias_inputs`, or one line for each token."""
@@ -143,7 +144,7 @@ class BlockSession:
         # the rounded basis has the last layer multiplied in
         return few_rows(z if self.drafter._rounded is not None else markov.finish(z), *self.basis).float()
 
-    @torch.no_grad()
+    @without_gradients
     def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:
         """Predicted probability, 0..1, that the draft of one row (D,) after the token `previous` (1,) is accepted if those before
         it are."""

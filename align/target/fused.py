@@ -23,6 +23,7 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
+from align.kernels.gradients import without_gradients
 from align.kernels.layers import LayerStack, Memory, Rows, Weights
 from align.kernels.linear import MOST_ROWS, RowsLinear, rows_library
 from align.target.cache import KVCache
@@ -44,7 +45,7 @@ class FusedLayers:
     def __init__(self, stack: LayerStack, body: Any, fixed: bool) -> None:
         self.stack, self.body, self.fixed = stack, body, fixed
         self.parts, self.constants = _parts(body), [_constants(layer) for layer in body.layers]
-        self._tables: tuple[Tensor, Tensor] | None = None
+        self._tables_2Sw: Tensor | None = None
 
     def takes(self, tokens_BL: Tensor, layout: Layout | Together, cache: Any) -> bool:
         """Whether a forward is one for it: few rows of one-row caches, at positions from 0 on."""
@@ -65,7 +66,7 @@ class FusedLayers:
             and [_constants(layer) for layer in layers] == self.constants
         )
 
-    @torch.no_grad()
+    @without_gradients
     def __call__(
         self,
         tokens_1L: Tensor,
@@ -86,8 +87,10 @@ class FusedLayers:
             )
             for c, p in zip(caches, parts, strict=True)
         ]
-        x_LD = self.body.embed_tokens(tokens_1L[0])
-        cos_Lw, sin_Lw = self.rotary(x_LD, positions_1L[0], int(positions_1L.max()) + 1)
+        x_LD = torch.embedding(
+            self.body.embed_tokens.weight, tokens_1L[0]
+        )  # a module's call takes twice as long
+        cos_Lw, sin_Lw = self.rotary(x_LD, positions_1L[0], max(p.span[1] for p in parts) + 1)
         hidden_LD, taps_FLD = self.stack(x_LD, cos_Lw, sin_Lw, rows, taps)
         return hidden_LD[None], None if taps_FLD is None else taps_FLD.transpose(0, 1)[None]
 
@@ -96,16 +99,16 @@ class FusedLayers:
         if not self.fixed:
             cos, sin = self.body.rotary_emb(x_LD[None], positions_L[None])
             return cos[0], sin[0]
-        if self._tables is None or len(self._tables[0]) < end:
+        if self._tables_2Sw is None or self._tables_2Sw.shape[1] < end:
             places = torch.arange(max(512, 2 * end))[None]
-            cos, sin = self.body.rotary_emb(x_LD[None], places)
-            self._tables = cos[0], sin[0]
-        return self._tables[0][positions_L], self._tables[1][positions_L]
+            self._tables_2Sw = torch.cat(self.body.rotary_emb(x_LD[None], places))
+        cos_Lw, sin_Lw = self._tables_2Sw[:, positions_L]
+        return cos_Lw, sin_Lw
 
 
 def _takes_layout(layout: Layout) -> bool:
     positions, see = layout.positions_BL, layout.see_LL
-    plain = layout.mask is None and not layout.slots and len(positions) == 1 and int(positions.min()) >= 0
+    plain = layout.mask is None and not layout.slots and len(positions) == 1 and layout.span[0] >= 0
     return plain and (
         see is None or (see.dtype == torch.bool and tuple(see.shape) == (positions.shape[1],) * 2)
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,6 +46,12 @@ class Layout:
     slots: bool = False
     groups_seen: set[int] = field(default_factory=set)
     """Query heads a key head of the layers that came to our attention function."""
+
+    @cached_property
+    def span(self) -> tuple[int, int]:
+        """The first and the last position of the new tokens."""
+        positions = self.positions_BL.flatten().tolist()
+        return min(positions), max(positions)
 
     def visible(self, rule: Rule | None) -> Tensor:
         """Who attends to what, bool (B or 1, 1, L, S); `rule`: None = no more than the order of the tokens."""

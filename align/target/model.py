@@ -19,6 +19,7 @@ from align.common.errors import UserError, in_one_line
 from align.common.provenance import memory_bytes
 from align.folder.chat import Chat, Messages, rendered
 from align.folder.tokenizer import first_id, text_ids
+from align.kernels.gradients import without_gradients
 from align.kernels.linear import speed_up_linears
 from align.target.cache import KVCache, SharedCache
 from align.target.fused import FusedLayers, fused
@@ -167,7 +168,7 @@ class Target:
             shapes, batch, capacity, self.dtype, self.device, self.anatomy.other_layers()
         )
 
-    @torch.no_grad()
+    @without_gradients
     def forward(
         self,
         tokens_BL: Tensor,
@@ -220,8 +221,9 @@ class Target:
 
     def _counted(self, past: int, length: int, see_LL: Tensor | None) -> Tensor:
         """Positions (1, L) counted on from the cache's length; in a tree by depth."""
-        depth = torch.arange(length, device=self.device) if see_LL is None else see_LL.sum(1) - 1
-        return (past + depth)[None]
+        if see_LL is None:
+            return torch.arange(past, past + length, device=self.device)[None]
+        return (past - 1 + see_LL.sum(1))[None]
 
     def _states(
         self,
@@ -275,7 +277,7 @@ class Target:
             hidden_BLD = self.before_head(hidden_BLD)
         return hidden_BLD.to(self.dtype), taps_BLFD  # Mamba's residuals are fp32 in any type
 
-    @torch.no_grad()
+    @without_gradients
     def forward_together(
         self,
         tokens: Sequence[Tensor],

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
+from align.kernels.gradients import without_gradients
 from align.target.model import Target, TargetOutput
 from decode.drafters.base import Drafter, DraftSession, Request
 from decode.engine.detokenizer import TextStream
@@ -23,7 +24,7 @@ from decode.engine.output import Generation, Tree
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
 from decode.speculation.sampling import Sampling, penalised, position_noise, seeded
-from decode.speculation.tree import MOST_NODES, ancestors
+from decode.speculation.tree import MOST_NODES, ancestors, node_depths
 from decode.speculation.verification import Outcome, Round
 from decode.speculation.verification import verify_rounds as verify_rounds
 
@@ -31,10 +32,12 @@ PREFILL_CHUNK = 2048
 
 
 class Call(NamedTuple):
-    """The target call of a round: its tokens and, where drafts branch, which of them each one attends to (bool)."""
+    """The target call of a round: its tokens and, where drafts branch, which of them each one attends to (bool), and how many of
+    them lie before it."""
 
     tokens_1L: Tensor
     see_LL: Tensor | None
+    depth_L: Tensor | None
 
 
 class Engine:
@@ -79,7 +82,6 @@ class Engine:
         """Prefill the prompt and choose the first token."""
         _begin([self])
 
-    @torch.no_grad()
     def prefill(self) -> Round:
         """Run the target over the prompt; returns the round that chooses the first token."""
         self.started = perf_counter()
@@ -132,31 +134,37 @@ class Engine:
         seed, size, device = self.sampling.seed, self.target.vocab_size, self.target.device
         return lru_cache(maxsize=64)(lambda position: position_noise(seed, position, size, device))
 
-    def _forward(self, tokens_1L: Tensor, logits: bool = True, see_LL: Tensor | None = None) -> TargetOutput:
-        taps = self.session.taps if self.session is not None else ()
+    def _forward(
+        self,
+        tokens_1L: Tensor,
+        logits: bool = True,
+        see_LL: Tensor | None = None,
+        depth_L: Tensor | None = None,
+    ) -> TargetOutput:
+        taps, cache = self.session.taps if self.session is not None else (), self.request.cache
+        positions_1L = None if depth_L is None else (cache.length + depth_L)[None]
         return self.target.forward(
-            tokens_1L, cache=self.request.cache, see_LL=see_LL, taps=taps, logits=logits
+            tokens_1L, cache=cache, positions_BL=positions_1L, see_LL=see_LL, taps=taps, logits=logits
         )
 
-    @torch.no_grad()
     def begin_round(self) -> Call:
         """Draft; returns the call that the target has to run."""
         started = perf_counter()
         self.proposal = self._propose()
-        parents = self.proposal.parents
-        see_LL = None if parents is None else ancestors(parents).to(self.target.device)
+        parents, see_LL, depth_L = self.proposal.parents, None, None
+        if parents is not None:
+            see_LL, depth_L = (t.to(self.target.device) for t in (ancestors(parents), node_depths(parents)))
         self.drafted = perf_counter()
         self.out.draft_seconds += self.drafted - started
         last = torch.tensor([self.request.tokens[-1]], device=self.target.device)
         tokens_L = torch.cat((last, self.proposal.tokens_K)) if len(self.proposal) else last
-        return Call(tokens_L[None], see_LL)
+        return Call(tokens_L[None], see_LL, depth_L)
 
     def to_verify(self, output: TargetOutput) -> Round:
         """What is to be verified, with the target's output."""
         assert output.logits_BLV is not None
         return self._round(output.logits_BLV[0], self.proposal)
 
-    @torch.no_grad()
     def finish_round(self, output: TargetOutput, outcome: Outcome) -> None:
         """Commit what was accepted of the drafts."""
         proposal, cache = self.proposal, self.request.cache
@@ -222,6 +230,7 @@ class Engine:
         return min(len(outcome.accepted), len(fresh))
 
 
+@torch.no_grad()
 def run_together(engines: Sequence[Engine], most: int = 1) -> None:
     """Run requests to their ends, at most `most` at a time in one target call; as one ends the next begins.
 
@@ -257,6 +266,7 @@ def _run_to_the_end(engines: Sequence[Engine], most: int) -> None:
         running = [engine for engine in running if not engine.out.finish]
 
 
+@without_gradients
 def _begin(engines: Sequence[Engine]) -> None:
     """Prefill each request's prompt and choose its first token."""
     rounds = [engine.prefill() for engine in engines]
@@ -266,7 +276,7 @@ def _begin(engines: Sequence[Engine]) -> None:
 
 def _forward_together(running: Sequence[Engine], calls: Sequence[Call]) -> list[TargetOutput]:
     if len(running) == 1:
-        return [running[0]._forward(calls[0].tokens_1L, see_LL=calls[0].see_LL)]
+        return [running[0]._forward(calls[0].tokens_1L, True, calls[0].see_LL, calls[0].depth_L)]
     return running[0].target.forward_together(
         [call.tokens_1L for call in calls],
         [engine.request.cache for engine in running],

@@ -154,7 +154,7 @@ class Proposal:
             raise ValueError(f"these drafts of law {self.law!r} {what}{self._shape}")
         if self.siblings is not None and self.siblings not in SIBLINGS:
             raise ValueError(f"unknown siblings {self.siblings!r} (one of: {', '.join(SIBLINGS)})")
-        if self.tokens_K.device.type in SEEN_AT_ONCE and bool(self._unlike()):
+        if self.q is not None and self.tokens_K.device.type in SEEN_AT_ONCE and bool(self._unlike()):
             raise ValueError(self.fault_in(2))
 
     def faults(self) -> Tensor | None:

@@ -42,6 +42,12 @@ def ancestors(parents: tuple[int, ...]) -> Tensor:
     return see_MM
 
 
+@lru_cache(maxsize=512)
+def node_depths(parents: tuple[int, ...]) -> Tensor:
+    """How many nodes lie above each, int64 (M,), M = N + 1 nodes with the root first. On the CPU."""
+    return torch.tensor([0, *depths(parents)])
+
+
 @lru_cache(maxsize=4096)
 def visits(parents: tuple[int, ...]) -> tuple[tuple[int, bool], ...]:
     """A depth-first walk, children in order: (node, False) on the way down, (node, True) on the way up."""

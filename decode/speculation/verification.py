@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from align.kernels.gradients import without_gradients
 from decode.speculation.proposal import SEEN_AT_ONCE, Proposal
 from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw_at, probs, uniform
 from decode.speculation.tree import depths, path_to, walk
@@ -74,7 +75,7 @@ Fetched = tuple[Tensor, Callable[[list[int]], Outcome]]
 """What a round needs on the host, int64, one-dimensional; and the function from that to its outcome."""
 
 
-@torch.no_grad()
+@without_gradients
 def verify_rounds(rounds: Sequence[Round]) -> list[Outcome]:
     """Accept a path of each proposal and choose the token after it.
 

@@ -1,0 +1,26 @@
+"""Functions that keep no gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def without_gradients(function: Callable[Given, Found]) -> Callable[Given, Found]:
+    """As `torch.no_grad()` before a function. Where gradients are off already it costs next to nothing: within a round of decoding,
+    after a call of the target has swept the caches, each `no_grad` takes some 15 µs."""
+
+    @wraps(function)
+    def wrapped(*args: Given.args, **kwargs: Given.kwargs) -> Found:
+        if not torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+    return wrapped
