@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from align.kernels.gradients import without_gradients
-from align.kernels.linear import Matrix, few_rows
+from align.kernels.layers import RepeatedCall
+from align.kernels.linear import MOST_ROWS, Matrix, few_rows
 from align.models.block import BlockDrafter
 from align.models.block_stack import drafted
 from align.target.attention import block_mask
 from align.target.cache import KVCache
+from align.target.fused import memory_of
 from align.target.slabs import LayerShape
 
 
@@ -34,7 +36,8 @@ class BlockSession:
         if drafter.markov is not None:
             rounded = drafter._rounded
             self.basis = Matrix(drafter.markov.basis_Vr()) if rounded is None else rounded.basis
-        self._masks: Tensor | None = None  # the embedded block after its first token, (1, R − 1, D)
+        self._block: Tensor | None = None  # the embedded block, its first token to be filled in, (1, R, D)
+        self._repeated: RepeatedCall | None = None
         self.own: KVCache | None = None
         if config.context == "taps":
             shape = LayerShape(
@@ -67,14 +70,36 @@ class BlockSession:
         """Hidden states of the drafts of the block that starts at `last_token`, which follows the cached context: (K, D)."""
         drafter = self.drafter
         assert self.before is not None
-        if self._masks is None:
+        if self._block is None:
             tokens = torch.zeros(1, drafter.config.rows, dtype=torch.int64, device=self.before.device)
-            self._masks = drafter.target.embed(drafter.masked(tokens)[:, 1:])
+            self._block = drafter.target.embed(drafter.masked(tokens))
+        if (found := self._in_one_call(last_token)) is not None:
+            return found
         last = drafter.target.embed(torch.tensor([[last_token]], device=self.before.device))
-        embedded = torch.cat((last, self._masks), dim=1)
+        embedded = torch.cat((last, self._block[:, 1:]), dim=1)
         if self.passes == 1 and drafter.stack is not None and drafter.stack.state is not None:
             return self._hidden_of_rows(drafter.placed(embedded)[0], 1, self.before[0])[0]
         return self._hidden_of_rows(drafter.conditioned(embedded, self.before)[0], 1)[0]
+
+    def _in_one_call(self, last_token: int) -> Tensor | None:
+        """`hidden` with nothing made anew but the input rows; None where a pass is not one call of the drafter's layers after the
+        target's own keys, at positions that the target keeps a table of."""
+        drafter, cache, fused = self.drafter, self.cache, self.drafter.target.fused
+        stack, start = drafter.stack, cache.length
+        plain = self.passes == 1 and self.own is None and drafter.places is None and cache.rows == 1
+        if not plain or fused is None or stack is None or stack.state is None or drafter.config.rotaries:
+            return None
+        assert self._block is not None and self.before is not None
+        rows = self._block.shape[1]
+        if rows > MOST_ROWS or (tables_2Sw := fused.tables(start + rows)) is None:
+            return None
+        memory = memory_of(cache, tuple(drafter.config.target_layer_ids))
+        if self._repeated is None or self._repeated.memory is not memory:
+            self._repeated = RepeatedCall(stack, memory, _apart(1, rows, self._block.device)[1])
+        x_RD = self._block[0].clone()
+        x_RD[0] = fused.body.embed_tokens.weight[last_token]
+        self._repeated(x_RD, self.before[0], tables_2Sw, start)
+        return drafter.drafting(x_RD)
 
     @without_gradients
     def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:

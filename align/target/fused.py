@@ -96,14 +96,19 @@ class FusedLayers:
 
     def rotary(self, x_LD: Tensor, positions_L: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """The model's own rotary tables at these positions, all below `end`, (L, width) each."""
-        if not self.fixed:
+        if (tables_2Sw := self.tables(end)) is None:
             cos, sin = self.body.rotary_emb(x_LD[None], positions_L[None])
             return cos[0], sin[0]
-        if self._tables_2Sw is None or self._tables_2Sw.shape[1] < end:
-            places = torch.arange(max(512, 2 * end))[None]
-            self._tables_2Sw = torch.cat(self.body.rotary_emb(x_LD[None], places))
-        cos_Lw, sin_Lw = self._tables_2Sw[:, positions_L]
+        cos_Lw, sin_Lw = tables_2Sw[:, positions_L]
         return cos_Lw, sin_Lw
+
+    def tables(self, end: int) -> Tensor | None:
+        """The cosines and the sines of all positions below `end`, and of more, (2, S, width); None where a position's depend on the
+        length of the text."""
+        if self.fixed and (self._tables_2Sw is None or self._tables_2Sw.shape[1] < end):
+            places = torch.arange(max(512, 2 * end))[None]
+            self._tables_2Sw = torch.cat(self.body.rotary_emb(self.body.embed_tokens.weight[:1], places))
+        return self._tables_2Sw
 
 
 def _takes_layout(layout: Layout) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.kernels.layers import LayerStack, Memory, Rows, Weights
+from align.kernels.layers import LayerStack, Memory, RepeatedCall, Rows, Weights
 from align.kernels.linear import Matrix, rounded, rows_library
 from align.target.attention import rotate
 
@@ -269,3 +269,32 @@ def test_every_row_is_given_what_a_state_gives() -> None:
         stack(request.x, request.cos, request.sin, [rows], state_D=state[:3])
     with pytest.raises(ValueError, match="a state"):
         random_stack()(request.x, request.cos, request.sin, [rows], state_D=state)
+
+
+def test_repeated_calls_give_the_same_bits_and_write_nothing() -> None:
+    """At any past, with other rows every time; what does not fit is refused."""
+    stack = random_stack(bias=False, norms=False)
+    stack = replace(stack, state=(torch.rand(40) + 0.5, Matrix(torch.randn(40, 40) / 40**0.5)), _held=[])
+    request = Request(stack, 200, 4)
+    memory, see = request.rows.memory, torch.rand(4, 4) > 0.3
+    see.fill_diagonal_(True)
+    repeated, before = RepeatedCall(stack, memory, see), [t.clone() for t in memory._held]
+    tables_2Sw = torch.randn(2, 210, 24)
+    for past in (200, 3, 129, 0):
+        x, state = torch.randn(4, 40), torch.randn(40)
+        cos, sin = tables_2Sw[:, past : past + 4]
+        expected, _ = stack(x, cos, sin, [Rows(memory, past, 4, see, apart=True)], state_D=state)
+        repeated(x, state, tables_2Sw, past)
+        assert torch.equal(x, expected)
+    assert all(map(torch.equal, memory._held, before))
+    for wrong in (
+        (x[:3], state, tables_2Sw, 0),
+        (x, state.double(), tables_2Sw, 0),
+        (x, state, tables_2Sw[:, :, ::2], 0),
+        (x, state, tables_2Sw, 207),
+        (x, state, torch.randn(2, 300, 24), 208),
+    ):
+        with pytest.raises(ValueError, match=r"contiguous|positions before"):
+            repeated(*wrong)
+    with pytest.raises(ValueError, match="heads"):
+        RepeatedCall(random_stack(kv_heads=3), memory, see)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from align.data import shards as data
+from align.kernels.linear import rows_library
 from align.models.block_session import BlockSession
 from align.target.model import Target
 from tests.builders import TRAINED_BLOCKS as VARIANTS
@@ -50,3 +51,31 @@ def test_blocks_in_one_pass_are_those_drafted_alone(
         torch.testing.assert_close(
             session.hidden_of_blocks(block_R[None])[0], hidden_KD, atol=1e-4, rtol=1e-4
         )
+
+
+@pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_block_in_one_call_is_that_of_the_general_way(
+    target: Target, samples: data.Samples, variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, round after round, after a rollback and in a cache that has been replaced; where one call can't do it, it is left
+    alone."""
+    drafter = build(target, samples, **variant)
+    drafter.prepare_for_drafting()
+    calls = []
+    in_one = BlockSession._in_one_call
+    monkeypatch.setattr(
+        BlockSession, "_in_one_call", lambda s, last: calls.append(in_one(s, last)) or calls[-1]
+    )
+    session = BlockSession(drafter, cache := target.new_cache(1, 60), 60)
+    for start, length, kept, token in ((5, 10, 10, 7), (20, 6, 2, 9), (30, 3, 3, 11)):
+        output = target.forward(torch.arange(start, start + length)[None], cache=cache, taps=session.taps)
+        cache.keep(cache.length - length, list(range(kept)))
+        session.observe(output.hidden_BLD, output.taps_BLFD, kept)
+        found = session.hidden(token)
+        one, session._in_one_call = calls[-1], lambda last: None  # type: ignore[method-assign]
+        assert torch.equal(found, session.hidden(token))
+        del session._in_one_call
+        config = drafter.config
+        general = config.context == "taps" or config.convolution or config.self_conditioning or config.places
+        assert (one is None) == bool(general)
