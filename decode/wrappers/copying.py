@@ -1,7 +1,8 @@
 """A drafter with prompt lookup in front: where a long enough ending of the text occurred before, its continuation is copied;
-elsewhere the drafter proposes. A copy costs no drafting, and a text that has begun to repeat itself often continues to.
+elsewhere the drafter proposes. A copy costs no drafting, and a text that has begun to repeat itself often continues to. After a
+shorter match the copy is one more path of the drafter's tree, where it proposes a tree of chosen tokens.
 
-The text so far decides which of the two proposes, before anything is drawn, so every proposal keeps its own law. A copied token
+The text so far decides which of them proposes, before anything is drawn, so every proposal keeps its own law. A copied token
 is a draw from the distribution that has all its mass on it. Under sampling a copy has the drafter's law with that q, and token
 verification accepts it with probability p.
 """
@@ -26,8 +27,10 @@ class CopyingDrafter:
             text has repeated itself, the longer it goes on to. (SmolLM2's greedy answers to MT-Bench, first 15 tokens of a copy: 2.2
             accepted after a match of two, 4.6 after four, 7.7 after nine, 11.6 after twelve and more.)
         most_tokens: the longest copy. With the last committed token 31 are the 32 rows that `align.kernels` takes at a time.
-        shortest: the shortest match, in tokens, that a copy needs. After two tokens that agree 1.5 of five copied ones are accepted,
-            where a trained drafter's tree of five has 1.4 accepted; after three 2.1.
+        shortest: the shortest match, in tokens, that a copy needs to stand alone. After two tokens that agree 1.5 of five copied ones
+            are accepted, where a trained drafter's tree of five has 1.4 accepted, and both in one tree 2.2; after three 2.1 are.
+        joining: the shortest match whose copy joins the drafter's tree.
+        joined_tokens: the length of such a copy.
         longest: the longest match looked up.
     """
 
@@ -37,21 +40,25 @@ class CopyingDrafter:
         copy_tokens: int = 7,
         most_tokens: int = 31,
         shortest: int = 3,
+        joining: int = 2,
+        joined_tokens: int = 5,
         longest: int = 6,
     ) -> None:
         self.inner = inner
         self.copy_tokens, self.most_tokens = copy_tokens, max(copy_tokens, most_tokens)
-        self.shortest, self.longest = shortest, longest
+        self.shortest, self.joining, self.longest = shortest, joining, longest
+        self.joined_tokens = min(joined_tokens, self.most_tokens)
         self.name = f"{inner.name}+lookup"
         self.draft_tokens = max(inner.draft_tokens, self.most_tokens)
-        self.draft_nodes = max(inner.draft_nodes, self.most_tokens)
+        self.draft_nodes = max(inner.draft_nodes + self.joined_tokens, self.most_tokens)
 
     def law(self, sampling: Sampling) -> Law:
         return self.inner.law(sampling)
 
     def start(self, request: Request) -> CopyingSession:
-        lookup = LookupSession(request, self.longest, self.shortest)
-        return CopyingSession(self, self.inner.start(request), lookup, self.law(request.sampling))
+        law = self.law(request.sampling)
+        lookup = LookupSession(request, self.longest, self.joining if law == "point" else self.shortest)
+        return CopyingSession(self, self.inner.start(request), lookup, law)
 
 
 class CopyingSession(WrappingSession):
@@ -67,7 +74,14 @@ class CopyingSession(WrappingSession):
         if found is None:
             return self.inner.propose(min(k, drafter.inner.draft_tokens))
         start, agreed = found
-        length = drafter.copy_tokens + 2 * (agreed - lookup.shortest)
+        if agreed < drafter.shortest:
+            drafts = self.inner.propose(min(k, drafter.inner.draft_tokens))
+            if (
+                drafts is None or drafts.parents is None
+            ):  # no drafts, or for a target or a verifier of chains alone
+                return drafts
+            return joined(drafts, lookup.copy(start, min(k, drafter.joined_tokens)))
+        length = drafter.copy_tokens + 2 * (agreed - drafter.shortest)
         copy = lookup.copy(start, min(k, length, drafter.most_tokens))
         if self.law == "point":
             return copy
@@ -76,3 +90,17 @@ class CopyingSession(WrappingSession):
         if self.law == "unmasked":  # all in one step, and decided by the text
             return Proposal(copy.tokens_K, self.law, q, torch.zeros_like(copy.tokens_K), state_only=True)
         return Proposal(copy.tokens_K, self.law, q)
+
+
+def joined(tree: Proposal, chain: Proposal) -> Proposal:
+    """The tree with the chain's path in it, both of law `point`."""
+    tokens, parents = tree.tokens_K.tolist(), list(tree.tree)
+    places = {pair: i for i, pair in enumerate(zip(parents, tokens, strict=True))}
+    node = -1
+    for token in chain.tokens_K.tolist():
+        if (node, token) not in places:
+            places[node, token] = len(tokens)
+            tokens.append(token)
+            parents.append(node)
+        node = places[node, token]
+    return Proposal(torch.tensor(tokens, device=tree.tokens_K.device), "point", parents=tuple(parents))

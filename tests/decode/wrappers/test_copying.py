@@ -9,6 +9,7 @@ import torch
 
 from decode.engine.decoder import Decoder
 from decode.speculation.processors import History
+from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
 from decode.wrappers.copying import CopyingDrafter
 from tests.fakes import DRAFTERS, LENGTH, RUNS, SETTINGS, ScriptedDrafter, TableTarget, frequencies, plausible
@@ -67,14 +68,38 @@ def test_the_longer_the_match_the_longer_the_copy(temperature: float) -> None:
             assert len(session(text, temperature, kind).propose(2)) == 2  # room for no more
 
 
+def test_a_copy_after_a_shorter_match_joins_the_drafts_tree() -> None:
+    """What both propose stands in it once; a chain of drafts stays one."""
+    text = [1, 2, 5, 6, 7, 9, 1, 2]
+    for parents, tokens, expected in (
+        ((-1, -1, 0), [5, 4, 8], ([5, 4, 8, 6, 7, 9, 1], (-1, -1, 0, 0, 3, 4, 5))),
+        ((-1, 0, 1), [5, 6, 8], ([5, 6, 8, 7, 9, 1], (-1, 0, 1, 1, 3, 4))),
+        ((-1, -1, -1), [3, 4, 8], ([3, 4, 8, 5, 6, 7, 9, 1], (-1, -1, -1, -1, 3, 4, 5, 6))),
+        (None, [3, 4, 8], ([3, 4, 8], None)),
+    ):
+        drafts = Proposal(torch.tensor(tokens), "point", parents=parents)
+        drafts_alone = session([1, 2, 3, 9, 1, 4], 0.0, "guessed")
+        drafts_alone.inner.propose = lambda k, drafts=drafts: drafts
+        assert drafts_alone.propose(8) is drafts
+        own = session(text, 0.0, "guessed")
+        own.inner.propose = lambda k, drafts=drafts: drafts
+        found = own.propose(8)
+        assert (found.tokens_K.tolist(), found.parents) == expected and found.law == "point"
+        own.inner.propose = lambda k: None
+        assert own.propose(8) is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ["plain", "sharp top-k", "penalty"])
-@pytest.mark.parametrize("kind", ["independent", "pruned", "causal", "guessed", "branching"])
+@pytest.mark.parametrize("kind", ["independent", "pruned", "causal", "guessed", "branching", "joined"])
 def test_joint_frequencies(kind: str, setting: str) -> None:
     target = TableTarget(3)
     if kind == "causal" and setting == "sharp top-k":
         pytest.skip("the scripted causal drafter ignores top-k")
-    decoder = Decoder(target, drafter(kind, copy_tokens=2, most_tokens=4, shortest=1))  # type: ignore[arg-type]
+    options = {"copy_tokens": 2, "most_tokens": 4, "shortest": 1}
+    if kind == "joined":
+        kind, options = "branching", {"shortest": 3, "joining": 1}
+    decoder = Decoder(target, drafter(kind, **options))  # type: ignore[arg-type]
     law = target.law(PROMPT, LENGTH, SETTINGS[setting])
     assert plausible(frequencies(decoder, SETTINGS[setting]), law, RUNS)
 
@@ -84,6 +109,6 @@ def test_greedy_output_is_plain_decodings() -> None:
         target = TableTarget(3, seed=seed)
         outputs = [
             Decoder(target, d).generate(PROMPT, max_new_tokens=30).tokens  # type: ignore[arg-type]
-            for d in (None, drafter("guessed"))
+            for d in (None, drafter("guessed"), drafter("branching", joining=1))
         ]
-        assert outputs[0] == outputs[1]
+        assert outputs[0] == outputs[1] == outputs[2]
