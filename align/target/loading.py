@@ -12,7 +12,7 @@ import torch
 
 from align.common.errors import UserError, nearest, what_happened
 from align.common.files import expanded
-from align.common.hub import hub_reachable, is_hub_id, model_folder, package_file
+from align.common.hub import hub_reachable, is_hub_id, model_folder, nearby, package_file
 from align.common.schema import read_object
 from align.common.text import cut, guard_library_output, say
 from align.folder.chat import Chat
@@ -214,7 +214,9 @@ def _cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     check_asked(what, spec, error)
     known = (
-        similar(str(spec)) if is_hub_id(str(spec)) and "not a valid model identifier" in str(error) else ""
+        similar(str(spec)) or nearby(Path(spec))
+        if is_hub_id(str(spec)) and "not a valid model identifier" in str(error)
+        else ""
     )
     why = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
     return UserError(f"{what} {str(spec)!r} can't be loaded{known}: {why}")
@@ -251,7 +253,7 @@ def resolve_folder(spec: str) -> Path | str:
     if spec in WHEELS:
         return converted_folder(package_file(*WHEELS[spec]), check_gguf)
     raise UserError(
-        f"target {spec!r}: the hub does not answer and no copy is cached{similar(spec)}: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
+        f"target {spec!r}: the hub does not answer and no copy is cached{similar(spec) or nearby(path)}: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
     )
 
 
