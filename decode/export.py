@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from align.common.errors import UserError, cli, in_one_line, nearest
-from align.common.hub import is_hub_id
+from align.common.hub import is_repository
 from align.common.text import plural, say
-from align.target.names import DEFAULT_TARGET
 from decode.cli import Parser, path, whole
 from decode.method_names import EXPORTS
-from decode.methods.drafter_spec import check_there, role_of, target_of
+from decode.methods.drafter_spec import check_there, role_of, target_for
 
 if TYPE_CHECKING:
     from decode.exporting.verdict import Verdict
@@ -71,14 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = read_names(options.format)
     if options.dtype not in TYPES:
         raise UserError(f"--dtype={options.dtype!r} is unknown{nearest(options.dtype, TYPES)}")
-    if options.push is not None and (not is_hub_id(options.push) or len(names) > 1):
+    if options.push is not None and (not is_repository(options.push) or len(names) > 1):
         raise UserError(f"--push={options.push!r}: name one repository, OWNER/NAME, for one format")
     check_there(options.drafter)
     folders = {name: options.out if len(names) == 1 else options.out / name for name in names}
 
     from decode.exporting.parity import exported
 
-    target = options.target or target_of(options.drafter) or DEFAULT_TARGET
+    target = target_for(options.target, options.drafter)
     verdicts = exported(
         options.drafter,
         role_of(options.drafter),

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from align.common.errors import UserError, cli, nearest
 from align.common.text import say
-from align.target.names import DEFAULT_TARGET
 from decode.cli import Parser, path, whole
-from decode.methods.drafter_spec import BLOCKS, check_there, role_of, target_of
+from decode.methods.drafter_spec import BLOCKS, check_there, role_of, target_for
 
 ENGINES = ("transformers", "dflash", "vllm")
 
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     suites, _ = prompts_of(options.suite, options.prompts, options.data_dir, options.limit)
     prompts = [prompt for suite in suites for prompt in suite.prompts]
-    target = options.target or target_of(options.drafter) or DEFAULT_TARGET
+    target = target_for(options.target, options.drafter)
     common = (options.drafter, target, prompts, options.max_new_tokens)
     trust = {"device": options.device, "trust_remote_code": options.trust_remote_code}
     if served:

@@ -77,13 +77,43 @@ def local_path(name: str | Path) -> Path:
     return path
 
 
+OWN_FOLDERS = ("runs", "pretrained", "drafters", "exported")
+"""Where commands and pages of this project put folders; no owner on the hub is meant by these."""
+DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
+_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+
+
 def is_hub_id(name: str) -> bool:
-    """Whether it reads like one, `owner/name`; it may be a folder's path all the same."""
-    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
+    """Whether a name is to be looked for on the hub where there is no such folder: `owner/name`, and no place on this machine.
+
+    It is such a place where `owner` is a folder here, or one of `OWN_FOLDERS`: a folder that is gone is nothing to ask others for. An
+    id that is in the hub's cache, and the default target's, are ids all the same.
+    """
+    owner = name.partition("/")[0]
+    if not _ID.fullmatch(name):
+        return False
+    return not (owner in OWN_FOLDERS or Path(owner).is_dir()) or name == DEFAULT_TARGET or _cached(name)
+
+
+def _cached(name: str) -> bool:
+    """Whether the hub's cache holds files of this id."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folders = (Path(HF_HUB_CACHE, f"{kind}--{name.replace('/', '--')}", "snapshots") for kind in _KINDS)
+    return any(path.is_file() for folder in folders for path in folder.glob("*/*"))
+
+
+_KINDS = ("models", "datasets")
+
+
+def is_repository(name: str) -> bool:
+    """Whether something can be uploaded under this name: `owner/name`, the owner's folder here or not."""
+    return bool(_ID.fullmatch(name)) and name.partition("/")[0] not in OWN_FOLDERS
 
 
 def hub_id(name: str) -> str:
-    """Where others find a model of this name, a snapshot in the hub's cache included; empty = it is a folder or file of this machine."""
+    """Where others find a model of this name, a snapshot in the hub's cache included; empty = it is a folder or file of this machine, there
+    or gone."""
     path = local_path(name)
     if not path.exists():
         return name if is_hub_id(name) else ""
@@ -91,12 +121,31 @@ def hub_id(name: str) -> str:
     return "/".join(cached.groups()) if cached else ""
 
 
-def nearby(path: Path) -> str:
-    """` (did you mean 'x'?)` for the folder whose name is closest to that of one that is not there; else nothing."""
-    parent = path.parent
-    names = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
-    return f" (did you mean {str(parent / close[0])!r}?)" if close else ""
+def nearby(path: Path, files: bool = False) -> str:
+    """What there is in the place of a folder (or, with `files`, a file) that is not: ` (did you mean 'x'?)`, each part of the path
+    the most similar one, else ` (in its parent: 'x', 'y')`; nothing where even that is not there."""
+    found = Path(path.anchor)
+    parts = path.parts[1:] if path.anchor else path.parts
+    for number, part in enumerate(parts):
+        if (found / part).exists():
+            found /= part
+            continue
+        last = number == len(parts) - 1
+        names = list[str]()
+        with suppress(OSError):  # one that may not be looked into
+            names = sorted(p.name for p in found.iterdir() if p.is_dir() or (files and last))
+        close = difflib.get_close_matches(part, names, n=1, cutoff=0.6)
+        if not close:
+            shown = [name for name in names if not name.startswith(".")]
+            if not (last and shown and found.name):
+                return ""
+            more = ", …" if len(shown) > _SHOWN else ""
+            return f" (in {found}: {', '.join(map(repr, shown[:_SHOWN]))}{more})"
+        found /= close[0]
+    return f" (did you mean {str(found)!r}?)" if found != path else ""
+
+
+_SHOWN = 4
 
 
 def model_folder(name: str, kind: str, files: Sequence[str], revision: str | None = None) -> Path:
@@ -123,12 +172,27 @@ def model_folder(name: str, kind: str, files: Sequence[str], revision: str | Non
             )
         except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
             pass
-    raise missing(kind, name, nearby(path) or " (a folder in hub layout will do)")
+    raise missing(f"{kind} {name!r}", name, hint=" (a folder in hub layout will do)")
 
 
-def missing(kind: str, name: str, hint: str) -> UserError:
-    """What is said of a model's name behind which there is nothing."""
-    return UserError(f"{kind} {name!r}: no such folder, and no hub id that can be had{hint}")
+def missing(
+    what: str,
+    name: str,
+    said: str = "no such folder, and no hub id that can be had",
+    hint: str = "",
+    files: bool = False,
+) -> UserError:
+    """What is said of a name behind which there is nothing, in one line with what there is nearby.
+
+    Args:
+        what: how the line begins: key and value. said: what the name is not. hint: where nothing is nearby. files: it may be a file's.
+    """
+    near = nearby(local_path(name), files)
+    if _ID.fullmatch(name) and not is_hub_id(name) and not (files and Path(name).suffix):
+        place = "file or folder" if files else "folder"
+        fetch = f"if that is a hub id, fetch it first: hf download {name}"
+        return UserError(f"{what}: no {place} {name} here{near}; {fetch}")
+    return UserError(f"{what}: {said}{near or hint}")
 
 
 def _installed_file(package: str, member: str) -> Path | None:
@@ -213,9 +277,9 @@ def card_value(folder: Path, key: str) -> str:
 
 
 def card_metadata(library: str, base_model: str, licence: str, tags: Iterable[str]) -> list[str]:
-    """The lines that a card begins with, whatever stands in a name. `base_model` is left out where it is a folder or file here: the hub
-    takes ids of its own alone."""
-    base = {} if os.path.exists(local_path(base_model)) else {"base_model": base_model}
+    """The lines that a card begins with, whatever stands in a name. `base_model` is left out where it is no hub id: the hub takes nothing
+    else."""
+    base = {"base_model": found} if (found := hub_id(base_model)) else {}
     values = {"library_name": library, **base, "license": licence, "tags": [*tags]}
     written = yaml.safe_dump(
         values, sort_keys=False, allow_unicode=True, width=10**6, default_flow_style=None

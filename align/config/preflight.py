@@ -10,7 +10,7 @@ from align.common.claims import check_folder
 from align.common.commands import command
 from align.common.errors import UserError
 from align.common.files import check_ordinary
-from align.common.hub import is_hub_id, local_path, nearby
+from align.common.hub import is_hub_id, local_path, missing
 from align.common.provenance import memory_bytes
 from align.common.schema import read_object
 from align.config.hardware import check_processes, gpu_count
@@ -100,12 +100,11 @@ def _check_init(recipe: Recipe) -> None:
     if local_path(init).exists() or is_hub_id(init):
         return
     maker = Path(init).parent.name
-    made = (
-        f"; {command('align.train', f'recipe={maker}')} makes it"
-        if maker in shipped()
-        else nearby(Path(init))
-    )
-    raise UserError(f"drafter.init={init!r}: no such folder, and no hub id that can be had{made}")
+    if maker in shipped():
+        raise UserError(
+            f"drafter.init={init!r}: no such folder; {command('align.train', f'recipe={maker}')} makes it"
+        )
+    raise missing(f"drafter.init={init!r}", init)
 
 
 def _check_data(recipe: Recipe) -> None:

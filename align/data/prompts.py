@@ -11,7 +11,7 @@ import yaml
 
 from align.common.errors import UserError, in_one_line, nearest
 from align.common.files import expanded
-from align.common.hub import hub_reachable
+from align.common.hub import hub_reachable, is_hub_id, missing
 from align.common.tables import PROMPT_COLUMNS, READERS, data_files, kind_of, read_rows, read_text
 from align.common.text import printable, short
 
@@ -24,8 +24,9 @@ def check_source(source: str | None) -> None:
     known = kind_of(path)
     if not known and path.suffix and path.is_file():
         raise UserError(f"data.prompts={source!r}: unknown kind of file{nearest(path.suffix, READERS)}")
-    if known and not path.is_file():
-        raise UserError(f"data.prompts={source!r}: no such file")
+    one_word = path.parts == (source,)  # as some data sets of the hub are called
+    if not path.exists() and (known or not (one_word or is_hub_id(source))):
+        raise missing(f"data.prompts={source!r}", source, "no such file", files=True)
 
 
 def read_prompts(
@@ -143,7 +144,8 @@ def _of_data_set(
     source: str, split: str, column: str | None, config: str | None, revision: str | None
 ) -> tuple[list[object] | None, list[str]]:
     if not expanded(source).exists() and not hub_reachable():
-        raise UserError(f"data.prompts={source!r}: no such file, and the hub does not answer")
+        said = "no such file, and the hub does not answer"
+        raise missing(f"data.prompts={source!r}", source, said, files=True)
     import datasets
 
     try:

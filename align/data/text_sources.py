@@ -13,7 +13,7 @@ from typing import Any
 
 from align.common.errors import UserError, nearest
 from align.common.files import MOST_BYTES, check_ordinary, expanded
-from align.common.hub import hub_reachable, is_hub_id, nearby
+from align.common.hub import hub_reachable, is_hub_id, missing
 from align.common.tables import kind_of, parquet_rows, read_rows, read_text, suffix_of
 from align.common.text import short
 
@@ -42,7 +42,8 @@ def check_text_source(source: str) -> None:
     path = expanded(source, "data.text")
     if path.exists() or (is_hub_id(source) and not path.suffix):
         return
-    raise UserError(f"data.text={source!r}: no such file or folder{nearby(path)}, and no hub id (owner/name)")
+    said = "no such file or folder, and no hub id (owner/name)"
+    raise missing(f"data.text={source!r}", source, said, files=True)
 
 
 def documents(source: str, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from align.common.errors import UserError
 from align.common.files import load_safetensors
 from align.common.schema import read_object
+from align.target.inspection.parts import embedding_scale
 from align.target.model import Target
 
 INDEX = "model.safetensors.index.json"
@@ -94,6 +95,20 @@ def read_vocabulary(
     head = head[order]
     same = torch.equal(head.bfloat16(), wanted.bfloat16())
     return vocab, None if same else head.float()
+
+
+def check_embedding(tensors: dict[str, Tensor], layout: str, target: Target, path: Path) -> None:
+    """Raises UserError for a speculators folder whose blocks read other multiples of the target's rows than the target does (Gemma): the
+    package reads the folder's own rows, or else the target's as they stand."""
+    own, rows = embedding_scale(target), tensors.get(TARGETS[0])
+    if layout != "speculators" or own == 1:
+        return
+    scale = 1.0 if rows is None else float(rows.float().norm() / target.embedding_VD.float().norm())
+    if abs(scale / own - 1) > 0.1:
+        raise UserError(
+            f"{path}: its blocks read the target's embeddings times {scale:g}; target {target.spec!r} multiplies them by {own:g}, and so "
+            "do drafters here"
+        )
 
 
 def _check_related(rows: Tensor, wanted: Tensor, what: str, target: Target) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from align.common.errors import UserError
-from align.common.hub import is_hub_id, local_path, model_folder
+from align.common.hub import is_hub_id, local_path, missing, model_folder
 from align.common.schema import read_object
 from align.config.drafter import PARTS, DrafterConfig
 from align.config.parser import load_recipe, shipped
@@ -94,14 +94,14 @@ def _before(recipe: Recipe) -> DrafterConfig:
     )
 
 
-def _config_of(init: str) -> dict[str, Any]:
-    """The config.json of `drafter.init`."""
+def config_of(init: str) -> dict[str, Any]:
+    """The config.json of `drafter.init`. Raises UserError where it can't be had."""
     try:
         folder = model_folder(init, "drafter.init", ["*.json", "*.yaml"])
     except UserError:
         hint = "name a folder that holds its config.json (drafter.init=FOLDER), or drafter.init=null for a fresh one"
         what = "its config.json can't be had here" if is_hub_id(init) else "no such folder"
-        raise UserError(f"drafter.init={init!r}: {what}; {hint}") from None
+        raise missing(f"drafter.init={init!r}", init, what, f"; {hint}") from None
     if not (folder / "config.json").is_file():
         raise UserError(f"drafter.init={init!r}: {folder} has no config.json")
     return read_object(folder / "config.json")
@@ -115,7 +115,7 @@ def _block(d: DrafterConfig, target: Skeleton) -> DrafterSize:
     config = (
         _fresh_block(d, target)
         if d.init is None
-        else BlockConfig.from_dict(_config_of(d.init), f"drafter.init={d.init!r}")
+        else BlockConfig.from_dict(config_of(d.init), f"drafter.init={d.init!r}")
     )
     config.confidence_head = d.confidence_head
     config.convolution |= d.convolution
@@ -190,7 +190,7 @@ def _fresh_block(d: DrafterConfig, target: Skeleton) -> BlockConfig:
 
 def _ddit(d: DrafterConfig, target: Skeleton) -> DrafterSize:
     if d.init is not None:
-        values = _config_of(d.init)
+        values = config_of(d.init)
         family = str(values.get("model_type") or "sedd")
         config = read_plan(values, family, f"drafter.init={d.init!r}", torch.empty(0)).config
     else:
@@ -234,7 +234,7 @@ def _masked_lm(d: DrafterConfig, target: Skeleton) -> DrafterSize:
 
 def _opened(d: DrafterConfig, target: Skeleton) -> DrafterSize:
     """A masked language model from its config.json: a published one, or one that was made of a target's layers."""
-    values, where = _config_of(str(d.init)), f"drafter.init={d.init!r}"
+    values, where = config_of(str(d.init)), f"drafter.init={d.init!r}"
     if "base_config" in values:
         layers = [target.layers[i] for i in values.get("layers", [])]
         tables = 0 if values.get("share_embedding") else (1 if target.tied else 2) * target.embedding

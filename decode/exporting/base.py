@@ -17,7 +17,7 @@ from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
-from decode.exporting.folder import Exported, bullets, card, check_free, unnamed, write_folder
+from decode.exporting.folder import EMBEDDING, Exported, bullets, card, check_free, unnamed, write_folder
 from decode.exporting.ladder import climb, replay
 from decode.exporting.reader import FilesReader, Reader
 from decode.exporting.verdict import Decoded, Verdict
@@ -70,7 +70,8 @@ class Format:
     ) -> None:
         """Write the content into a folder, which becomes the export `name`."""
         made.config["dtype"] = str(dtype).removeprefix("torch.")
-        tensors = {name: _stored(tensor, dtype) for name, tensor in made.tensors.items()}
+        exact = {EMBEDDING: torch.float32}
+        tensors = {name: _stored(tensor, exact.get(name, dtype)) for name, tensor in made.tensors.items()}
         save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
         for name, text in {"config.json": json.dumps(made.config, indent=2) + "\n", **made.files}.items():
             (part / name).parent.mkdir(exist_ok=True)

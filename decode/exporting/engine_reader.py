@@ -15,6 +15,7 @@ from torch import Tensor
 from align.common.errors import UserError
 from align.common.schema import read_config
 from align.target.opening import quiet_loading
+from decode.exporting.folder import EMBEDDING
 from decode.exporting.reader import Reader
 
 
@@ -139,7 +140,7 @@ class PackageReader(EngineReader):
 
 class SpeculatorsReader(EngineReader):
     """The speculators package's own class. Its forward is training's, over many blocks in one row; here its modules run one block, which
-    sees everything. It embeds with the target's rows as they stand."""
+    sees everything. It embeds with the folder's own rows, or else with the target's as they stand."""
 
     name = "the speculators package"
     pruned = True
@@ -154,7 +155,9 @@ class SpeculatorsReader(EngineReader):
         self.settings = kind.config_class.from_pretrained(folder)
         self.settings.speculators_config.verifier.name_or_path = None  # its last norm is training's
         self.network = kind(self.settings)
-        self.network.load_state_dict(self.stored(), strict=False)  # what misses is the target's
+        held = self.stored()
+        self.network.load_state_dict(held, strict=False)  # what misses is the target's
+        self.own_rows = EMBEDDING in held
         self.network.float().eval().to(model.device)
 
     @property
@@ -162,7 +165,8 @@ class SpeculatorsReader(EngineReader):
         return [i - 1 for i in self.network.target_layer_ids]
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self._raw(tokens)
+        rows = self.network.embed_tokens if self.own_rows else self._raw
+        return rows(tokens.to(self.model.device)).float()
 
     def fused(self, features: Tensor) -> Tensor:
         return self.network.hidden_norm(self.network.fc(features))

@@ -22,6 +22,8 @@ from align.common.text import markdown_text
 from align.importing.layouts import RECORD
 from decode.method_names import EXPORTS
 
+EMBEDDING = "embed_tokens.weight"
+"""A drafter's own rows for its input tokens; stored in fp32, because a scaled row has more digits than the target's."""
 _UNFINISHED = ".specalign-export-"
 """How the name of a folder goes on that becomes an export."""
 

@@ -22,8 +22,8 @@ from align.common.errors import UserError
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.checkpoints.dspark import dspark_tensors
-from align.target.inspection.parts import embedding_scale
-from decode.exporting.folder import Exported
+from align.target.inspection.parts import embedding_scale, embeds_rows
+from decode.exporting.folder import EMBEDDING, Exported
 
 
 def dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
@@ -47,6 +47,7 @@ def dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
     _add_pruned(
         made, drafter, "vLLM reads them; SGLang and the dflash package draft over the whole vocabulary"
     )
+    _suit_vllm(made, drafter)
     return made
 
 
@@ -115,6 +116,7 @@ def speculators(drafter: BlockDrafter) -> Exported:
         known = torch.zeros(c.vocab_size, dtype=torch.bool)
         known[drafter.draft_vocab.cpu()] = True
         made.tensors["t2d"] = known
+    _suit_vllm(made, drafter)
     return made
 
 
@@ -152,6 +154,7 @@ def dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
     if head.kind != "vanilla":
         made.notes.append(f"vLLM serves vanilla heads alone, this one is {head.kind!r}: SGLang's")
     _add_pruned(made, drafter, "vLLM reads them; SGLang takes whole vocabularies alone")
+    _suit_vllm(made, drafter)
     return made
 
 
@@ -191,6 +194,11 @@ def _check_layers(drafter: BlockDrafter, name: str) -> None:
         if getattr(c, option):
             raise UserError(f"--format {name}: it has no drafter.{option}; train with drafter.{option}=false")
     check_last_layer(drafter, name)
+    if not embeds_rows(drafter.target):
+        raise UserError(
+            f"--format {name}: its target {c.target!r} norms embeddings, and engines' drafters read the rows without that; "
+            "use --format custom_generate"
+        )
     if c.value_dim or c.places or not c.qk_norm:
         what = (
             "values of another width than keys"
@@ -303,3 +311,18 @@ def _add_pruned(made: Exported, drafter: BlockDrafter, who: str = "") -> None:
     made.tensors["lm_head.weight"] = drafter.head_weight_VdD
     if who:
         made.notes.append(f"its draft vocabulary is in d2t and lm_head.weight: {who}")
+
+
+def _suit_vllm(made: Exported, drafter: BlockDrafter) -> None:
+    """What vLLM needs beside, and what it can't serve. Where the target scales its embedding (Gemma), the scaled rows: vLLM and the
+    speculators package read a folder's own rows, or else the target's as they stand, and know no scale."""
+    c, target = drafter.config, drafter.target
+    if (scale := embedding_scale(target)) != 1:
+        everything = torch.arange(c.vocab_size, device=drafter.norm.weight.device)
+        made.tensors[EMBEDDING] = target.embed(everything).detach()
+        made.notes.append(
+            f"its target multiplies embeddings by {scale:g}: the rows for it are in {EMBEDDING}, in fp32, for vLLM and the "
+            "speculators package, which would read the target's without that"
+        )
+    if c.hidden_act != "silu":
+        made.notes.append(f"its activation is {c.hidden_act}: vLLM and SGLang serve drafters with silu alone")

@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from align.common.errors import UserError, in_one_line
 from align.gguf.header import read_header
 from align.models.block import BlockDrafter
+from align.target.inspection.parts import embedding_scale
 from decode.exporting.base import Format
-from decode.exporting.folder import Exported
+from decode.exporting.folder import EMBEDDING, Exported
 from decode.exporting.formats import dflash, dspark
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ def gguf(drafter: BlockDrafter) -> Exported:
     if "d2t" in made.tensors:
         d2t = made.tensors["d2t"]
         made.tensors["d2t"] = d2t + torch.arange(len(d2t), device=d2t.device)
-    made.notes = [note for note in made.notes if "d2t" not in note]
+    if made.tensors.pop(EMBEDDING, None) is not None:  # llama.cpp has a key for the scale
+        made.config["dflash_config"] = {"input_embedding_scale": embedding_scale(drafter.target)}
+    made.notes = [note for note in made.notes if "vLLM" not in note]
     return made
 
 

@@ -71,7 +71,7 @@ def exported(
             "drafter.kind=autoregressive"
         )
     network = _opened(drafter, target, device, trust_remote_code)
-    named = hub_id(network.config.target) or hub_id(target) or network.config.target
+    named = hub_id(target) or hub_id(network.config.target) or network.config.target
     network.config = replace(network.config, target=named)
     number = getattr(torch, dtype)
     lost = f"weights are rounded to {dtype}, and compared as rounded; --dtype float32 keeps them"

@@ -20,6 +20,7 @@ from transformers.activations import ACT2FN
 from align.common.errors import UserError
 from align.common.files import load_safetensors
 from align.common.schema import read_config
+from decode.exporting.folder import EMBEDDING
 
 RUNGS = (
     "tapped features",
@@ -184,8 +185,7 @@ class FilesReader(Reader):
         first = 0 if self.from_anchor else 1
         cos, sin = self._tables(count + rows)
         mask = self._mask(count, rows)
-        scale = self.get("input_embedding_scale")  # where it is not said, the model's own embedding scales
-        x = self.embed(tokens) if scale is None else self._raw(tokens) * float(scale)
+        x = self.embed(tokens)
         found: dict[str, Tensor] = {
             "tapped features": features,
             "fused context": context,
@@ -197,6 +197,16 @@ class FilesReader(Reader):
             x = self._layer(x, context, cos, sin, mask, f"layers.{i}")
         hidden = self._norm(x, "norm")[first:]
         return found | {"hidden states": hidden} | self._drafted(hidden, anchor)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The folder's own rows; else the target's by the scale that it says, in speculators' layout as they stand, elsewhere as the
+        target reads them."""
+        if (own := self.tensors.get(EMBEDDING)) is not None:
+            return own[tokens.to(own.device)]
+        scale = self.get("input_embedding_scale")
+        if scale is None and "speculators_model_type" not in self.config:
+            return super().embed(tokens)
+        return self._raw(tokens) * float(scale or 1)
 
     def _mask(self, count: int, rows: int) -> Tensor:
         """What each row of a block sees, (R, n + R)."""

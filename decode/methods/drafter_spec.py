@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from align.common.errors import UserError, nearest
-from align.common.hub import is_hub_id, local_path, missing, nearby
+from align.common.hub import is_hub_id, local_path, missing
 from align.common.provenance import CHECKOUT
 from align.common.schema import read_object
 from align.importing.layouts import architectures_of, is_block, layout_of, made_for
-from align.target.names import DEFAULT_TARGET
+from align.target.names import DEFAULT_TARGET, check_name
 from decode.method_names import LOOKUP
 from decode.methods.registry import ROLES
 from decode.methods.spec import check_parts, read_method
@@ -121,8 +121,7 @@ def check_there(spec: str) -> None:
         hint = f" (did you mean {str(inside[0])!r}?)" if len(inside) == 1 else ""
         raise UserError(f"drafter {spec!r}: no config.json in that folder{hint}")
     if not is_hub_id(spec):
-        known = nearby(folder) or ("" if "/" in spec else nearest(spec, NO_FOLDERS[:1]))
-        raise missing("drafter", spec, known)
+        raise missing(f"drafter {spec!r}", spec, hint="" if "/" in spec else nearest(spec, NO_FOLDERS[:1]))
 
 
 def _check_kind(role: str, folder: str, note: Callable[[str], object]) -> None:
@@ -197,3 +196,18 @@ def target_of(spec: str) -> str | None:
     if config.is_file() and layout_of(values := read_object(config)):
         return made_for(local_path(spec), values) or None
     return None
+
+
+def target_for(given: str | None, drafter: str) -> str:
+    """The target that is asked for, else the one that the drafter's folder names, else the default one.
+
+    Raises:
+        UserError: the folder names one behind which there can be nothing here.
+    """
+    named = None if given else target_of(drafter)
+    if named is not None:
+        try:
+            check_name(named)
+        except UserError as error:
+            raise UserError(f"{error}; drafter {drafter!r} was made for it: --target names another") from None
+    return given or named or DEFAULT_TARGET

@@ -74,7 +74,16 @@ def _drafter(model: Any, name: str) -> Drafter:
     """Opened once for a model."""
     opened = model.__dict__.setdefault("_drafters", {})
     if name not in opened:
-        paths = [cached_file(name, file) for file in ("config.json", "model.safetensors")]
+        # in a folder that is here a missing one is nothing to ask the hub for
+        local = Path(name.partition("/")[0]).is_dir()
+        try:
+            paths = [
+                cached_file(name, file, local_files_only=local)
+                for file in ("config.json", "model.safetensors")
+            ]
+        except OSError as error:
+            what = "no such folder with" if local else "neither a folder nor a hub id that can be had, with"
+            raise ValueError(f"drafter={name!r}: {what} config.json and model.safetensors") from error
         opened[name] = Drafter(Path(str(paths[0])).parent, model)
     return opened[name]
 

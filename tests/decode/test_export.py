@@ -43,3 +43,10 @@ def test_a_difference_ends_with_exit_code_1(
     with pytest.raises(SystemExit) as ended:
         export.main([*words, "--push", "me/drafter"])  # nothing is sent either
     assert ended.value.code == 1 and "NOT THE SAME DRAFTER" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("repo", ["runs/exported", "./out", "one/two/three", "plain", "me/a b"])
+def test_a_place_here_is_no_repository(repo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        export.main(["--drafter", "nowhere", "--format", "dflash", "--out", "out", "--push", repo])
+    assert ended.value.code == 2 and f"--push='{repo}': name one repository" in capsys.readouterr().err

@@ -95,7 +95,10 @@ EVAL = [
     (["--methods", "drafter"], "--methods=drafter needs --drafter FOLDER"),
     (["--drafter", "lookup"], "name a drafter's folder"),
     (["--drafter", "nowhere"], "drafter 'nowhere'"),
-    (["--drafter", "runs/nowhere", "--methods", "block"], "drafter 'runs/nowhere': no such folder"),
+    (
+        ["--drafter", "runs/nowhere", "--methods", "block"],
+        "drafter 'runs/nowhere': no folder runs/nowhere here",
+    ),
     (["--drafter", "diffusion=./nowhere", "--methods", "specdiff"], "drafter './nowhere': no such folder"),
     (["--drafter", "data", "--methods", "specdiff"], "drafter 'data': no config.json in that folder"),
     (["--methods", "specdiff:gama=4"], "unknown option 'gama' (did you mean 'gamma'?)"),

@@ -18,7 +18,7 @@ from align.common.schema import read_config
 from align.importing.heads import take_heads
 from align.importing.layouts import RECORD, layout_of, made_for
 from align.importing.settings import read_settings
-from align.importing.tensors import INDEX, MASK, read_tensors, read_vocabulary, renamed
+from align.importing.tensors import INDEX, MASK, check_embedding, read_tensors, read_vocabulary, renamed
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.checkpoints.weights import checked
@@ -121,6 +121,7 @@ def _imported(path: Path, values: dict[str, Any], layout: str, target: Target) -
     found |= {"target": made_for(path, values), "target_sha256": ""}
     _check_sizes(_config({**found, "confidence_head": False, "confidence_input": ""}, where), target, path)
     tensors = checked(read_tensors(path), f"{path}/model.safetensors")
+    check_embedding(tensors, layout, target, path)
     vocab, head = read_vocabulary(tensors, target, path)
     heads = take_heads(tensors, found, found["hidden_size"], path)
     sizes = {"draft_vocab_size": 0 if vocab is None else len(vocab), "own_head": head is not None}

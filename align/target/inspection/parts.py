@@ -37,6 +37,14 @@ def embedding_scale(target: Target) -> float:
     return 1.0 if scale is None else float(scale)
 
 
+@torch.no_grad()
+def embeds_rows(target: Target) -> bool:
+    """Whether a token's embedding is its row times that scale, and nothing else is done to it (Muse Glimmer norms it)."""
+    rows = target.embedding_VD[:16]
+    read = target.embed(torch.arange(len(rows), device=rows.device))
+    return torch.allclose(read.float(), rows.float() * embedding_scale(target), rtol=2e-2, atol=1e-6)
+
+
 @dataclass
 class Seen:
     """A module at work: its name in its layer, what it read and what it wrote, flat, for one token."""

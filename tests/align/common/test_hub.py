@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +12,27 @@ import yaml
 
 from align.common import hub
 from align.common.errors import UserError
-from align.common.hub import card_metadata, card_value, hub_id, local_path
+from align.common.hub import (
+    DEFAULT_TARGET,
+    card_metadata,
+    card_value,
+    hub_id,
+    local_path,
+    model_folder,
+    nearby,
+)
 from align.config.parser import load_recipe
+from align.config.preflight import check_training
+from align.data.prompts import check_source
+from align.data.text_sources import check_text_source
+from align.models.checkpoints.masked_lm import load_masked_lm
+from align.models.checkpoints.published_files import find
+from align.planning.drafter import config_of
+from align.planning.skeleton import skeleton
+from align.target.loading import load_target, load_tokenizer, resolve_folder
+from align.target.names import check_name
 from align.training.run import train
-from decode.methods.drafter_spec import role_of
+from decode.methods.drafter_spec import check_there, role_of
 
 
 def test_a_machine_without_the_hub_says_what_to_do(
@@ -92,17 +110,95 @@ def test_where_others_find_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     cached.mkdir(parents=True)
     found = {name: hub_id(name) for name in ("org/model", "runs/mine", "debug", str(tmp_path), str(cached))}
     assert list(found.values()) == ["org/model", "", "", "", "org/the--model"]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert hub_id("runs/gone") == hub_id("hub/gone") == hub_id("exported/gone") == ""  # a folder once
+    (tmp_path / "org").mkdir()
+    (cached / "config.json").touch()
+    assert (hub_id("org/model"), hub_id("org/the--model")) == ("", "org/the--model")  # the latter is cached
+    (tmp_path / DEFAULT_TARGET).parent.mkdir()
+    assert hub_id(DEFAULT_TARGET) == DEFAULT_TARGET
 
 
 @pytest.mark.parametrize(
     "name", ["org/model", "a: b", "- #x", "{", "<img src=x>", "'quoted'", "null", "a\nlicense: none"]
 )
 def test_a_card_says_what_it_was_given(tmp_path: Path, name: str) -> None:
-    lines = card_metadata("library", name, "mit", ("one", "two"))
+    lines = card_metadata("library", "org/model", "mit", ("one", name))
     assert (lines[0], *lines[-2:]) == ("---", "---", "")
-    said = {"library_name": "library", "base_model": name, "license": "mit", "tags": ["one", "two"]}
+    said = {"library_name": "library", "base_model": "org/model", "license": "mit", "tags": ["one", name]}
     assert yaml.safe_load("\n".join(lines[1:-2])) == said
     (tmp_path / "README.md").write_text("\n".join(lines))
     assert card_value(tmp_path, "license") == "mit"
-    local = yaml.safe_load("\n".join(card_metadata("library", str(tmp_path), "mit", ())[1:-2]))
-    assert "base_model" not in local  # a folder is no id of the hub
+    for local in (str(tmp_path), str(tmp_path / "gone"), "runs/gone", "a: b"):  # no ids of the hub
+        assert "base_model" not in yaml.safe_load("\n".join(card_metadata("library", local, "mit", ())[1:-2]))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[object]]:
+    """What was asked of other machines; in a folder with runs/code, models/small and a text, and a hub's cache that is empty."""
+    names: list[object] = []
+
+    def nobody(host: object, *rest: object, **words: object) -> None:
+        names.append(host)
+        raise OSError("no network in this test")
+
+    for folder in ("runs/code", "models/small"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "models/prompts.jsonl").write_text('{"prompt": "a"}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("socket.getaddrinfo", nobody)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    hub.hub_reachable.cache_clear()
+    yield names
+    hub.hub_reachable.cache_clear()
+
+
+def _preflight(name: str) -> None:
+    check_training(load_recipe(["recipe=debug_adapt", f"drafter.init={name}"]))
+
+
+def _drafts(name: str) -> None:
+    model_folder(name, "drafter", ["config.json"])
+
+
+PLACES: dict[str, Callable[[str], object]] = {
+    "check_name": check_name, "load_target": load_target, "resolve_folder": resolve_folder, "skeleton": skeleton,
+    "load_tokenizer": load_tokenizer, "check_there": check_there, "role_of": role_of, "model_folder": _drafts,
+    "load_masked_lm": load_masked_lm, "find": find, "preflight": _preflight, "config_of": config_of, "check_text_source": check_text_source,
+    "check_source": check_source,
+}  # fmt: skip
+"""Everything that takes a folder or a hub id."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_folder_that_is_gone_is_no_hub_id(asked: list[object], place: str) -> None:
+    """Whatever reads a folder or a hub id says what is nearby, in one line, and asks nobody."""
+    for name, says in (
+        ("runs/coda", r"(no such|no folder|no file).*did you mean 'runs/code'.*if that is a hub id.*hf download runs/coda"),
+        ("models/other", r"\(in models: 'small'|\(in models: 'prompts.jsonl', 'small'"),
+        ("exported/dflash", "no (file or )?folder exported/dflash here; if that is a hub id"),
+        ("rums/code/drafter", ": (no such|neither)"),
+        ("./models/smal", "did you mean 'models/small'"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=says) as error:
+            PLACES[place](name)
+        assert "\n" not in str(error.value) and repr(name) in str(error.value)
+    assert asked == []
+
+
+def test_what_lies_near_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part of it may be misspelt; a folder that holds nothing alike says what it holds; elsewhere nothing is said."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/code/drafter", "runs/a", "runs/b", "runs/c", "runs/.hidden", "lone"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "lone/notes.txt").touch()
+    said = {
+        name: nearby(Path(name))
+        for name in ("rums/coda/draftr", "runs/zzz", "lone/note.txt", "zzz", "zzz/yyy", str(tmp_path / "lon"))
+    }
+    assert list(said.values()) == [
+        " (did you mean 'runs/code/drafter'?)", " (in runs: 'a', 'b', 'c', 'code')", "", "", "",
+        f" (did you mean {str(tmp_path / 'lone')!r}?)",
+    ]  # fmt: skip
+    assert nearby(Path("lone/note.txt"), files=True) == " (did you mean 'lone/notes.txt'?)"

@@ -20,6 +20,7 @@ from decode.exporting.ladder import climb
 from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, block_network
 from tests.published_blocks import backbone, dflash_config, write
+from tests.target_models import tiny_model, tiny_target
 
 LAYOUT = {"block_layout": "fill_in"}
 FILL_IN = {**LAYOUT, "markov_rank": 0}
@@ -50,6 +51,21 @@ def test_a_file_drafts_what_was_trained(
     )
     assert all(r.same for r in rungs), rungs[-1].line
     assert {p.name for p in (tmp_path / "out").iterdir()} == {FILE, "README.md", "export.json"}
+
+
+@pytest.mark.parametrize("options", [FILL_IN, MARKOV])
+def test_a_target_that_scales_its_embedding(
+    tmp_path: Path, vocabulary: Path, options: dict[str, Any]
+) -> None:
+    """Gemma's: llama.cpp multiplies the target's rows by a key of the file."""
+    gemma = tiny_target("gemma3_text")
+    drafter = block_network(gemma, "taps", whole=True, options=options)
+    made = FORMATS["gguf"].write(drafter, tmp_path / "out", torch.float32, "", vocabulary)
+    assert not any("embed" in note or "vLLM" in note for note in made.notes)
+    reader = GGUFFileReader(tmp_path / "out", tiny_model("gemma3_text", gemma.vocab_size))
+    assert reader.config["input_embedding_scale"] == 8 and "token_embd.weight" not in reader.stored()
+    rungs = climb(drafter, FORMATS["gguf"].make(drafter), reader, PROMPT)
+    assert all(r.same for r in rungs), rungs[-1].line
 
 
 def test_scaled_frequencies_are_written(tmp_path: Path, target: Target, vocabulary: Path) -> None:

@@ -11,18 +11,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional as F
 
 from align.common.errors import UserError
 from align.models.block import BlockDrafter
+from align.models.checkpoints.block import load_drafter
+from align.target.inspection.parts import embedding_scale, embeds_rows
 from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
 from decode.exporting.engine_reader import TransformersReader
+from decode.exporting.folder import EMBEDDING
 from decode.exporting.ladder import climb, replay
 from decode.exporting.reader import RUNGS, FilesReader
 from decode.exporting.registry import FORMATS
 from tests.builders import PROMPT, block_network, overfit_block_network
+from tests.target_models import tiny_model, tiny_target
 
 FILL_IN = {"block_layout": "fill_in"}
 
@@ -62,6 +67,54 @@ def test_an_export_drafts_what_was_trained(
     assert all(rung.same for rung in rungs), [r.line for r in rungs]
     wanted = [r for r in RUNGS if r != "mask" or isinstance(reader, FilesReader)] + ["settings and tensors"]
     assert [rung.name for rung in rungs] == wanted
+
+
+@pytest.mark.parametrize(
+    ("format_name", "options"),
+    [("dflash", {}), ("speculators", {}), ("transformers", {}), ("dspark", {"markov_rank": 8, "markov": "vanilla"})],
+)  # fmt: skip
+def test_a_target_that_scales_its_embedding(
+    tmp_path: Path, format_name: str, options: dict[str, Any]
+) -> None:
+    """Gemma's: what engines read as they stand is written scaled, in digits that lose nothing; and it comes in again as it went out."""
+    gemma = tiny_target("gemma3_text")
+    assert embedding_scale(gemma) == 8 and embeds_rows(gemma)
+    drafter, form = drafter_for(gemma, format_name, **options), FORMATS[format_name]
+    drafter.to(torch.bfloat16).float()
+    made = form.write(drafter, tmp_path / "out", torch.bfloat16, "")
+    model = tiny_model("gemma3_text", gemma.vocab_size)
+    rungs = climb(drafter, form.make(drafter), form.readers[0](tmp_path / "out", model), PROMPT)
+    assert all(rung.same for rung in rungs), [r.line for r in rungs]
+    assert torch.equal(load_drafter(tmp_path / "out", gemma).fc.weight, drafter.fc.weight)
+    if format_name == "transformers":  # which asks the target's own embedding
+        return
+    path = tmp_path / "out" / "model.safetensors"
+    held = load_file(path)
+    assert held[EMBEDDING].dtype == torch.float32 and "by 8: the rows" in made.notes[-3]
+    assert "its activation is gelu_pytorch_tanh: vLLM and SGLang" in made.notes[-2]
+    torch.testing.assert_close(held[EMBEDDING], gemma.embedding_VD * 8)
+    reader = FilesReader(tmp_path / "out", model)  # engines read the folder's own rows first
+    reader.tensors[EMBEDDING] = reader.tensors[EMBEDDING] / 8
+    last = climb(drafter, form.make(drafter), reader, PROMPT)[-1]
+    assert last.name == "hidden states" and not last.same
+    del held[EMBEDDING]
+    save_file(held, path)
+    last = climb(drafter, form.make(drafter), FilesReader(tmp_path / "out", model), PROMPT)[-1]
+    assert not last.same and (last.name == "hidden states") is (format_name == "speculators")
+    if format_name == "speculators":
+        with pytest.raises(UserError, match="embeddings times 1; target .* multiplies them by 8"):
+            load_drafter(tmp_path / "out", gemma)
+
+
+def test_a_target_that_norms_its_embedding_is_refused(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = drafter_for(target, "dflash")
+    own = target.embed
+    monkeypatch.setattr(target, "embed", lambda tokens: F.normalize(own(tokens), dim=-1))
+    for name in ("dflash", "speculators", "transformers"):
+        with pytest.raises(UserError, match=f"--format {name}: its target .* norms embeddings"):
+            FORMATS[name].make(drafter)
 
 
 def test_biases_of_a_target_are_written_with_zeros_where_it_has_none(

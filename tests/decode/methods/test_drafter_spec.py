@@ -16,6 +16,7 @@ from decode.methods.drafter_spec import (
     possible_roles,
     read_drafters,
     role_of,
+    target_for,
     target_of,
 )
 from decode.methods.registry import Parts
@@ -111,3 +112,16 @@ def test_a_method_by_name_from_python(parts: Parts, tmp_path: Path) -> None:
     for role in ("block", "variable_prefix"):
         with pytest.raises(UserError, match=f"--drafter {role}=.*that is a drafter of the kind diffusion"):
             drafters_by_role(f"{role}={tmp_path / 'sedd'}")
+
+
+def test_the_target_that_a_drafter_was_made_for(parts: Parts, tmp_path: Path) -> None:
+    """Its own, unless another is named; a folder that is gone since is said with the option that names another."""
+    from align.models.checkpoints.block import save_drafter
+
+    own, parts.block.config.target = parts.block.config.target, "runs/finetuned"
+    save_drafter(parts.block, tmp_path)
+    parts.block.config.target = own
+    assert target_for("org/model", str(tmp_path)) == "org/model"
+    with pytest.raises(UserError, match="no folder runs/finetuned here.*was made for it: --target names"):
+        target_for(None, str(tmp_path))
+    assert target_for(None, "nowhere") == "HuggingFaceTB/SmolLM2-135M-Instruct"

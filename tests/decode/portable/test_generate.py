@@ -137,6 +137,23 @@ def test_nothing_runs_unasked_and_states_that_stay_are_refused(model: Any, folde
         written(recurrent, folder, max_new_tokens=4, pad_token_id=0)
 
 
+def test_a_folder_that_is_gone_is_not_asked_for_elsewhere(
+    model: Any, folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[object] = []
+
+    def get(**words: object) -> None:
+        asked.append(words)
+        raise OSError("no network in this test")
+
+    monkeypatch.setattr("huggingface_hub.file_download.get_hf_file_metadata", get)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "exports").mkdir()
+    with pytest.raises(ValueError, match="drafter='exports/gone': no such folder with config.json"):
+        written(model, folder, drafter="exports/gone", max_new_tokens=4)
+    assert asked == []
+
+
 ALONE = """
 import sys
 class Nobody:

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from align.target.inspection.parts import last_norm, layer_parts, norm_weight
+from align.target.debug import debug_model
+from align.target.inspection.parts import embedding_scale, embeds_rows, last_norm, layer_parts, norm_weight
 from align.target.model import Target
+from align.target.proof import proven
 from tests.target_models import tiny_target
+from tests.target_wrappers import tiny_wrapper
 
 
 def computed_keys(target: Target, parts: dict[str, Tensor], x: Tensor, centred: bool) -> Tensor:
@@ -58,3 +61,16 @@ def test_the_last_norm_and_gates() -> None:
 
 def test_a_norm_without_a_weight_multiplies_by_one() -> None:
     assert torch.equal(norm_weight(nn.LayerNorm(6, elementwise_affine=False), 6), torch.ones(6))
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "rows"), [("llama", 1, True), ("gemma2", 8, True), ("muse_glimmer", 1, False)]
+)
+def test_what_is_done_to_a_row_of_the_embedding(kind: str, scale: float, rows: bool) -> None:
+    """Gemma's scale, and Muse Glimmer's norm."""
+    if kind == "muse_glimmer":
+        tokenizer = debug_model("Llama")[1]
+        target = proven(tiny_wrapper(kind, len(tokenizer)), tokenizer, kind)
+    else:
+        target = tiny_target(kind)
+    assert (embedding_scale(target), embeds_rows(target)) == (scale, rows)
