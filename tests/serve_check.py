@@ -164,6 +164,9 @@ def measured(
         speeds[name] = {
             "tokens_per_s": sum(map(len, outputs[name])) / sum(seconds[name]),
             "speed_up": None if up is None or up.lo is None else [up.value, up.lo, up.hi],
+            "seconds": [
+                round(s, 3) for s in seconds[name]
+            ],  # of each prompt: one that was disturbed stands out
         }
     return outputs, speeds
 
