@@ -84,9 +84,9 @@ def _coarse(one: Round) -> Any:
 def _shortened(right: Callable[..., Any]) -> Callable[..., Any]:
     """Of each full piece of a prompt the last token is lost."""
 
-    def forward(self: Engine, tokens_1L: Tensor, logits: bool = True, see_LL: Tensor | None = None) -> Any:
+    def forward(self: Engine, tokens_1L: Tensor, logits: bool = True, *tree: Tensor | None) -> Any:
         lost = not logits and tokens_1L.shape[1] == engine.PREFILL_CHUNK
-        return right(self, tokens_1L[:, :-1] if lost else tokens_1L, logits, see_LL)
+        return right(self, tokens_1L[:, :-1] if lost else tokens_1L, logits, *tree)
 
     return forward
 
