@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,7 +36,7 @@ from decode.exporting.engine_reader import package
 from decode.exporting.parity import tokens_of
 from decode.exporting.registry import FORMATS
 from decode.suites.registry import prompts_of
-from tests.serve_check import measured, plain_of, serving
+from tests.serve_check import SETTLING, measured, plain_of, serving
 
 Way = Callable[[list[int], int], list[int]]
 LOOKUP = 8
@@ -65,6 +66,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     folders = {name: options.out / name for name in ("dflash", "transformers", "custom_generate")}
     for name, folder in folders.items():
         FORMATS[name].write(drafter, folder, torch.bfloat16, "")
+    drafter.prepare_for_drafting()  # as `decode.load` does
     suites, _ = prompts_of(options.suite, limit=options.limit)
     prompts = tokens_of(target, suites[0].prompts)
     with ExitStack() as stack:
@@ -76,6 +78,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             ways |= in_vllm(options, folders["dflash"], drafter.config.block_size, stack)
         for way in ways.values():
             way(prompts[0], 8)  # warm
+        time.sleep(SETTLING)
         outputs, speeds = measured(ways, prompts, options.max_new_tokens)
     same = {
         name: sum(a == b for a, b in zip(outputs[plain_of(name)], outputs[name], strict=True))

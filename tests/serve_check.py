@@ -137,6 +137,10 @@ def _decode(decoder: Decoder, accepted: list[list[int]]) -> Any:
     return decode
 
 
+SETTLING = 3.0
+"""Seconds."""
+
+
 def measured(
     ways: dict[str, Any], prompts: list[list[int]], count: int
 ) -> tuple[dict[str, list[list[int]]], dict[str, Any]]:
@@ -149,6 +153,8 @@ def measured(
             started = time.perf_counter()
             outputs[name].append(ways[name](prompt, count))
             seconds[name].append(time.perf_counter() - started)
+            if name.startswith("vLLM"):  # a server's threads go on waiting for work after its answer
+                time.sleep(SETTLING)
         say(f"{number + 1}/{len(prompts)} prompts", error=True)
     speeds: dict[str, Any] = {}
     for name in ways:
