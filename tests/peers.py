@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,7 +35,7 @@ from decode.exporting.engine_reader import package
 from decode.exporting.parity import tokens_of
 from decode.exporting.registry import FORMATS
 from decode.suites.registry import prompts_of
-from tests.serve_check import SETTLING, measured, plain_of, serving
+from tests.serve_check import measured, plain_of, rested, serving
 
 Way = Callable[[list[int], int], list[int]]
 LOOKUP = 8
@@ -76,9 +75,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             ways |= with_assistant(target, model, options.assistant)
         if options.vllm is not None:
             ways |= in_vllm(options, folders["dflash"], drafter.config.block_size, stack)
-        for way in ways.values():
-            way(prompts[0], 8)  # warm
-        time.sleep(SETTLING)
+        for name, way in ways.items():
+            rested(name, way, prompts[0], 8)  # warm
         outputs, speeds = measured(ways, prompts, options.max_new_tokens)
     same = {
         name: sum(a == b for a, b in zip(outputs[plain_of(name)], outputs[name], strict=True))

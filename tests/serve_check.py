@@ -101,8 +101,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             "ours": _decode(Decoder(target), []),
             "ours with the drafter": _decode(Decoder(target, BlockProposer(drafter, tree_nodes=0)), accepted),
         }
-        for way in ways.values():
-            way(prompts[0], 8)  # warm
+        for name, way in ways.items():
+            rested(name, way, prompts[0], 8)  # warm
         accepted.clear()
         before = drafted.counts()
         outputs, speeds = measured(ways, prompts, options.max_new_tokens)
@@ -141,6 +141,16 @@ SETTLING = 3.0
 """Seconds."""
 
 
+def rested(name: str, way: Any, prompt: list[int], count: int) -> tuple[list[int], float]:
+    """A way's output and its seconds. After a server's it waits: its threads go on for a while after its answer."""
+    started = time.perf_counter()
+    tokens = way(prompt, count)
+    took = time.perf_counter() - started
+    if name.startswith("vLLM"):
+        time.sleep(SETTLING)
+    return tokens, took
+
+
 def measured(
     ways: dict[str, Any], prompts: list[list[int]], count: int
 ) -> tuple[dict[str, list[list[int]]], dict[str, Any]]:
@@ -150,11 +160,9 @@ def measured(
     for number, prompt in enumerate(prompts):
         names = list(ways)
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            started = time.perf_counter()
-            outputs[name].append(ways[name](prompt, count))
-            seconds[name].append(time.perf_counter() - started)
-            if name.startswith("vLLM"):  # a server's threads go on waiting for work after its answer
-                time.sleep(SETTLING)
+            tokens, took = rested(name, ways[name], prompt, count)
+            outputs[name].append(tokens)
+            seconds[name].append(took)
         say(f"{number + 1}/{len(prompts)} prompts", error=True)
     speeds: dict[str, Any] = {}
     for name in ways:

@@ -70,6 +70,7 @@ static AVX2 void gate(float *h, const float *u, int64_t size)
 {
     int64_t i = 0;
     for (; i + 8 <= size; i += 8) _mm256_storeu_ps(h + i, gated(_mm256_loadu_ps(h + i), _mm256_loadu_ps(u + i)));
+    if (i == size) return;
     float a[8] = {0}, b[8] = {0};
     memcpy(a, h + i, (size - i) * sizeof(float));
     memcpy(b, u + i, (size - i) * sizeof(float));

@@ -244,10 +244,8 @@ class RepeatedCall:
         self._request = _Request(
             *places, memory.stride, memory.capacity, len(see_RR), self._see_RR.data_ptr(), True
         )
-        room = stack._library.layers_scratch(
-            byref(stack._stack), byref(self._request), 1
-        )  # of the longest past
-        self._scratch = torch.empty(room)
+        longest = stack._library.layers_scratch(byref(stack._stack), byref(self._request), 1)
+        self._scratch = torch.empty(longest)
 
     def __call__(self, x_RD: Tensor, state_D: Tensor, tables_2Sw: Tensor, past: int) -> None:
         """`x_RD`: input rows at the positions from `past` on, which become their last hidden states. Everything in fp32 and contiguous.

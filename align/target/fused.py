@@ -87,9 +87,8 @@ class FusedLayers:
             )
             for c, p in zip(caches, parts, strict=True)
         ]
-        x_LD = torch.embedding(
-            self.body.embed_tokens.weight, tokens_1L[0]
-        )  # a module's call takes twice as long
+        # a module's call takes twice as long
+        x_LD = torch.embedding(self.body.embed_tokens.weight, tokens_1L[0])
         cos_Lw, sin_Lw = self.rotary(x_LD, positions_1L[0], max(p.span[1] for p in parts) + 1)
         hidden_LD, taps_FLD = self.stack(x_LD, cos_Lw, sin_Lw, rows, taps)
         return hidden_LD[None], None if taps_FLD is None else taps_FLD.transpose(0, 1)[None]

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from align.common import hub
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
+from align.common.hub import DEFAULT_TARGET as DEFAULT_TARGET
 from align.common.hub import is_hub_id, missing
 from align.common.provenance import CHECKOUT, memory_bytes
 from align.common.schema import SHORT_DTYPES, read_object
@@ -21,9 +21,6 @@ from align.folder.quantised import check_quantised
 from align.gguf.fitting import check_fits
 from align.gguf.header import Header, check_known, read_header
 from align.target.debug import DEBUG
-
-DEFAULT_TARGET = hub.DEFAULT_TARGET
-
 
 WHEELS = {  # the same model in a registry package, for machines without a hub
     DEFAULT_TARGET: (

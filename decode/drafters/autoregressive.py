@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
+from align.kernels.gradients import without_gradients
 from align.target.model import Target, TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal
@@ -54,7 +55,7 @@ class CausalContext:
         del self.tokens[count:]
         return text[count:]
 
-    @torch.no_grad()
+    @without_gradients
     def read(
         self, tokens: Sequence[int], drafts: Sequence[int] = (), parents: tuple[int, ...] | None = None
     ) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
+from align.kernels.gradients import without_gradients
 from align.target.model import Target
 from decode.drafters.autoregressive import CausalContext, check_vocabulary
 from decode.drafters.base import Drafter, DraftSession, Request, check_range, common_prefix_length
@@ -118,7 +119,7 @@ class HierarchicalSession(DraftSession):
             self.inner.close()
             self.inner = self._begin()
 
-    @torch.no_grad()
+    @without_gradients
     def _round(self, left: int) -> Tensor:
         """One call of M, which adds 1 to `left` tokens to its text. Returns the rows that they were drawn from, (R, V)."""
         middle, model = self.middle, self.drafter.model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 from align.common.errors import UserError, nearest
@@ -168,19 +169,25 @@ class Decoder:
 def check_options(call: str, given: Iterable[str]) -> None:
     """Raises UserError for an option that `decode.load`, `generate` or `generate_batch` does not have: which of the others has it, or
     the nearest of its own."""
+    calls = _options()
+    for name in given:
+        if name not in calls[call]:
+            other = next((other for other, its in calls.items() if name in its), None)
+            hint = f": it is an option of {other}" if other else nearest(name, calls[call])
+            raise UserError(f"{call} has no option {name!r}{hint}")
+
+
+@cache
+def _options() -> dict[str, Sequence[str]]:
+    """The options of each call."""
     sampling = [field.name for field in fields(Sampling)]
-    calls: dict[str, Sequence[str]] = {"decode.load": _OF_LOAD} | {
+    return {"decode.load": _OF_LOAD} | {
         f.__name__: [
             *(k for k, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY),
             *sampling,
         ]
         for f in (Decoder.generate, Decoder.generate_batch)
     }
-    for name in given:
-        if name not in calls[call]:
-            other = next((other for other, its in calls.items() if name in its), None)
-            hint = f": it is an option of {other}" if other else nearest(name, calls[call])
-            raise UserError(f"{call} has no option {name!r}{hint}")
 
 
 def check_banned(sampling: Sampling, target: Target) -> None:

@@ -145,16 +145,21 @@ def concatenate_q(qs: Sequence[DraftProbs]) -> DraftProbs | None:
     return DraftProbs(torch.cat([q.probs for q in qs]), ids)
 
 
-def prefix_tree(drafts: Sequence[Sequence[int]], device: torch.device) -> Proposal:
-    """Any drafts as one tree that holds each shared prefix once. Law `point`: which nodes it has is a choice."""
-    place: dict[tuple[int, int], int] = {}
-    parents: list[int] = []
+def prefix_tree(
+    drafts: Sequence[Sequence[int]], device: torch.device, tree: Proposal | None = None
+) -> Proposal:
+    """Any drafts as one tree that holds each shared prefix once, behind the nodes of `tree` where it is given. Law `point`: which nodes
+    it has is a choice."""
+    tokens = list[int]() if tree is None else tree.tokens_K.tolist()
+    parents = list[int]() if tree is None else list(tree.tree)
+    place = {node: i for i, node in enumerate(zip(parents, tokens, strict=True))}
     for draft in drafts:
         at = -1
         for token in draft:
             if (at, token) not in place:
-                place[at, token] = len(parents)
+                place[at, token] = len(tokens)
+                tokens.append(token)
                 parents.append(at)
             at = place[at, token]
-    tokens = torch.tensor([token for _, token in place], dtype=torch.int64, device=device)
-    return Proposal(tokens, "point", parents=tuple(parents))
+    tokens_N = torch.tensor(tokens, dtype=torch.int64, device=device)
+    return Proposal(tokens_N, "point", parents=tuple(parents))

@@ -16,6 +16,7 @@ from decode.drafters.base import Drafter, DraftSession, Request, WrappingSession
 from decode.drafters.lookup import LookupSession
 from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling
+from decode.speculation.tree_drafts import prefix_tree
 
 
 class CopyingDrafter:
@@ -70,17 +71,14 @@ class CopyingSession(WrappingSession):
 
     def propose(self, k: int) -> Proposal | None:
         drafter, lookup = self.drafter, self.lookup
-        found = lookup.found(drafter.most_tokens)
-        if found is None:
-            return self.inner.propose(min(k, drafter.inner.draft_tokens))
-        start, agreed = found
+        start, agreed = lookup.found(drafter.most_tokens) or (0, 0)
         if agreed < drafter.shortest:
             drafts = self.inner.propose(min(k, drafter.inner.draft_tokens))
-            if (
-                drafts is None or drafts.parents is None
-            ):  # no drafts, or for a target or a verifier of chains alone
+            # a chain may be for a target or a verifier of chains alone
+            if not agreed or drafts is None or drafts.parents is None:
                 return drafts
-            return joined(drafts, lookup.copy(start, min(k, drafter.joined_tokens)))
+            branch_K = lookup.copy(start, min(k, drafter.joined_tokens)).tokens_K
+            return prefix_tree([branch_K.tolist()], branch_K.device, drafts)
         length = drafter.copy_tokens + 2 * (agreed - drafter.shortest)
         copy = lookup.copy(start, min(k, length, drafter.most_tokens))
         if self.law == "point":
@@ -90,17 +88,3 @@ class CopyingSession(WrappingSession):
         if self.law == "unmasked":  # all in one step, and decided by the text
             return Proposal(copy.tokens_K, self.law, q, torch.zeros_like(copy.tokens_K), state_only=True)
         return Proposal(copy.tokens_K, self.law, q)
-
-
-def joined(tree: Proposal, chain: Proposal) -> Proposal:
-    """The tree with the chain's path in it, both of law `point`."""
-    tokens, parents = tree.tokens_K.tolist(), list(tree.tree)
-    places = {pair: i for i, pair in enumerate(zip(parents, tokens, strict=True))}
-    node = -1
-    for token in chain.tokens_K.tolist():
-        if (node, token) not in places:
-            places[node, token] = len(tokens)
-            tokens.append(token)
-            parents.append(node)
-        node = places[node, token]
-    return Proposal(torch.tensor(tokens, device=tree.tokens_K.device), "point", parents=tuple(parents))
