@@ -10,13 +10,22 @@
 #include <math.h>
 #include <string.h>
 
+/* Two taps, a row and the one before it in its block, around a sublayer: out[c] = in[c] + (offset[0, c] + delta[0, g])·in[c] +
+ * (offset[1, c] + delta[1, g])·before[c], by groups g of channels, once for what it reads and once for what it gives. */
+typedef struct {
+    Matrix delta;        /* (2 · 2 · groups, width), of what the sublayer reads */
+    const float *offset; /* (2, 2, width); 0 = no convolution */
+} Convolution;
+
 typedef struct {
     Matrix q, k, v, o, gate, up, down;
     const float *before_attention, *before_mlp, *q_norm, *k_norm; /* norms; the last two may be 0 */
+    Convolution attention_conv, mlp_conv;
 } Layer;
 
 typedef struct {
     int64_t layers, width, inner, heads, kv_heads, head_width;
+    int64_t block, groups; /* of convolutions: rows of a block, groups of channels; 0 = there are none */
     float scale, eps, head_eps;
     const Layer *layer;
     const float *last_norm; /* may be 0 */
@@ -32,6 +41,9 @@ typedef struct {
     const uint8_t *see; /* (rows, rows), which of the new rows each one sees; 0 = those up to itself */
     int64_t apart;      /* whether its rows' keys and values stay out of the cache, which is then only read */
 } Request;
+
+/* The sizes of these, by which a caller sees whether it was written for them. */
+int64_t layers_layout(void) { return sizeof(Stack) << 40 | sizeof(Layer) << 20 | sizeof(Request); }
 
 #ifdef ROWS_HERE
 #include <omp.h>
@@ -76,6 +88,36 @@ static AVX2 void gate(float *h, const float *u, int64_t size)
     memcpy(b, u + i, (size - i) * sizeof(float));
     _mm256_storeu_ps(a, gated(_mm256_loadu_ps(a), _mm256_loadu_ps(b)));
     memcpy(h + i, a, (size - i) * sizeof(float));
+}
+
+/* Both taps of row r of `in` (R, D), added to y (D), which is set to 0 before where it is not `kept`. */
+static AVX2 void two_taps(
+    const Stack *s, const Convolution *c, const float *in, const float *deltas, int64_t r, int which, float *y, int kept)
+{
+    const int64_t D = s->width, G = s->groups, size = D / G;
+    const float *row = in + r * D, *before = r % s->block ? row - D : 0;
+    const float *offset = c->offset + 2 * which * D, *delta = deltas + (2 * r + which) * 2 * G;
+    for (int64_t g = 0; g < G; g++)
+        for (int64_t i = g * size; i < (g + 1) * size; i++) {
+            float sum = row[i] + (offset[i] + delta[g]) * row[i];
+            if (before) sum += (offset[D + i] + delta[G + g]) * before[i];
+            y[i] = kept ? y[i] + sum : sum;
+        }
+}
+
+/* What a sublayer reads: normed rows, convolved into `room` (R, D) where it has a convolution. All threads call it after a barrier. */
+static AVX2 const float *convolved(
+    const Stack *s, const Convolution *c, const float *normed, float *deltas, float *room, int64_t R, int t, int T)
+{
+    if (!c->offset) return normed;
+    int64_t from, to;
+    share(STRIPS(4 * s->groups), t, T, &from, &to);
+    product(&c->delta, normed, deltas, R, s->width, 4 * s->groups, from, to, 0);
+#pragma omp barrier
+    share(R, t, T, &from, &to);
+    for (int64_t r = from; r < to; r++) two_taps(s, c, normed, deltas, r, 0, room + r * s->width, 0);
+#pragma omp barrier
+    return room;
 }
 
 /* Rotary positions, half-split, in place; the norm of the head before, where it has one. */
@@ -309,7 +351,7 @@ int64_t layers_scratch(const Stack *s, const Request *requests, int64_t count)
         parts += requests[i].rows * parts_of(requests + i);
     }
     const int64_t q = s->heads * s->head_width, kv = s->kv_heads * s->head_width;
-    return rows * (s->width + q + 4 * kv + q + 2 * s->inner) + parts * s->heads * (s->head_width + 2) + 2 * s->width;
+    return rows * (s->width + q + 4 * kv + q + 2 * s->inner) + parts * s->heads * (s->head_width + 2) + 2 * s->width + (s->groups ? rows * (s->width + 4 * s->groups) : 0);
 }
 
 /* x (R, D): the rows of all requests, one after the other, in; their last hidden states out. state (D): every row is given
@@ -327,7 +369,8 @@ AVX2 void layers_forward(
     int64_t work = 0; /* of attention: pairs of a query and a key */
     for (int64_t i = 0; i < count; i++) work += requests[i].rows * s->heads * (requests[i].past + requests[i].rows);
     float *normed = scratch, *q = normed + R * D, *k = q + R * Q, *v = k + R * KV, *mix = v + R * KV;
-    float *h = mix + R * Q, *u = h + R * F, *own = u + R * F, *given = own + 2 * R * KV, *partial = given + 2 * D;
+    float *h = mix + R * Q, *u = h + R * F, *own = u + R * F, *given = own + 2 * R * KV, *room = given + 2 * D;
+    float *deltas = room + (s->groups ? R * D : 0), *partial = deltas + 4 * R * s->groups;
 
 #pragma omp parallel
     {
@@ -348,11 +391,12 @@ AVX2 void layers_forward(
             share(R, t, T, &from, &to);
             for (int64_t r = from; r < to; r++) rms_norm(x + r * D, layer->before_attention, normed + r * D, D, s->eps);
 #pragma omp barrier
+            const float *read = convolved(s, &layer->attention_conv, normed, deltas, room, R, t, T);
             share(STRIPS(Q), t, T, &from, &to);
-            product(&layer->q, normed, q, R, D, Q, from, to, 0);
+            product(&layer->q, read, q, R, D, Q, from, to, 0);
             share(STRIPS(KV), t, T, &from, &to);
-            product(&layer->k, normed, k, R, D, KV, from, to, 0);
-            product(&layer->v, normed, v, R, D, KV, from, to, 0);
+            product(&layer->k, read, k, R, D, KV, from, to, 0);
+            product(&layer->v, read, v, R, D, KV, from, to, 0);
 #pragma omp barrier
             /* rotary positions, and into the caches: a piece is one head of one row */
             const int64_t all = s->heads + s->kv_heads;
@@ -383,7 +427,7 @@ AVX2 void layers_forward(
             /* attention: a piece is one part of the keys of one head, with a few of the queries that share them; a thread takes
              * neighbouring ones, as much work as any other */
             int64_t start = 0, before = 0;
-            float *room = partial;
+            float *place = partial;
             for (int64_t n = 0; n < count; n++) {
                 const Request *request = requests + n;
                 const int64_t parts = parts_of(request), queries = request->rows * groups;
@@ -413,43 +457,50 @@ AVX2 void layers_forward(
                                 const int64_t at = (i + j) / groups, query = head * groups + (i + j) % groups;
                                 of[j] = at;
                                 ours[j] = q + (start + at) * Q + query * w;
-                                found[j] = room + ((at * s->heads + query) * parts + p) * size;
+                                found[j] = place + ((at * s->heads + query) * parts + p) * size;
                             }
                             attend(ours, of, found, request, &part, s->scale, w, m);
                             part.fresh = 0;
                         }
                     }
                 start += request->rows;
-                room += request->rows * s->heads * parts * size;
+                place += request->rows * s->heads * parts * size;
             }
 #pragma omp barrier
             share(R * s->heads, t, T, &from, &to);
-            start = 0, room = partial;
+            start = 0, place = partial;
             for (int64_t n = 0; n < count; n++) {
                 const int64_t parts = parts_of(requests + n), its = requests[n].rows * s->heads;
                 for (int64_t i = 0; i < its; i++)
                     if (start + i >= from && start + i < to)
-                        join_parts(room + i * parts * size, parts, size, mix + (start + i) * w, w);
+                        join_parts(place + i * parts * size, parts, size, mix + (start + i) * w, w);
                 start += its;
-                room += its * parts * size;
+                place += its * parts * size;
             }
 #pragma omp barrier
             share(STRIPS(D), t, T, &from, &to);
-            product(&layer->o, mix, x, R, Q, D, from, to, 1);
+            const Convolution *around_attention = &layer->attention_conv, *around_mlp = &layer->mlp_conv;
+            product(&layer->o, mix, around_attention->offset ? room : x, R, Q, D, from, to, !around_attention->offset);
 #pragma omp barrier
             share(R, t, T, &from, &to);
-            for (int64_t r = from; r < to; r++) rms_norm(x + r * D, layer->before_mlp, normed + r * D, D, s->eps);
+            for (int64_t r = from; r < to; r++) {
+                if (around_attention->offset) two_taps(s, around_attention, room, deltas, r, 1, x + r * D, 1);
+                rms_norm(x + r * D, layer->before_mlp, normed + r * D, D, s->eps);
+            }
 #pragma omp barrier
+            read = convolved(s, around_mlp, normed, deltas, room, R, t, T);
             share(STRIPS(F), t, T, &from, &to);
-            product(&layer->gate, normed, h, R, D, F, from, to, 0);
-            product(&layer->up, normed, u, R, D, F, from, to, 0);
+            product(&layer->gate, read, h, R, D, F, from, to, 0);
+            product(&layer->up, read, u, R, D, F, from, to, 0);
             const int64_t begin = STRIP * from, end = STRIP * to < F ? STRIP * to : F;
             for (int64_t r = 0; r < R && begin < end; r++) gate(h + r * F + begin, u + r * F + begin, end - begin);
 #pragma omp barrier
             share(STRIPS(D), t, T, &from, &to);
-            product(&layer->down, h, x, R, F, D, from, to, 1);
+            product(&layer->down, h, around_mlp->offset ? room : x, R, F, D, from, to, !around_mlp->offset);
 #pragma omp barrier
             share(R, t, T, &from, &to);
+            for (int64_t r = from; r < to && around_mlp->offset; r++)
+                two_taps(s, around_mlp, room, deltas, r, 1, x + r * D, 1);
             if (taps && taps[l]) memcpy(taps[l] + from * D, x + from * D, (to - from) * D * sizeof(float));
         }
         share(R, t, T, &from, &to);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, addressof, byref, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, addressof, byref, c_float, c_int64, c_void_p, sizeof
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,15 +14,27 @@ from align.kernels.linear import KINDS, MOST_ROWS, Matrix, MatrixFields, rows_li
 
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 _NORMS = ("before_attention", "before_mlp", "q_norm", "k_norm")
+_CONVOLUTIONS = ("attention_conv", "mlp_conv")
+
+
+class _Convolution(Structure):
+    _fields_ = [("delta", MatrixFields), ("offset", c_void_p)]
 
 
 class _Layer(Structure):
-    _fields_ = [*((name, MatrixFields) for name in _MATRICES), *((name, c_void_p) for name in _NORMS)]
+    _fields_ = [
+        *((name, MatrixFields) for name in _MATRICES),
+        *((name, c_void_p) for name in _NORMS),
+        *((name, _Convolution) for name in _CONVOLUTIONS),
+    ]
 
 
 class _Stack(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("layers", "width", "inner", "heads", "kv_heads", "head_width")),
+        *(
+            (name, c_int64)
+            for name in ("layers", "width", "inner", "heads", "kv_heads", "head_width", "block", "groups")
+        ),
         *((name, c_float) for name in ("scale", "eps", "head_eps")),
         ("layer", POINTER(_Layer)),
         ("last_norm", c_void_p),
@@ -41,6 +53,9 @@ class _Request(Structure):
         ("see", c_void_p),
         ("apart", c_int64),
     ]
+
+
+_LAYOUT = sizeof(_Stack) << 40 | sizeof(_Layer) << 20 | sizeof(_Request)
 
 
 def pointer_of(
@@ -69,8 +84,17 @@ def matrix_fields(matrix: Matrix, shape: tuple[int, int], held: list[Any]) -> Ma
 
 
 @dataclass
+class Convolution:
+    """Two taps around a sublayer (`TwoTapConvolution` of align.models.block_layers): `delta` (4 · groups, width), `offset`
+    (2, 2, width)."""
+
+    delta: Matrix
+    offset: Tensor
+
+
+@dataclass
 class Weights:
-    """One layer's: matrices, and norms (width,) or None, all contiguous."""
+    """One layer's: matrices, norms (width,) or None, and convolutions, all contiguous."""
 
     q: Matrix
     k: Matrix
@@ -83,6 +107,8 @@ class Weights:
     before_mlp: Tensor
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
+    attention_conv: Convolution | None = None
+    mlp_conv: Convolution | None = None
 
 
 class Memory:
@@ -125,6 +151,7 @@ class LayerStack:
         heads, kv_heads, head_width: of the attention; head_width is a multiple of 8.
         scale: of the scores. eps: of the norms, `head_eps` of those of single heads.
         state: a norm (D,) and a matrix (D, D), for calls with a state: every row is given matrix · norm(state) first.
+        block: rows of a block, of which convolutions know the edges. The rows of a call are those of whole blocks.
 
     Raises:
         ValueError: layers of several shapes, or of one or a type that `layers.c` does not take.
@@ -139,22 +166,31 @@ class LayerStack:
     last_norm: Tensor | None = None
     head_eps: float = 0.0
     state: tuple[Tensor, Matrix] | None = None
+    block: int = 1
     _held: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads or self.head_width % 8:
             raise ValueError(f"{self.heads} heads over {self.kv_heads} of width {self.head_width}")
         self.inner, self.width = self.weights[0].gate[0].shape
+        deltas = [
+            c.delta.weight for w in self.weights for c in (w.attention_conv, w.mlp_conv) if c is not None
+        ]
+        self.groups = len(deltas[0]) // 4 if deltas else 0
+        if self.groups and self.width % self.groups:
+            raise ValueError(f"{self.groups} groups of {self.width} channels")
         self._layers = (_Layer * len(self.weights))(*map(self._layer, self.weights))
         self._stack = _Stack(
-            len(self.weights), self.width, self.inner, self.heads, self.kv_heads, self.head_width, self.scale, self.eps, self.head_eps,
-            self._layers, self._vector(self.last_norm, self.width),
+            len(self.weights), self.width, self.inner, self.heads, self.kv_heads, self.head_width,
+            self.block, self.groups, self.scale, self.eps, self.head_eps, self._layers, self._vector(self.last_norm, self.width),
         )  # fmt: skip
         if self.state is not None:
             norm, matrix = self.state
             self._stack.state = matrix_fields(matrix, (self.width, self.width), self._held)
             self._stack.state_norm = self._vector(norm, self.width)
         self._library = rows_library()
+        if self._library.layers_layout() != _LAYOUT:
+            raise ValueError("the library was compiled from other files: make setup")
 
     def _layer(self, weights: Weights) -> _Layer:
         found, width, inner = _Layer(), self.width, self.inner
@@ -164,6 +200,11 @@ class LayerStack:
             setattr(found, name, matrix_fields(getattr(weights, name), shape, self._held))
         for name, size in zip(_NORMS, (width, width, self.head_width, self.head_width), strict=True):
             setattr(found, name, self._vector(getattr(weights, name), size))
+        for name in _CONVOLUTIONS:
+            if (convolution := getattr(weights, name)) is not None:
+                delta = matrix_fields(convolution.delta, (4 * self.groups, width), self._held)
+                offset = pointer_of(convolution.offset, (2, 2, width), torch.float32, self._held)
+                setattr(found, name, _Convolution(delta, offset))
         return found
 
     def _vector(self, tensor: Tensor | None, size: int) -> int | None:

@@ -52,6 +52,7 @@ def opened(name: str) -> Any:
                 pointers, number = ctypes.c_void_p, ctypes.c_int64
                 for function, arguments, result in (
                     (library.matrix_product, [pointers] * 3 + [number] * 3, None),
+                    (library.layers_layout, [], number),
                     (library.layers_scratch, [pointers] * 2 + [number], number),
                     (library.layers_forward, [pointers] * 6 + [number] + [pointers] * 2, None),
                     (library.tree_scratch, [pointers] + [number] * 2, number),

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from align.kernels.layers import LayerStack, Rows
+from align.kernels.layers import Convolution, LayerStack, Rows, Weights
 from align.kernels.linear import MOST_ROWS, Matrix, RowsLinear, rows_library
 from align.kernels.tree import MarkovWeights, TreeHead
+from align.models.block_layers import BlockLayer, TwoTapConvolution
 from align.models.markov import LinearHead, MixedHead
 from align.target.cache import KVCache
 from align.target.fused import is_silu, layer_weights, memory_of
@@ -18,14 +20,15 @@ from align.target.fused import is_silu, layer_weights, memory_of
 if TYPE_CHECKING:
     from align.models.block import BlockDrafter
 
-PLAIN_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+CONVOLUTIONS = {"attn_conv", "mlp_conv"}
 
 
 def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
     """The layers of a drafter whose linear layers are `RowsLinear`; None where they are of another kind, or no library is there."""
     config = drafter.config
     plain = all(
-        {name for name, _ in layer.named_children()} == PLAIN_PARTS
+        {name for name, _ in layer.named_children()} - CONVOLUTIONS == PARTS
         and isinstance(layer.self_attn.q_proj, RowsLinear)
         and is_silu(layer.mlp.act)
         for layer in drafter.blocks
@@ -36,7 +39,7 @@ def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
         return None
     try:
         return LayerStack(
-            [layer_weights(layer) for layer in drafter.blocks],
+            [_weights(layer) for layer in drafter.blocks],
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             head_width=config.head_dim,
@@ -45,9 +48,19 @@ def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
             last_norm=drafter.norm.weight,
             head_eps=config.rms_norm_eps,
             state=_state(drafter),
+            block=config.rows,
         )
     except ValueError:  # of other shapes, or in 16 bits
         return None
+
+
+def _weights(layer: BlockLayer) -> Weights:
+    around = _convolution(layer.attn_conv), _convolution(layer.mlp_conv)
+    return replace(layer_weights(layer), attention_conv=around[0], mlp_conv=around[1])
+
+
+def _convolution(module: TwoTapConvolution | None) -> Convolution | None:
+    return None if module is None else Convolution(module.delta.matrix, module.offset)
 
 
 def _state(drafter: BlockDrafter) -> tuple[Tensor, Matrix] | None:

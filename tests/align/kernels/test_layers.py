@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
 import pytest
@@ -10,16 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.kernels.layers import LayerStack, Memory, RepeatedCall, Rows, Weights
+from align.kernels.layers import Convolution, LayerStack, Memory, RepeatedCall, Rows, Weights
 from align.kernels.linear import Matrix, rounded, rows_library
 from align.target.attention import rotate
 
 pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
 
 
+BLOCK = 4
+
+
 def random_stack(
     heads: int = 6, kv_heads: int = 2, head_width: int = 24, inner: int = 37, width: int = 40, bias: bool = True,
-    norms: bool = True, dtype: torch.dtype = torch.float32, layers: int = 2,
+    norms: bool = True, dtype: torch.dtype = torch.float32, layers: int = 2, groups: int = 0,
 ) -> LayerStack:  # fmt: skip
     torch.manual_seed(heads + inner)
 
@@ -28,6 +31,10 @@ def random_stack(
 
     def norm(size: int) -> Tensor:
         return torch.rand(size) + 0.5
+
+    def convolution() -> Convolution | None:
+        delta = rounded(torch.randn(4 * groups, width) / width**0.5, dtype)
+        return Convolution(delta, torch.randn(2, 2, width) / 2) if groups else None
 
     def weights() -> Weights:
         q, kv = heads * head_width, kv_heads * head_width
@@ -41,7 +48,9 @@ def random_stack(
             (width, inner),
         ]
         own = (norm(head_width), norm(head_width)) if norms else (None, None)
-        return Weights(*(matrix(*size) for size in sizes), norm(width), norm(width), *own)
+        return Weights(
+            *(matrix(*size) for size in sizes), norm(width), norm(width), *own, convolution(), convolution()
+        )
 
     return LayerStack(
         [weights() for _ in range(layers)],
@@ -52,6 +61,7 @@ def random_stack(
         1e-5,
         norm(width),
         1e-6,
+        block=BLOCK,
     )
 
 
@@ -71,7 +81,7 @@ def plainly(
             for f in fields(weights)[:7]
         }
         split = lambda t: t.unflatten(-1, (-1, stack.head_width))  # noqa: E731
-        n = rms(x, weights.before_attention, stack.eps)
+        n, after = around(weights.attention_conv, rms(x, weights.before_attention, stack.eps))
         q, k, v = (split(F.linear(n, *w[name])) for name in ("q", "k", "v"))
         if weights.q_norm is not None and weights.k_norm is not None:
             q, k = rms(q, weights.q_norm, stack.head_eps), rms(k, weights.k_norm, stack.head_eps)
@@ -82,12 +92,28 @@ def plainly(
         scores = torch.einsum("rhd,shd->hrs", q, keys.repeat_interleave(groups, 1)) * stack.scale
         mix = scores.masked_fill(~see, -torch.inf).softmax(-1)
         out = torch.einsum("hrs,shd->rhd", mix, values.repeat_interleave(groups, 1))
-        x = x + F.linear(out.flatten(1), *w["o"])
-        n = rms(x, weights.before_mlp, stack.eps)
-        x = x + F.linear(F.silu(F.linear(n, *w["gate"])) * F.linear(n, *w["up"]), *w["down"])
+        x = x + after(F.linear(out.flatten(1), *w["o"]))
+        n, after = around(weights.mlp_conv, rms(x, weights.before_mlp, stack.eps))
+        x = x + after(F.linear(F.silu(F.linear(n, *w["gate"])) * F.linear(n, *w["up"]), *w["down"]))
         outputs.append(x)
     assert stack.last_norm is not None
     return rms(x, stack.last_norm, stack.eps), outputs, kept
+
+
+def around(convolution: Convolution | None, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """What a sublayer reads of its normed rows, and what becomes of its output."""
+    if convolution is None:
+        return x, lambda out: out
+    groups = len(convolution.delta.weight) // 4
+    delta = F.linear(x, convolution.delta.dense(torch.float64)).view(len(x), 2, 2, groups)
+    weights = convolution.offset.double() + delta.repeat_interleave(x.shape[1] // groups, dim=3)
+
+    def mixed(rows: Tensor, which: int) -> Tensor:
+        before = torch.cat((torch.zeros_like(rows[:1]), rows[:-1]))
+        before[::BLOCK] = 0
+        return rows + weights[:, which, 0] * rows + weights[:, which, 1] * before
+
+    return mixed(x, 0), lambda out: mixed(out, 1)
 
 
 class Request:
@@ -122,6 +148,7 @@ TREE = torch.tensor(
 SHAPES = [
     {}, {"bias": False, "norms": False}, {"dtype": torch.bfloat16}, {"dtype": torch.int8}, {"heads": 4, "kv_heads": 4, "head_width": 8},
     {"heads": 8, "kv_heads": 1, "head_width": 64}, {"head_width": 40, "inner": 64, "width": 33},
+    {"groups": 5, "dtype": torch.bfloat16}, {"groups": 1, "bias": False, "dtype": torch.int8}, {"groups": 3, "width": 33},
 ]  # fmt: skip
 
 

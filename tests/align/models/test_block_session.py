@@ -77,7 +77,7 @@ def test_a_block_in_one_call_is_that_of_the_general_way(
         assert torch.equal(found, session.hidden(token))
         del session._in_one_call
         config = drafter.config
-        general = config.context == "taps" or config.convolution or config.self_conditioning or config.places
+        general = config.context == "taps" or config.self_conditioning or config.places
         assert (one is None) == bool(general)
         for block in cache._blocks:  # the memory moves
             old, block.parts = block.parts, [part.clone() for part in block.parts]
