@@ -40,7 +40,7 @@ ROOMS = {
     "decode.wrappers": "align.common align.target decode.speculation decode.drafters",
     "decode.engine": "align.common align.kernels align.target decode.speculation decode.drafters",
     "decode.methods": "align.common align.target align.importing align.models decode.method_names decode.speculation decode.drafters "
-    "decode.wrappers decode.engine decode.portable",
+    "decode.wrappers decode.engine",
     "decode.suites": "align.common decode.engine",
     "decode.reporting": "align.common align.folder decode.method_names",
     "decode.losslessness": "align.common align.kernels align.target decode.method_names decode.speculation decode.drafters "

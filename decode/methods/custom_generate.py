@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import RLock
-from types import FrameType
 from typing import Any
 
 import torch
@@ -29,16 +28,13 @@ from decode.drafters.base import Drafter
 from decode.engine.decoder import Decoder
 from decode.engine.engine import run_together
 from decode.engine.processed import ProcessedEngine
+from decode.methods.generate_call import asked_of, check_call, masks_of
+from decode.methods.generate_output import output_of
 from decode.methods.load import load
-from decode.portable.generate import of_row, other_way, output_of
 from decode.speculation.sampling import Sampling
 
 _KEPT = "_specalign"
 """The attribute of a model under which what was opened for it is kept, as long as the model lives."""
-_IGNORED = {
-    "attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position",
-}  # fmt: skip
-"""What `generate` prepares itself for a text of tokens."""
 
 
 class _Opened:
@@ -111,83 +107,49 @@ def custom_generate(
         What `generate` returns: tokens (B, n), or with `return_dict_in_generate` sequences, scores and logits as asked for.
 
     Raises:
-        UserError: beams, inputs other than tokens, hidden states or attentions asked for, a drafter that does not fit.
+        UserError: what drafts can't honour, as in `check_call`; a drafter that does not fit.
     """
-    config, streamer = generation_config, _streamer_of(inspect.currentframe())
-    _check(config, model_kwargs, input_ids, streamer)
+    config, asked = generation_config, asked_of(model, inspect.currentframe())
+    with _ONE, _no_offsets(model):
+        check_call(model, asked, config, logits_processor, model_kwargs, input_ids)
+    masks, streamer, count = masks_of(input_ids, model_kwargs), asked.get("streamer"), len(input_ids)
+    length = stopping_criteria.max_length or config.max_length  # a criterion of one's own may be longer
     drafting = _drafting(config)
-    with _ONE, _ours(model) as ours:
+    with _ONE, _no_offsets(model), _ours(model) as ours:
         target = ours.target
-        if config.max_length > target.context_limit:
+        if length > target.context_limit:
             raise UserError(
-                f"max_length={config.max_length}: the context of {target.spec!r} holds {target.context_limit} tokens; lower max_new_tokens"
+                f"max_length={length}: the context of {target.spec!r} holds {target.context_limit} tokens; lower max_new_tokens"
             )
         decoder = ours.decoder(drafter, method)
         verifier = decoder.verifier_for(drafting)
-        keep = bool(config.return_dict_in_generate and (config.output_scores or config.output_logits))
-        engines, masks = list[ProcessedEngine](), _masks(input_ids, model_kwargs.get("attention_mask"))
-        _check_positions(masks, model_kwargs.get("position_ids"))
-        for number, (row, mask) in enumerate(zip(input_ids, masks, strict=True)):
-            shown = row.tolist()
-            engines.append(
-                ProcessedEngine(
-                    target,
-                    row[mask].tolist(),
-                    config.max_length - len(shown),
-                    replace(drafting, seed=drafting.seed + number),
-                    decoder.drafter,
-                    verifier,
-                    processors=of_row(logits_processor, number, len(input_ids)),
-                    criteria=of_row(stopping_criteria, number, len(input_ids)),
-                    shown=shown,
-                    keep=keep,
-                    put=None if streamer is None else lambda tokens: streamer.put(torch.tensor(tokens)),
-                )
+        scored = bool(config.return_dict_in_generate and config.output_scores)
+        engines = [
+            ProcessedEngine(
+                target,
+                row[mask].tolist(),
+                length - len(row),
+                replace(drafting, seed=drafting.seed + number),
+                decoder.drafter,
+                verifier,
+                processors=_of_row(logits_processor, number, count),
+                criteria=_of_row(stopping_criteria, number, count),
+                shown=row.tolist(),
+                keep=scored or bool(config.return_dict_in_generate and config.output_logits),
+                scored=scored,
+                put=None if streamer is None else lambda tokens: streamer.put(torch.tensor(tokens)),
             )
-        for engine in engines:
-            run_together([engine])
+            for number, (row, mask) in enumerate(zip(input_ids, masks, strict=True))
+        ]
+        if not any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria):
+            for engine in engines:  # `generate` pads behind a token that ends a text, behind nothing else
+                engine.together = engines
+        run_together(engines, count)  # side by side, so that time is shared (max_time)
         if streamer is not None:
             streamer.end()
-    new = [engine.out.tokens for engine in engines]
+    longest = max(engine.end for engine in engines)
+    new = [engine.out.tokens[:longest] for engine in engines]
     return output_of(config, input_ids, new, [engine.kept or ([], []) for engine in engines])
-
-
-def _streamer_of(frame: FrameType | None) -> Any:
-    """The streamer that `generate`, our caller, was given: it hands none to a function that takes the place of its loop."""
-    caller = None if frame is None else frame.f_back
-    return None if caller is None or caller.f_code.co_name != "generate" else caller.f_locals.get("streamer")
-
-
-def _check(config: Any, model_kwargs: dict[str, Any], input_ids: Tensor, streamer: Any) -> None:
-    if (config.num_beams or 1) > 1:
-        raise UserError(
-            f"num_beams={config.num_beams}: drafts are verified against one text; leave num_beams at 1"
-        )
-    if name := other_way(config):
-        raise UserError(f"{name}: drafts are verified against greedy choices or samples; leave it out")
-    for name in ("output_hidden_states", "output_attentions"):
-        if config.return_dict_in_generate and getattr(config, name, None):
-            raise UserError(f"{name}: the states of rejected drafts are among them; leave it out")
-    if getattr(config, "guidance_scale", None) not in (None, 1, 1.0):
-        raise UserError(
-            "guidance_scale: its processor runs the model once a token, in an order that drafts do not keep; leave it out"
-        )
-    if other := next((k for k, v in model_kwargs.items() if v is not None and k not in _IGNORED), None):
-        raise UserError(f"{other}: only tokens and attention_mask are taken as input")
-    for name in ("cache", "past_key_values"):
-        held = model_kwargs.get(name)
-        if held is not None and held.get_seq_length() > 0:
-            raise UserError(
-                f"{name}: holds tokens already; every request is read from its beginning, leave it out"
-            )
-    if input_ids.shape[1] == 0:
-        raise UserError("input_ids: there is no token to continue")
-    if type(getattr(config, "watermarking_config", None)).__name__ == "SynthIDTextWatermarkingConfig":
-        raise UserError(
-            "watermarking_config: SynthID's processor remembers the order of its calls, which drafts change; leave it out"
-        )
-    if streamer is not None and len(input_ids) > 1:
-        raise UserError(f"streamer: {len(input_ids)} texts are written at once; a streamer takes one")
 
 
 def _drafting(config: Any) -> Sampling:
@@ -200,29 +162,38 @@ def _drafting(config: Any) -> Sampling:
     return Sampling(max(temperature, 1e-3), min(max(top_p, 1e-6), 1.0), int(config.top_k or 0), seed=seed)
 
 
-def _masks(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Which tokens of each text are no padding. Raises UserError where padding stands elsewhere than left."""
-    if attention_mask is None:
-        return torch.ones_like(input_ids, dtype=torch.bool)
-    mask = attention_mask.bool()
-    if bool((mask[:, 1:] < mask[:, :-1]).any()):
-        raise UserError("attention_mask: padding stands behind tokens; pad on the left (padding_side='left')")
-    return mask
+def _of_row(function: Any, number: int, count: int) -> Any:
+    """A function of a batch's texts and their scores as one of its text in the place `number`: some know what stands in which place."""
+    if count == 1:
+        return function
 
+    def repeated(scores: Any) -> Any:
+        if isinstance(scores, Tensor):
+            return scores.repeat(count, 1)
+        return None if scores is None else tuple(map(repeated, scores))
 
-def _check_positions(masks_BL: Tensor, positions_BL: Tensor | None) -> None:
-    if not bool(masks_BL[:, -1].all()):
-        raise UserError("attention_mask: a text has no token but padding")
-    plain = masks_BL.long().cumsum(1) - 1
-    given = plain if positions_BL is None or positions_BL.dim() != 2 else positions_BL
-    if not bool(((given == plain) | ~masks_BL).all()):
-        raise UserError(
-            "position_ids: others than 0, 1, 2, … from a text's first token are not taken; leave them out"
-        )
+    def alone(text_1n: Tensor, scores: Any) -> Any:
+        found = function(text_1n.repeat(count, 1), repeated(scores))
+        return found[number : number + 1] if isinstance(found, Tensor) else found
+
+    return alone
 
 
 _ONE = RLock()
 """One call at a time: each puts our attention into its model and takes it out."""
+
+
+@contextmanager
+def _no_offsets(model: Any) -> Iterator[None]:
+    """Within it, a model of images and text knows no offsets of positions: `generate` leaves in it those of the batch it prepared."""
+    kept = [(m, m.rope_deltas) for m in model.modules() if getattr(m, "rope_deltas", None) is not None]
+    try:
+        for module, _ in kept:
+            module.rope_deltas = None
+        yield
+    finally:
+        for module, deltas in kept:
+            module.rope_deltas = deltas
 
 
 @contextmanager

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 
 import decode
 from align.common.errors import UserError
@@ -19,6 +29,8 @@ from decode.methods.custom_generate import _ours
 from decode.speculation.sampling import Sampling
 from tests.builders import PROMPT, overfit_block_network
 from tests.fakes import Streamer
+from tests.target_models import tiny_model
+from tests.target_wrappers import tiny_wrapper
 
 IDS = torch.tensor([PROMPT])
 
@@ -55,6 +67,42 @@ class EndsAt(StoppingCriteria):
         return torch.full((input_ids.shape[0],), input_ids.shape[1] >= self.length)
 
 
+class RowEnds(StoppingCriteria):
+    """The text that begins with 5 ends at a length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        return (input_ids[:, 0] == 5) & (input_ids.shape[1] >= self.length)
+
+
+class Sure(StoppingCriteria):
+    """Ends where the last token was far above the others: needs scores."""
+
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        best = scores[-1].topk(2).values
+        return (best[:, 0] - best[:, 1] > 0.15) & (len(scores) > 3)
+
+
+class Ticks(StoppingCriteria):
+    """A clock that ticks when it is looked at: ends everything after so many looks."""
+
+    def __init__(self, ticks: int) -> None:
+        self.left = ticks
+
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        self.left -= 1
+        return torch.full((len(input_ids),), self.left < 0)
+
+
+class Impossible(LogitsProcessor):
+    """From a length on no token is left."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return torch.full_like(scores, -torch.inf) if input_ids.shape[1] > 8 else scores
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "penalty": {"repetition_penalty": 1.3},
@@ -65,6 +113,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "suppressed at the beginning": {"begin_suppress_tokens": list(range(100))},
     "own processor": {"logits_processor": LogitsProcessorList([NoRepeats()])},
     "own criterion": {"stopping_criteria": StoppingCriteriaList([EndsAt(13)])},
+    "a longer criterion of one's own": {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(40)])},
     "one token": {"max_new_tokens": 1},
 }
 
@@ -231,6 +280,9 @@ def test_the_random_state(model: Any, drafter: str) -> None:
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
         ({"guidance_scale": 1.5}, "guidance_scale"),
         ({"position_ids": 3 * torch.arange(6)[None]}, "position_ids"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens: `drafter` takes its place"),
+        ({"assistant_early_exit": 1}, "assistant_early_exit: `drafter` takes its place"),
+        ({"past_key_values": DynamicCache()}, "past_key_values .*neither read nor filled"),
         ({"token_type_ids": torch.ones_like(IDS)}, "token_type_ids|not used by the model"),
         ({"max_new_tokens": 100000}, "max_length=100006"),
         ({"drafter": 3}, "drafter=int"),
@@ -253,3 +305,121 @@ def test_ended_rows_are_padded_as_generate_pads_them(model: Any, drafter: str) -
             ids, eos_token_id=eos, custom_generate=decode.custom_generate, drafter=drafter, **words
         ),
     )
+
+
+def test_a_row_that_no_token_ends_is_written_on(model: Any, drafter: str) -> None:
+    """`generate` pads behind an end of text alone: behind a criterion it writes on until the last text has ended."""
+    ids, mask = torch.tensor([[0, 0, *PROMPT], [5, 7, *PROMPT]]), torch.tensor([[0, 0, *[1] * 6], [1] * 8])
+    words: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 12, "pad_token_id": 0}
+    words |= {"do_sample": False, "return_dict_in_generate": True, "output_scores": True}
+    for criteria in ([RowEnds(10)], [RowEnds(10), Sure()]):
+        for ends in ({}, {"eos_token_id": 250}):
+            own, ours = (
+                model.generate(ids, stopping_criteria=StoppingCriteriaList(criteria), **words, **ends, **more)
+                for more in ({}, {"custom_generate": decode.custom_generate, "drafter": drafter})
+            )
+            assert torch.equal(own.sequences, ours.sequences), (criteria, ends)
+            assert len(own.scores) == len(ours.scores)
+            assert criteria[1:] == [] or own.sequences.shape[1] < 20  # the scores end something
+
+
+def test_texts_of_a_batch_share_the_time(model: Any) -> None:
+    ids = torch.tensor([PROMPT, PROMPT[::-1], [5, 7, 9, 1, 3, 8]])
+    words: dict[str, Any] = {"max_new_tokens": 60, "pad_token_id": 0, "do_sample": False, "eos_token_id": 259}
+    words |= {"custom_generate": decode.custom_generate, "drafter": None}
+    out = model.generate(ids, stopping_criteria=StoppingCriteriaList([Ticks(60)]), **words)
+    assert [int((row[6:] != 0).sum()) for row in out] == [21, 21, 21]
+
+
+def test_the_streamer_is_found_behind_other_functions(model: Any, drafter: str) -> None:
+    def wrapped(*given: Any, **words: Any) -> Any:
+        return inner(*given, **words)
+
+    def inner(*given: Any, **words: Any) -> Any:
+        return decode.custom_generate(*given, drafter=drafter, **words)
+
+    streamer = Streamer()
+    out = model.generate(IDS, max_new_tokens=8, pad_token_id=0, streamer=streamer, custom_generate=wrapped)
+    assert streamer.ended and streamer.tokens == out[0].tolist() and out.shape[1] == 14
+
+
+def test_a_text_without_probabilities_is_refused_where_it_is_reached(model: Any, drafter: str) -> None:
+    words: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": None, "do_sample": True}
+    words |= {
+        "custom_generate": decode.custom_generate,
+        "logits_processor": LogitsProcessorList([Impossible()]),
+    }
+    for seed, chosen in enumerate((drafter, "lookup", None)):
+        torch.manual_seed(seed)
+        with pytest.raises(UserError, match="logits_processor: token 4 has no probabilities"):
+            model.generate(IDS, max_new_tokens=8, drafter=chosen, **words)
+        assert model.generate(IDS, max_new_tokens=3, drafter=chosen, **words).shape == (1, 9)
+        greedy = {**words, "do_sample": False}
+        assert model.generate(IDS, max_new_tokens=6, drafter=chosen, **greedy)[0, 9:].tolist() == [0, 0, 0]
+
+
+def test_processors_that_remember_their_calls_are_refused(model: Any) -> None:
+    synth = SynthIDTextWatermarkLogitsProcessor(
+        ngram_len=3,
+        keys=[1, 2],
+        sampling_table_size=64,
+        sampling_table_seed=0,
+        context_history_size=8,
+        device="cpu",
+    )
+    guide = UnbatchedClassifierFreeGuidanceLogitsProcessor(
+        1.5, model, unconditional_ids=torch.tensor([[5, 9]])
+    )
+    for one in (synth, guide, LogitsProcessorList([guide])):
+        with pytest.raises(UserError, match="^logits_processor: .* remembers the order of its calls"):
+            model.generate(
+                IDS,
+                max_new_tokens=4,
+                pad_token_id=0,
+                logits_processor=LogitsProcessorList([NoRepeats(), one]),
+                custom_generate=decode.custom_generate,
+            )
+
+
+def test_another_drafter_is_refused(model: Any) -> None:
+    with pytest.raises(UserError, match="assistant_model: `drafter` takes its place"):
+        model.generate(
+            IDS,
+            max_new_tokens=4,
+            pad_token_id=0,
+            assistant_model=model,
+            custom_generate=decode.custom_generate,
+        )
+
+
+def test_stop_strings_as_a_criterion(model: Any) -> None:
+    tokenizer = load_target("debug", "float32", "cpu").tokenizer
+    stop = StopStringCriteria(tokenizer, [tokenizer.decode([224])])
+    own, ours = (
+        model.generate(
+            IDS, max_new_tokens=12, pad_token_id=0, do_sample=False, stopping_criteria=[stop], **more
+        )
+        for more in ({}, {"custom_generate": decode.custom_generate, "drafter": "lookup"})
+    )
+    assert torch.equal(own, ours) and own.shape[1] < 18
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl"])
+def test_text_for_a_model_of_images_and_text(kind: str) -> None:
+    """A batch, with padding, and with the types of its tokens, as such a model's processor writes them."""
+    model, ids = tiny_wrapper(kind), torch.tensor([[0, 0, *PROMPT * 2], [5, 7, *PROMPT * 2]])
+    types = {"gemma3": "token_type_ids", "qwen2_5_vl": "mm_token_type_ids"}[kind]
+    words: dict[str, Any] = {types: torch.zeros_like(ids), "attention_mask": (ids > 0).long()}
+    words |= {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    own = model.generate(ids, **words)
+    ours: dict[str, Any] = {"custom_generate": decode.custom_generate, "drafter": "lookup"}
+    assert torch.equal(own, model.generate(ids, **words, **ours))
+    with pytest.raises(UserError, match=f"{types}: only tokens and attention_mask"):
+        model.generate(ids, **{**words, types: torch.ones_like(ids)}, **ours)
+
+
+def test_a_model_of_states_alone() -> None:
+    model, ids = tiny_model("mamba", 260), torch.tensor([PROMPT * 3])
+    words: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    ours = model.generate(ids, custom_generate=decode.custom_generate, drafter="lookup", **words)
+    assert torch.equal(model.generate(ids, **words), ours)

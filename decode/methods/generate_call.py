@@ -1,0 +1,155 @@
+"""What transformers' `generate` was asked for, and whether drafts can honour it: one line for what they can't."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from align.common.errors import UserError
+
+_PREPARED = {"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}  # fmt: skip
+"""What `generate` prepares itself for a text of tokens."""
+_OTHER_WAY = ("penalty_alpha", "dola_layers", "force_words_ids", "constraints")
+"""The settings that ask for another choice of tokens than greedy ones or samples from processed logits."""
+_OTHER_DRAFTER = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type")
+"""The settings that ask `generate` for a drafter of its own."""
+_REMEMBERING = {
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
+    "SynthIDTextWatermarkLogitsProcessor": "watermarking_config",
+    "DiaEOSDelayPatternLogitsProcessor": "",
+    "HiggsAudioV2DelayPatternLogitsProcessor": "",
+}
+"""transformers' processors that keep something from call to call, and the setting that brings each; empty = none does."""
+
+
+def asked_of(model: Any, frame: FrameType | None) -> dict[str, Any]:
+    """The arguments of the `generate` of this model that runs: it hands neither streamer nor assistant to a function that takes the
+    place of its loop. It is looked for behind `frame`, however many functions lie between.
+
+    Raises:
+        UserError: there is none.
+    """
+    while frame is not None:
+        if frame.f_code.co_name == "generate" and frame.f_locals.get("self") is model:
+            given = dict(frame.f_locals)
+            return given.pop("kwargs", {}) | given
+        frame = frame.f_back
+    raise UserError(
+        "custom_generate: no generate of this model has called it; give it as model.generate(custom_generate=…), and call it in the same thread"
+    )
+
+
+def check_call(
+    model: Any,
+    asked: Mapping[str, Any],
+    config: Any,
+    processors: Any,
+    inputs: Mapping[str, Any],
+    ids_BL: Tensor,
+) -> None:
+    """Raises UserError for what drafts can't honour.
+
+    Args:
+        asked: as `asked_of` gives it.
+        inputs: what `generate` would hand to the model beside the tokens.
+    """
+    if (config.num_beams or 1) > 1:
+        raise UserError(
+            f"num_beams={config.num_beams}: drafts are verified against one text; leave num_beams at 1"
+        )
+    if name := next((name for name in _OTHER_WAY if getattr(config, name, None) not in (None, 0, [])), ""):
+        raise UserError(f"{name}: drafts are verified against greedy choices or samples; leave it out")
+    drafters = {"assistant_model": asked.get("assistant_model")}
+    drafters |= {name: getattr(config, name, None) for name in _OTHER_DRAFTER}
+    if name := next((name for name, value in drafters.items() if value), ""):
+        raise UserError(f"{name}: `drafter` takes its place; leave it out")
+    for name in ("output_hidden_states", "output_attentions"):
+        if config.return_dict_in_generate and getattr(config, name, None):
+            raise UserError(f"{name}: the states of rejected drafts are among them; leave it out")
+    for one in _each(processors):
+        if name := next((k.__name__ for k in type(one).__mro__ if k.__name__ in _REMEMBERING), ""):
+            key = _REMEMBERING[name]
+            key = key if getattr(config, key, None) not in (None, 1) else "logits_processor"
+            raise UserError(
+                f"{key}: {name} remembers the order of its calls, which drafts change; leave it out"
+            )
+    if any(asked.get(name) is not None for name in ("cache", "past_key_values")):
+        raise UserError(
+            "past_key_values (cache): is neither read nor filled, as every request is read from its beginning; leave it out"
+        )
+    if "Quantized" in type(inputs.get("cache")).__name__:
+        raise UserError(
+            "cache_implementation: drafts are verified with exact keys, and quantised ones give another text; leave it out"
+        )
+    for name, value in inputs.items():
+        if name not in _PREPARED and not _says_nothing(model, ids_BL, name, value):
+            raise UserError(f"{name}: only tokens and attention_mask are taken as input")
+    if ids_BL.shape[1] == 0:
+        raise UserError("input_ids: there is no token to continue")
+    if asked.get("streamer") is not None and len(ids_BL) > 1:
+        raise UserError(f"streamer: {len(ids_BL)} texts are written at once; a streamer takes one")
+
+
+def _each(processors: Iterable[Any]) -> Iterator[Any]:
+    """Lists within lists, too: a list of processors is one."""
+    for one in processors:
+        if isinstance(one, list | tuple):
+            yield from _each(one)
+        else:
+            yield one
+
+
+def _says_nothing(model: Any, ids_BL: Tensor, name: str, value: Any) -> bool:
+    """Whether an input holds nothing, or zeros that say "this is text" of each token (a processor of images and text writes them) and
+    change nothing."""
+    if _empty(value):
+        return True
+    types = isinstance(value, Tensor) and name.endswith("token_type_ids") and value.shape == ids_BL.shape
+    return types and not bool(value.any()) and _same_without(model, ids_BL[:1, :8], name)
+
+
+def _empty(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 0
+    if isinstance(value, Mapping):
+        return all(map(_empty, value.values()))
+    return value is None or value is False or (isinstance(value, list | tuple) and all(map(_empty, value)))
+
+
+@torch.no_grad()
+def _same_without(model: Any, ids_1L: Tensor, name: str) -> bool:
+    """Whether zeros as this input leave the model's logits as they are, to the bit: its own attention adds a mask in either case."""
+    before, training = model.config._attn_implementation, model.training
+    try:
+        model.set_attn_implementation("eager")
+        model.eval()
+        zeros = {name: torch.zeros_like(ids_1L)}
+        return torch.equal(*(model(input_ids=ids_1L, **more).logits for more in (zeros, {})))
+    finally:
+        model.set_attn_implementation(before)
+        model.train(training)
+
+
+def masks_of(ids_BL: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+    """Which tokens of each text are no padding, (B, L) bool.
+
+    Raises:
+        UserError: padding stands elsewhere than left, a text is nothing else, positions are not counted from its first token.
+    """
+    mask_BL, positions = inputs.get("attention_mask"), inputs.get("position_ids")
+    mask_BL = torch.ones_like(ids_BL) if mask_BL is None else mask_BL
+    mask_BL = mask_BL.bool()
+    if bool((mask_BL[:, 1:] < mask_BL[:, :-1]).any()):
+        raise UserError("attention_mask: padding stands behind tokens; pad on the left (padding_side='left')")
+    if not bool(mask_BL[:, -1].all()):
+        raise UserError("attention_mask: a text has no token but padding")
+    # a model of images and text has several positions of each token, which are the same for text
+    if positions is not None and not bool(((positions == mask_BL.long().cumsum(1) - 1) | ~mask_BL).all()):
+        raise UserError(
+            "position_ids: others than 0, 1, 2, … from a text's first token are not taken; leave them out"
+        )
+    return mask_BL

@@ -1,0 +1,76 @@
+"""What `generate` was asked for is found behind any functions, and what holds nothing is no input."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, GenerationConfig
+
+from align.common.errors import UserError
+from decode.methods.generate_call import _says_nothing, asked_of, check_call, masks_of
+from tests.target_models import tiny_model
+
+IDS = torch.tensor([[0, 3, 4], [5, 6, 7]])
+
+
+class Model:
+    def generate(self, call: Any, streamer: Any = None, **kwargs: Any) -> Any:
+        return call(self)
+
+
+def test_the_nearest_generate_of_the_model_was_asked() -> None:
+    model, other = Model(), Model()
+    found = model.generate(
+        lambda m: other.generate(lambda _: asked_of(m, inspect.currentframe()), streamer=3),
+        streamer=2,
+        cache=5,
+    )
+    assert found["streamer"] == 2 and found["cache"] == 5
+    with pytest.raises(UserError, match="^custom_generate: no generate of this model"):
+        asked_of(model, inspect.currentframe())
+
+
+@pytest.mark.parametrize("value", [None, {}, [], (), False, {"image": None}, {"image": [torch.ones(0)]}])
+def test_an_input_that_holds_nothing(value: Any) -> None:
+    assert _says_nothing(None, IDS, "mm_encoder_outputs", value)
+
+
+@pytest.mark.parametrize("value", [{"image": torch.zeros(1)}, torch.zeros(2, 3), [0], "x", True])
+def test_an_input_that_holds_something(value: Any) -> None:
+    assert not _says_nothing(None, IDS, "pixel_values", value)
+
+
+def test_types_of_tokens_count_where_zeros_change_the_logits() -> None:
+    model = tiny_model("gpt2", 260).train()
+    assert not _says_nothing(
+        model, IDS, "token_type_ids", torch.zeros_like(IDS)
+    )  # it adds the embedding of token 0
+    assert model.training and model.config._attn_implementation == "eager"
+
+
+class QuantizedCache:
+    """A name is all that is asked of it."""
+
+
+def test_quantised_caches_and_texts_without_tokens_are_refused() -> None:
+    config = GenerationConfig()
+    with pytest.raises(UserError, match="^cache_implementation: drafts are verified with exact keys"):
+        check_call(None, {}, config, [], {"cache": QuantizedCache()}, IDS)
+    with pytest.raises(UserError, match="^input_ids: there is no token"):
+        check_call(None, {}, config, [], {"cache": DynamicCache()}, IDS[:, :0])
+    with pytest.raises(UserError, match="^streamer: 2 texts"):
+        check_call(None, {"streamer": 1}, config, [], {}, IDS)
+
+
+def test_masks() -> None:
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    many = torch.tensor([[0, 0, 1], [0, 1, 2]]).expand(4, 2, 3)  # as a model of images and text has them
+    assert masks_of(IDS, {"attention_mask": mask, "position_ids": many}).tolist() == mask.bool().tolist()
+    assert masks_of(IDS, {}).all()
+    with pytest.raises(UserError, match="position_ids"):
+        masks_of(IDS, {"position_ids": 2 * many})
+    with pytest.raises(UserError, match="no token but padding"):
+        masks_of(IDS, {"attention_mask": torch.tensor([[0, 0, 0], [1, 1, 1]])})
