@@ -57,6 +57,8 @@ def check_call(
         asked: as `asked_of` gives it.
         inputs: what `generate` would hand to the model beside the tokens.
     """
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UserError(f"{type(model).__name__}: reads a prompt with an encoder; give a decoder-only model")
     if (config.num_beams or 1) > 1:
         raise UserError(
             f"num_beams={config.num_beams}: drafts are verified against one text; leave num_beams at 1"

@@ -142,9 +142,11 @@ def positions(model: Any, tokens_1L: Tensor, past: int) -> dict[str, Tensor]:
 
 
 def _tokens(model: Any, tokenizer: Any) -> Tensor:
-    """The proof's text, without tokens that end one, (1, LENGTH)."""
-    size = model.get_output_embeddings().weight.shape[0]
-    ids = [i for i in tokenizer(TEXT, add_special_tokens=False)["input_ids"] if i < size]
-    ends = {*eos_ids(model, tokenizer)}
-    ids = [i for i in ids if i not in ends] or list(range(min(size, LENGTH)))
+    """The proof's text, without tokens that end one or stand for an image, (1, LENGTH). No tokenizer: the first tokens."""
+    size, no_text = (
+        model.get_output_embeddings().weight.shape[0],
+        {*eos_ids(model, tokenizer), *_placeholders(model)},
+    )
+    ids = [i for i in tokenizer(TEXT, add_special_tokens=False)["input_ids"] if i < size and i not in no_text]
+    ids = ids or [i for i in range(size) if i not in no_text]
     return torch.tensor([(ids * LENGTH)[:LENGTH]], device=model.device)

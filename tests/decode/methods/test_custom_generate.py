@@ -404,11 +404,11 @@ def test_stop_strings_as_a_criterion(model: Any) -> None:
     assert torch.equal(own, ours) and own.shape[1] < 18
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl"])
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "qwen2_5_vl"])
 def test_text_for_a_model_of_images_and_text(kind: str) -> None:
     """A batch, with padding, and with the types of its tokens, as such a model's processor writes them."""
     model, ids = tiny_wrapper(kind), torch.tensor([[0, 0, *PROMPT * 2], [5, 7, *PROMPT * 2]])
-    types = {"gemma3": "token_type_ids", "qwen2_5_vl": "mm_token_type_ids"}[kind]
+    types = "token_type_ids" if kind == "gemma3" else "mm_token_type_ids"
     words: dict[str, Any] = {types: torch.zeros_like(ids), "attention_mask": (ids > 0).long()}
     words |= {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     own = model.generate(ids, **words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,18 +52,24 @@ def test_types_of_tokens_count_where_zeros_change_the_logits() -> None:
     assert model.training and model.config._attn_implementation == "eager"
 
 
+def test_a_model_with_an_encoder_is_refused_by_its_name() -> None:
+    model = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=True))
+    with pytest.raises(UserError, match="^SimpleNamespace: reads a prompt with an encoder"):
+        check_call(model, {}, GenerationConfig(), [], {"encoder_outputs": [1]}, IDS)
+
+
 class QuantizedCache:
     """A name is all that is asked of it."""
 
 
 def test_quantised_caches_and_texts_without_tokens_are_refused() -> None:
-    config = GenerationConfig()
+    config, model = GenerationConfig(), SimpleNamespace(config=SimpleNamespace())
     with pytest.raises(UserError, match="^cache_implementation: drafts are verified with exact keys"):
-        check_call(None, {}, config, [], {"cache": QuantizedCache()}, IDS)
+        check_call(model, {}, config, [], {"cache": QuantizedCache()}, IDS)
     with pytest.raises(UserError, match="^input_ids: there is no token"):
-        check_call(None, {}, config, [], {"cache": DynamicCache()}, IDS[:, :0])
+        check_call(model, {}, config, [], {"cache": DynamicCache()}, IDS[:, :0])
     with pytest.raises(UserError, match="^streamer: 2 texts"):
-        check_call(None, {"streamer": 1}, config, [], {}, IDS)
+        check_call(model, {"streamer": 1}, config, [], {}, IDS)
 
 
 def test_masks() -> None:

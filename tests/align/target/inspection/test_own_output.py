@@ -7,10 +7,11 @@ import torch
 
 from align.common.errors import UserError
 from align.target.debug import debug_model
-from align.target.inspection.own_output import own_output
+from align.target.inspection.own_output import LENGTH, own_output
 from align.target.logits import PLAIN
 from align.target.proof import proven
 from tests.target_models import some_text, tiny_model, tiny_target
+from tests.target_wrappers import tiny_wrapper
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,16 @@ def test_positions_are_given_as_generate_gives_them_and_residuals_may_be_wider()
 def test_several_heads_are_refused() -> None:
     with pytest.raises(UserError, match="does not run: it has more than one head over a vocabulary"):
         tiny_target("musicgen")
+
+
+def test_without_a_tokenizer_the_text_holds_no_images() -> None:
+    class Nothing:
+        eos_token_id = None
+
+        def __call__(self, text: str, **options: bool) -> dict[str, list[int]]:
+            return {"input_ids": []}
+
+    model = tiny_wrapper("gemma4")
+    ends = model.config.get_text_config().eos_token_id
+    text = own_output(model, Nothing()).tokens_1L[0].tolist()
+    assert len(set(text)) == LENGTH and not {model.config.image_token_id, ends} & {*text}
