@@ -49,7 +49,8 @@ def custom_generate(drafter: BlockDrafter) -> Exported:
     if drafter.head is not None:
         tensors["head"] = drafter.head
     config = {"architectures": [ARCHITECTURE], "model_type": "block_drafter", **c.to_dict()}
-    with in_one_line(f"--format custom_generate: can't decode with {target.spec!r}"):
+    refused = f"--format custom_generate: its loop can't run {target.spec!r}, use decode.custom_generate here"
+    with in_one_line(refused):
         _try(config, tensors, target)
     sources = {"generate.py": generate, "checks.py": checks, "drafter.py": network}
     files = {

@@ -75,7 +75,7 @@ def test_what_the_format_does_not_hold(target: Target) -> None:
     with pytest.raises(UserError, match="keeps a state"):
         FORMATS["custom_generate"].make(block_network(recurrent, "taps", whole=True))
     with pytest.raises(
-        UserError, match="can't decode with 'longcat_flash': the drafter was made for .* this has 8"
+        UserError, match="can't run 'longcat_flash', use decode.custom_generate here: .* this has 8"
     ):
         FORMATS["custom_generate"].make(block_network(tiny_target("longcat_flash"), "taps", whole=True))
 
