@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 from align.common.errors import UserError, in_one_line
 from align.common.files import load_safetensors
@@ -14,13 +16,15 @@ from align.common.schema import read_config
 from align.common.text import plural
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import ARCHITECTURE
+from align.target.interface import install
+from align.target.model import Target
 from decode.exporting.base import Format
 from decode.exporting.folder import Exported
 from decode.exporting.formats import check_last_layer
 from decode.exporting.ladder import rest
 from decode.exporting.verdict import Decoded, Verdict
-from decode.portable import drafter as portable_drafter
-from decode.portable import generate as portable_loop
+from decode.portable import checks, generate
+from decode.portable import drafter as network
 
 READER = "generate(custom_generate=…)"
 
@@ -29,7 +33,7 @@ def custom_generate(drafter: BlockDrafter) -> Exported:
     """A repository that transformers' `generate` runs: the drafter's own files, its network and its loop as source.
 
     Raises:
-        UserError: a target whose tokens can't be taken back, a tapped last layer.
+        UserError: a target whose tokens can't be taken back or that the loop can't run, a tapped last layer.
     """
     c, target = drafter.config, drafter.target
     if target.anatomy.recurrent:
@@ -45,13 +49,28 @@ def custom_generate(drafter: BlockDrafter) -> Exported:
     if drafter.head is not None:
         tensors["head"] = drafter.head
     config = {"architectures": [ARCHITECTURE], "model_type": "block_drafter", **c.to_dict()}
-    loop = inspect.getsource(portable_loop).replace("from decode.portable.drafter", "from .drafter")
+    refused = f"--format custom_generate: its loop can't run {target.spec!r}, use decode.custom_generate here"
+    with in_one_line(refused):
+        _try(config, tensors, target)
+    sources = {"generate.py": generate, "checks.py": checks, "drafter.py": network}
     files = {
-        "custom_generate/generate.py": loop,
-        "custom_generate/drafter.py": inspect.getsource(portable_drafter),
-        "custom_generate/requirements.txt": "torch>=2.5\ntransformers>=5.0\nsafetensors\n",
+        f"custom_generate/{name}": inspect.getsource(module).replace("from decode.portable.", "from .")
+        for name, module in sources.items()
     }
+    files["custom_generate/requirements.txt"] = "torch>=2.5\ntransformers>=5.0\nsafetensors\n"
     return Exported(config, tensors, files=files)
+
+
+def _try(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> None:
+    """Write a few tokens as the folder will: some models take no cache of transformers' as the loop uses it, or none but their own."""
+    model, ids = target.model, torch.arange(4, device=target.device)[None]
+    criteria = StoppingCriteriaList([MaxLengthCriteria(ids.shape[1] + 4)])
+    model.set_attn_implementation("eager")
+    try:
+        drafter = network.Drafter(config, tensors, model)
+        generate.decode(model, ids, LogitsProcessorList(), criteria, GenerationConfig(), drafter, [], None)
+    finally:
+        install(model, own=target.attention == "its own, eager")
 
 
 class DropIn(Format):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -20,22 +21,38 @@ Context = list[tuple[Tensor, Tensor]]
 """Of each layer the keys and values (1, Hkv, n, d) of the text before the block."""
 
 
+class _Held(dict[str, Any]):
+    """What a file holds by name; what it lacks is said in one line."""
+
+    def __init__(self, held: dict[str, Any], where: str) -> None:
+        super().__init__(held)
+        self.where = where
+
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(f"{self.where}: {name!r} is missing")
+
+
 class Drafter:
     """q, tied to its target.
 
     Args:
-        folder: config.json and model.safetensors. model: the target, a language model of transformers.
+        config, tensors: what config.json and model.safetensors hold. model: the target, a language model of transformers.
+        folder: where they lie, for messages.
 
     Raises:
         ValueError: a target of another shape.
     """
 
-    def __init__(self, folder: Path, model: Any) -> None:
-        self.config = c = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        tensors = load_file(str(folder / "model.safetensors"))
-        vocab, own = tensors.pop("draft_vocab", None), tensors.pop("head", None)
+    def __init__(
+        self, config: dict[str, Any], tensors: dict[str, Tensor], model: Any, folder: Path | None = None
+    ) -> None:
+        where = "" if folder is None else f"{folder}/"
+        self.config = c = _Held(config, f"{where}config.json")
+        vocab, own = tensors.get("draft_vocab"), tensors.get("head")
         self.model, self.device, self.dtype = model, model.device, model.dtype
-        self.weights = {name: t.to(self.device, self.dtype) for name, t in tensors.items()}
+        weights = {name: t for name, t in tensors.items() if name not in ("draft_vocab", "head")}
+        weights = {name: t.to(self.device, self.dtype) for name, t in weights.items()}
+        self.weights = _Held(weights, f"{where}model.safetensors")
         self.embedding, head = model.get_input_embeddings(), model.get_output_embeddings().weight
         if tuple(head.shape) != (c["vocab_size"], c["hidden_size"]):
             raise ValueError(
@@ -57,6 +74,21 @@ class Drafter:
         self.taps = c["context"] == "taps"
         self.fill_in = not c.get("sample_from_anchor", True)
         self.markov = (c.get("markov") or "silu") if c.get("markov_rank") else ""
+        self.rotary = None if c.get("rotary") else self._target_rotary()
+
+    @classmethod
+    def read(cls, folder: Path, model: Any) -> Drafter:
+        """Out of a folder. Raises ValueError where a file can't be read, or lacks something."""
+        path = folder / "config.json"
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+            path = folder / "model.safetensors"
+            tensors = load_file(str(path))
+        except (OSError, ValueError, SafetensorError) as error:
+            raise ValueError(f"{path}: can't be read: {error}") from None
+        if not isinstance(config, dict):
+            raise ValueError(f"{folder / 'config.json'}: holds no object")
+        return cls(config, tensors, model, folder)
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
@@ -75,6 +107,18 @@ class Drafter:
         return [
             self._keys_values(fused, self._rotation(i, start, fused), f"layers.{i}") for i in range(count)
         ]
+
+    def shared(self, layers: list[Any]) -> Context:
+        """Context `shared_kv`: what these layers of the target's cache hold. Raises ValueError for heads of another shape."""
+        c, held = self.config, [layers[i] for i in self.layers]
+        heads = (c["num_key_value_heads"], c["head_dim"])
+        for layer in held:
+            if (found := (layer.keys.shape[1], layer.keys.shape[3])) != heads:
+                raise ValueError(
+                    f"the drafter was made for {c['target']}, whose keys are {heads[0]} heads × {heads[1]}; this model's are "
+                    f"{found[0]} × {found[1]}"
+                )
+        return [(layer.keys, layer.values) for layer in held]
 
     def drafts(self, token: int, before_1D: Tensor, context: Context) -> list[int]:
         """The most probable tokens after `token`, K of them. `before_1D`: the target's last hidden state before it."""
@@ -175,7 +219,8 @@ class Drafter:
         width, entries = self.config["head_dim"], self.config.get("rotary") or []
         partner = torch.arange(width, device=self.device)
         if not entries:  # by the target's own module
-            cos, sin = self._target_rotary()(x, positions[None])
+            assert self.rotary is not None
+            cos, sin = self.rotary(x, positions[None])
             half = width // 2
             return (
                 cos[:, None],
@@ -200,8 +245,14 @@ class Drafter:
         return cos[None, None].to(x.dtype), sin[None, None].to(x.dtype), partner
 
     def _target_rotary(self) -> Any:
-        named = self.model.named_modules()
-        return next(module for name, module in named if name.rpartition(".")[2] == "rotary_emb")
+        named = self.model.get_decoder().named_modules()
+        found = next((module for name, module in named if name.rpartition(".")[2] == "rotary_emb"), None)
+        if found is None:
+            made_for = f"the drafter was made for {self.config['target']}"
+            raise ValueError(
+                f"{made_for}, which turns keys by their positions; {type(self.model).__name__} does not"
+            )
+        return found
 
     @staticmethod
     def _turn(x: Tensor, turned: tuple[Tensor, Tensor, Tensor]) -> Tensor:

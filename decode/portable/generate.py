@@ -8,6 +8,7 @@ sampled outputs are those of plain `generate` (in half precision up to ties).
 from __future__ import annotations
 
 import inspect
+from copy import copy
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -15,22 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import StoppingCriteriaList, StopStringCriteria
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.utils.hub import cached_file
 
+from decode.portable.checks import check_call
+from decode.portable.checks import other_way as other_way
 from decode.portable.drafter import Context, Drafter
-
-_PREPARED = {
-    "attention_mask",
-    "position_ids",
-    "cache",
-    "past_key_values",
-    "use_cache",
-    "logits_to_keep",
-    "cache_position",
-}
-"""What `generate` makes by itself for a text of tokens."""
 
 Rows = tuple[list[Tensor], list[Tensor]]
 """The logits of each token of a text, raw and processed."""
@@ -43,6 +36,7 @@ def generate(
     accepted: list[int] | None = None,
     streamer: Any = None,
     assistant_model: Any = None,
+    tokenizer: Any = None,
     **settings: Any,
 ) -> Any:
     """What transformers calls in place of `generate`, with the same arguments.
@@ -57,6 +51,8 @@ def generate(
     if assistant_model is not None:
         raise ValueError("assistant_model: this drafter takes its place; leave it out")
     network = _drafter(model, drafter or _asked_for(inspect.currentframe()))
+    if tokenizer is not None:
+        settings = _with_tokenizer(model, tokenizer, settings)
     loop = partial(decode, drafter=network, accepted=[] if accepted is None else accepted, streamer=streamer)
     return model.generate(inputs, streamer=streamer, custom_generate=loop, **settings)
 
@@ -76,16 +72,42 @@ def _drafter(model: Any, name: str) -> Drafter:
     if name not in opened:
         # in a folder that is here a missing one is nothing to ask the hub for
         local = Path(name.partition("/")[0]).is_dir()
+        missing = "no such folder with" if local else "neither a folder nor a hub id that can be had, with"
+        says = f"drafter={name!r}: {missing} config.json and model.safetensors"
         try:
-            paths = [
-                cached_file(name, file, local_files_only=local)
-                for file in ("config.json", "model.safetensors")
-            ]
+            files = ("config.json", "model.safetensors")
+            paths = [cached_file(name, file, local_files_only=local) for file in files]
         except OSError as error:
-            what = "no such folder with" if local else "neither a folder nor a hub id that can be had, with"
-            raise ValueError(f"drafter={name!r}: {what} config.json and model.safetensors") from error
-        opened[name] = Drafter(Path(str(paths[0])).parent, model)
+            raise ValueError(says) from error
+        if None in paths:  # of a missing config.json transformers says nothing
+            raise ValueError(says)
+        opened[name] = Drafter.read(Path(str(paths[0])).parent, model)
     return opened[name]
+
+
+def _with_tokenizer(model: Any, tokenizer: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """`stop_strings` as a criterion: `generate` hands no tokenizer to a loop in place of its own, and says that it got none."""
+    given, own = settings.get("generation_config"), model.generation_config
+    strings, healing = (
+        settings.get(name) or getattr(given, name, None) or getattr(own, name, None)
+        for name in ("stop_strings", "token_healing")
+    )
+    if healing:
+        raise ValueError(
+            "token_healing: leave it out, and give the tokens of model.heal_tokens(inputs, tokenizer)"
+        )
+    if not strings:
+        return settings
+    if own.stop_strings:
+        raise ValueError("stop_strings: take them out of model.generation_config, and give them to generate")
+    criteria = StoppingCriteriaList(settings.get("stopping_criteria") or [])
+    if not any(isinstance(criterion, StopStringCriteria) for criterion in criteria):
+        criteria.append(StopStringCriteria(tokenizer, strings))
+    settings = {**settings, "stop_strings": None, "stopping_criteria": criteria}
+    if given is not None:
+        settings["generation_config"] = given = copy(given)
+        given.stop_strings = None
+    return settings
 
 
 @torch.no_grad()
@@ -100,21 +122,135 @@ def decode(
     streamer: Any,
     **model_kwargs: Any,
 ) -> Any:
-    """The loop that `generate` calls in place of its own; the texts of a batch are written one after the other."""
-    _check(model, generation_config, model_kwargs, input_ids, streamer)
-    mask = model_kwargs.get("attention_mask")
-    mask = torch.ones_like(input_ids) if mask is None else mask
-    texts = [
-        _Text(model, drafter, input_ids[i : i + 1], mask[i].bool(), generation_config, accepted, streamer)
-        for i in range(len(input_ids))
-    ]
-    for i, text in enumerate(texts):
-        text.write(of_row(logits_processor, i, len(texts)), of_row(stopping_criteria, i, len(texts)))
+    """The loop that `generate` calls in place of its own.
+
+    The texts of a batch get a token each in every step, as in `generate`'s own loop: processors, criteria and random numbers see what
+    they see there. A text's logits come from calls of its own, and last for several steps where its drafts are right.
+    """
+    config, ids = generation_config, input_ids
+    mask_BL = check_call(model, config, model_kwargs, input_ids)
+    texts = [_Text(model, drafter, row[mask][None], accepted) for row, mask in zip(ids, mask_BL, strict=True)]
+    ends = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)  # else all go on
+    alive = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+    returned = config.return_dict_in_generate
+    logits: tuple[Tensor, ...] | None = () if returned and config.output_logits else None
+    scores: tuple[Tensor, ...] | None = () if returned and config.output_scores else None
+    longest = stopping_criteria.max_length or config.max_length  # a criterion of one's own counts
+    while bool(alive.any()):
+        raw_BV = torch.stack([text.logits(longest - ids.shape[1]) for text in texts])
+        scores_BV = logits_processor(ids, raw_BV.clone())
+        if logits is not None:
+            logits += (raw_BV,)
+        if scores is not None:
+            scores += (scores_BV,)
+        if config.do_sample:
+            tokens = torch.multinomial(scores_BV.softmax(dim=-1), num_samples=1)[:, 0]
+        else:
+            tokens = scores_BV.argmax(dim=-1)
+        if ends:
+            tokens = torch.where(alive, tokens, config._pad_token_tensor)
+        ids = torch.cat((ids, tokens[:, None]), dim=1)
+        alive = alive & ~stopping_criteria(ids, scores)
+        if streamer is not None:
+            streamer.put(tokens.cpu())
+        for text, token, more in zip(texts, tokens.tolist(), alive.tolist(), strict=True):
+            text.take(token, ended=ends and not more)
+    for text in texts:
+        text.end()
     if streamer is not None:
         streamer.end()
-    return output_of(
-        generation_config, input_ids, [text.new for text in texts], [text.rows for text in texts]
-    )
+    return _output(ids, logits, scores) if returned else ids
+
+
+class _Text:
+    """One text of a batch: the logits of its next token, out of calls that check its drafts.
+
+    rows: the logits of the last call, of the token before its drafts and of each draft; taken: how many of them chose a token.
+    """
+
+    def __init__(self, model: Any, drafter: Drafter, prompt_1L: Tensor, accepted: list[int]) -> None:
+        self.model, self.drafter, self.block, self.accepted = model, drafter, prompt_1L, accepted
+        self.cache, self.context = _cache(model), list[tuple[Tensor, Tensor]]()
+        self.takes = frozenset(inspect.signature(model.forward).parameters)
+        self.drafts, self.taken, self.last = list[int](), 0, 0
+        self.rows: Tensor | None = None
+        self.states: tuple[Tensor, ...] = ()
+        self.checks = self.used_up = self.ended = False
+
+    def logits(self, room: int) -> Tensor:
+        """Of the next token, raw (V,); zeros behind the end. `room`: how many tokens may be written."""
+        if self.rows is None or (self.used_up and not self.ended):
+            if self.rows is not None:
+                self._draft(room)
+            out = self._call(len(self.drafts) + 1)
+            rows_RV = out.logits[0, -len(self.drafts) - 1 :]
+            self.rows, self.states = rows_RV.to(self.block.device, torch.float32), out.hidden_states
+            self.taken, self.used_up = 0, False
+        return torch.zeros_like(self.rows[0]) if self.ended else self.rows[self.taken]
+
+    def take(self, token: int, ended: bool) -> None:
+        """The next token, as it was chosen; `ended`: none follows it."""
+        if self.ended:
+            return
+        as_drafted = self.taken < len(self.drafts) and token == self.drafts[self.taken]
+        self.last, self.taken, self.used_up = token, self.taken + 1, not as_drafted
+        if ended:
+            self.end()
+
+    def end(self) -> None:
+        if not self.ended:
+            self._count()
+        self.ended = True
+
+    def _count(self) -> None:
+        """Of a call's tokens the last one is the model's own. The first call reads the prompt and checks nothing."""
+        if self.checks:
+            self.accepted.append(self.taken - 1)
+        self.checks = True
+
+    def _draft(self, room: int) -> None:
+        """Take rejected drafts back, and draft behind the last token."""
+        self._count()
+        rejected = len(self.drafts) - self.taken + 1
+        if rejected:
+            self.cache.crop(-rejected)
+        before = self._read(self.block.shape[1] - rejected)
+        drafts = self.drafter.drafts(self.last, before, self._context()) if room > 1 else []
+        self.drafts = drafts[: room - 1]
+        self.block = torch.tensor([[self.last, *self.drafts]], device=self.block.device)
+
+    def _call(self, rows: int) -> Any:
+        """The model over the block and what its cache holds; logits of the last rows alone where it can leave out the others."""
+        more: dict[str, Any] = {"logits_to_keep": rows} if "logits_to_keep" in self.takes else {}
+        more["cache" if "cache" in self.takes else "past_key_values"] = self.cache
+        return self.model(input_ids=self.block, use_cache=True, output_hidden_states=True, **more)
+
+    def _read(self, kept: int) -> Tensor:
+        """Take in the `kept` positions of a call that are committed now. Returns the last one's hidden state, (1, D)."""
+        if self.drafter.taps:
+            start = self.context[0][0].shape[2] if self.context else 0
+            new = self.drafter.context_of(tuple(state[:, :kept] for state in self.states), start)
+            old = self.context or [(k[:, :, :0], v[:, :, :0]) for k, v in new]
+            self.context = [
+                (torch.cat((k, more_k), dim=2), torch.cat((v, more_v), dim=2))
+                for (k, v), (more_k, more_v) in zip(old, new, strict=True)
+            ]
+        return self.states[-1][:, kept - 1]
+
+    def _context(self) -> Context:
+        return self.context if self.drafter.taps else self.drafter.shared(self.cache.layers)
+
+
+def _cache(model: Any) -> DynamicCache:
+    """The model's own kinds of layers, but no windows: drafters read all keys, and any number of tokens is taken back."""
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache.layers = [DynamicLayer() if type(e) is DynamicSlidingWindowLayer else e for e in cache.layers]
+    return cache
+
+
+def _output(sequences: Tensor, logits: Any, scores: Any) -> Any:
+    made: Any = GenerateDecoderOnlyOutput  # its fields are said to be narrower than they are
+    return made(sequences=sequences, logits=logits, scores=scores)
 
 
 def output_of(config: Any, input_ids: Tensor, new: list[list[int]], rows: list[Rows]) -> Any:
@@ -128,136 +264,9 @@ def output_of(config: Any, input_ids: Tensor, new: list[list[int]], rows: list[R
     if not config.return_dict_in_generate:
         return sequences
     logits, scores = (_steps([of_text[which] for of_text in rows], longest) for which in (0, 1))
-    made: Any = GenerateDecoderOnlyOutput  # its fields are said to be narrower than they are
-    return made(
-        sequences=sequences,
-        logits=logits if config.output_logits else None,
-        scores=scores if config.output_scores else None,
+    return _output(
+        sequences, logits if config.output_logits else None, scores if config.output_scores else None
     )
-
-
-class _Text:
-    """One text of a batch. new: what was written; rows: the logits of each token, raw and processed."""
-
-    def __init__(
-        self,
-        model: Any,
-        drafter: Drafter,
-        shown_1L: Tensor,
-        mask_L: Tensor,
-        config: Any,
-        accepted: list[int],
-        streamer: Any,
-    ) -> None:
-        self.model, self.drafter, self.config, self.accepted, self.streamer = (
-            model,
-            drafter,
-            config,
-            accepted,
-            streamer,
-        )
-        self.shown, self.prompt = shown_1L, shown_1L[:, mask_L]
-        self.new: list[int] = []
-        self.rows: Rows = ([], [])
-        self.kept = bool(config.return_dict_in_generate and (config.output_scores or config.output_logits))
-        self.cache, self.context = DynamicCache(), list[tuple[Tensor, Tensor]]()
-        self.takes = frozenset(inspect.signature(model.forward).parameters)
-
-    def write(self, processors: Any, criteria: Any) -> None:
-        block, drafts, text = self.prompt, list[int](), self.shown
-        while True:
-            out = self._call(block, len(drafts) + 1)
-            rows = out.logits[0, -len(drafts) - 1 :].float()
-            first, ended = len(self.new), False
-            for place in range(len(drafts) + 1):
-                token = self._choose(processors(text, rows[place : place + 1].clone()), rows[place])
-                text = torch.cat((text, token), dim=1)
-                ended = bool(torch.as_tensor(criteria(text, None)).all())
-                if ended or place == len(drafts) or int(token) != drafts[place]:
-                    break
-            right = len(self.new) - first - 1  # of the drafts; the last token is the model's own
-            if first:  # the first call reads the prompt and checks nothing
-                self.accepted.append(right)
-            if self.streamer is not None:
-                self.streamer.put(torch.tensor(self.new[first:]))
-            if ended:
-                return
-            if right < len(drafts):
-                self.cache.crop(right - len(drafts))
-            before = self._read(out.hidden_states, block.shape[1] - len(drafts) + right)
-            most = self.config.max_length - text.shape[1] - 1
-            drafts = self.drafter.drafts(self.new[-1], before, self._context()) if most > 0 else []
-            drafts = drafts[:most]
-            block = torch.tensor([[self.new[-1], *drafts]], device=text.device)
-
-    def _call(self, block_1R: Tensor, rows: int) -> Any:
-        """The model over the block and what its cache holds; logits of the last rows alone where it can leave out the others."""
-        more: dict[str, Any] = {"logits_to_keep": rows} if "logits_to_keep" in self.takes else {}
-        more["cache" if "cache" in self.takes else "past_key_values"] = self.cache
-        return self.model(input_ids=block_1R, use_cache=True, output_hidden_states=True, **more)
-
-    def _choose(self, scores_1V: Tensor, raw_V: Tensor) -> Tensor:
-        """The next token, (1, 1), as `generate` chooses it."""
-        if self.config.do_sample:
-            token = torch.multinomial(scores_1V.softmax(dim=-1), num_samples=1)
-        else:
-            token = scores_1V.argmax(dim=-1, keepdim=True)
-        self.new.append(int(token))
-        if self.kept:
-            self.rows[0].append(raw_V)
-            self.rows[1].append(scores_1V[0])
-        return token
-
-    def _read(self, states: tuple[Tensor, ...], kept: int) -> Tensor:
-        """Take in the `kept` positions of a call that are committed now. Returns the last one's hidden state, (1, D)."""
-        if self.drafter.taps:
-            start = self.context[0][0].shape[2] if self.context else 0
-            new = self.drafter.context_of(tuple(state[:, :kept] for state in states), start)
-            old = self.context or [(k[:, :, :0], v[:, :, :0]) for k, v in new]
-            self.context = [
-                (torch.cat((k, more_k), dim=2), torch.cat((v, more_v), dim=2))
-                for (k, v), (more_k, more_v) in zip(old, new, strict=True)
-            ]
-        return states[-1][:, kept - 1]
-
-    def _context(self) -> Context:
-        if self.drafter.taps:
-            return self.context
-        layers: list[Any] = [self.cache.layers[i] for i in self.drafter.layers]
-        return [(layer.keys, layer.values) for layer in layers]
-
-
-def _check(model: Any, config: Any, model_kwargs: dict[str, Any], input_ids: Tensor, streamer: Any) -> None:
-    if (config.num_beams or 1) > 1:
-        raise ValueError(
-            f"num_beams={config.num_beams}: drafts are checked against one text; leave num_beams at 1"
-        )
-    if name := other_way(config):
-        raise ValueError(f"{name}: drafts are checked against greedy choices or samples; leave it out")
-    if getattr(model, "_is_stateful", False) or getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(
-            f"{type(model).__name__}: its states can't be taken back, so drafts can't be checked"
-        )
-    for name in ("output_hidden_states", "output_attentions"):
-        if config.return_dict_in_generate and getattr(config, name, None):
-            raise ValueError(f"{name}: the states of rejected drafts are among them; leave it out")
-    if other := next((k for k, v in model_kwargs.items() if v is not None and k not in _PREPARED), None):
-        raise ValueError(f"{other}: only tokens and attention_mask are taken as input")
-    mask = model_kwargs.get("attention_mask")
-    if mask is not None and bool((mask[:, 1:] < mask[:, :-1]).any()):
-        raise ValueError(
-            "attention_mask: padding stands behind tokens; pad on the left (padding_side='left')"
-        )
-    if input_ids.shape[1] == 0:
-        raise ValueError("input_ids: there is no token to continue")
-    if streamer is not None and len(input_ids) > 1:
-        raise ValueError(f"streamer: {len(input_ids)} texts are written; a streamer takes one")
-
-
-def other_way(config: Any) -> str:
-    """The setting that asks for another choice of tokens than greedy ones or samples from processed logits; empty = none."""
-    asked = ("penalty_alpha", "dola_layers", "force_words_ids", "constraints")
-    return next((name for name in asked if getattr(config, name, None) not in (None, 0, [])), "")
 
 
 def of_row(function: Any, number: int, count: int) -> Any:

@@ -13,6 +13,7 @@ from align.models.checkpoints.block import load_drafter, save_drafter
 from align.target.loading import load_target
 from align.target.model import Target
 from decode.engine.compiled import stock_model
+from decode.engine.decoder import Decoder
 from decode.exporting.parity import decoded, exported
 from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
@@ -36,6 +37,7 @@ def test_an_export_is_the_drafter_and_a_drafter_of_this_project_still(tmp_path: 
     names = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     assert {
         "custom_generate/generate.py",
+        "custom_generate/checks.py",
         "custom_generate/drafter.py",
         "custom_generate/requirements.txt",
     } < names
@@ -72,3 +74,15 @@ def test_what_the_format_does_not_hold(target: Target) -> None:
     recurrent = tiny_target("qwen3_next")
     with pytest.raises(UserError, match="keeps a state"):
         FORMATS["custom_generate"].make(block_network(recurrent, "taps", whole=True))
+    with pytest.raises(
+        UserError, match="can't run 'longcat_flash', use decode.custom_generate here: .* this has 8"
+    ):
+        FORMATS["custom_generate"].make(block_network(tiny_target("longcat_flash"), "taps", whole=True))
+
+
+def test_the_trial_leaves_the_target_as_it_was(target: Target) -> None:
+    before = Decoder(target).generate(PROMPT, max_new_tokens=8).tokens
+    kept = target.model.config._attn_implementation
+    FORMATS["custom_generate"].make(block_network(target, "shared_kv"))
+    assert target.model.config._attn_implementation == kept
+    assert Decoder(target).generate(PROMPT, max_new_tokens=8).tokens == before

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 from align.models.block import BlockDrafter
 from align.models.block_session import BlockSession
@@ -79,6 +79,8 @@ def test_another_engines_drafter(tmp_path: Path, target: Target, model: Any, kin
         ("glm4", "shared_kv"),  # in neighbouring pairs
         ("gpt2", "shared_kv"),  # learned positions
         ("qwen3_moe", "taps"),
+        ("deepseek_v32", "taps"),  # an indexer's keys beside the others in the cache
+        ("minimax_m3_vl_text", "shared_kv"),
     ],
 )
 def test_architectures(tmp_path: Path, architecture: str, context: str) -> None:
@@ -107,25 +109,17 @@ def assert_same(
         )
         assert found[0, len(prompt) :].tolist() == wanted.tokens
         assert accepted == wanted.accepted
-        assert drafts_of(Drafter(out, model), model, prompt) == drafts_here(drafter, prompt)
+        assert drafts_of(Drafter.read(out, model), model, prompt) == drafts_here(drafter, prompt)
 
 
 @torch.no_grad()
 def drafts_of(drafter: Drafter, model: Any, tokens: list[int]) -> list[int]:
     """What it drafts after the last of the tokens."""
-    text = _Text(
-        model, drafter, torch.tensor([tokens]), torch.ones(len(tokens), dtype=torch.bool), _Quiet(), [], None
-    )
-    text.cache = DynamicCache()
-    out = text._call(torch.tensor([tokens[:-1]]), 1)
-    before = text._read(out.hidden_states, len(tokens) - 1)
-    return drafter.drafts(tokens[-1], before, text._context())
-
-
-class _Quiet:
-    """Settings that ask for nothing."""
-
-    return_dict_in_generate = output_scores = output_logits = False
+    text = _Text(model, drafter, torch.tensor([tokens[:-1]]), [])
+    text.logits(100)
+    text.take(tokens[-1], ended=False)
+    text.logits(100)
+    return text.drafts
 
 
 def drafts_here(drafter: BlockDrafter, tokens: list[int]) -> list[int]:
@@ -150,8 +144,21 @@ def test_a_model_of_another_shape_is_refused(tmp_path: Path, target: Target) -> 
         block_network(target, "taps", whole=True), tmp_path / "out", torch.float32, ""
     )
     with pytest.raises(ValueError, match="the drafter was made for"):
-        Drafter(tmp_path / "out", tiny_model("llama", 300))
+        Drafter.read(tmp_path / "out", tiny_model("llama", 300))
     deeper = tiny_model("llama", target.vocab_size)
     deeper.config.num_hidden_layers += 1
     with pytest.raises(ValueError, match="made for a target of . layers"):
-        Drafter(tmp_path / "out", deeper)
+        Drafter.read(tmp_path / "out", deeper)
+
+
+def test_a_model_of_other_keys_is_refused(tmp_path: Path, target: Target) -> None:
+    FORMATS["custom_generate"].write(block_network(target, "shared_kv"), tmp_path / "out", torch.float32, "")
+    other = tiny_model("llama", target.vocab_size, num_key_value_heads=4)
+    with pytest.raises(ValueError, match="whose keys are 2 heads × 16; this model's are 4 × 16"):
+        generate(
+            other, torch.tensor([PROMPT]), drafter=str(tmp_path / "out"), max_new_tokens=4, pad_token_id=0
+        )
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    (tmp_path / "out" / "config.json").write_text(json.dumps({**config, "rotary": []}))
+    with pytest.raises(ValueError, match="turns keys by their positions; GPT2LMHeadModel does not"):
+        Drafter.read(tmp_path / "out", tiny_model("gpt2", target.vocab_size))

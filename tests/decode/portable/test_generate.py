@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from safetensors.torch import load_file, save_file
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    SynthIDTextWatermarkingConfig,
+)
+from transformers.generation.stopping_criteria import MaxLengthCriteria
 
+from align.target.loading import load_target
 from align.target.model import Target
 from decode.engine.compiled import stock_model
 from decode.exporting.registry import FORMATS
-from tests.builders import PROMPT, overfit_block_network
+from tests.builders import PROMPT, block_network, overfit_block_network
 from tests.fakes import Streamer
 from tests.target_models import tiny_model
+from tests.target_wrappers import save_wrapper, tiny_wrapper
 
 IDS = torch.tensor([PROMPT])
 
@@ -41,9 +55,8 @@ class Counting(LogitsProcessor):
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         self.calls += 1
-        return scores.scatter(
-            1, torch.tensor([[(7 * self.calls + int(input_ids[0, -1])) % 256]]), 30.0 - self.calls % 3 * 20
-        )
+        tokens = (7 * self.calls + input_ids[:, -1:]) % 256
+        return scores.scatter(1, tokens, 30.0 - self.calls % 3 * 20)
 
 
 class EndsAt(StoppingCriteria):
@@ -112,21 +125,161 @@ def test_batches_scores_and_streamers(model: Any, folder: str) -> None:
     assert streamer.ended and streamer.tokens == out[0].tolist()
 
 
+class EndsOne(StoppingCriteria):
+    """Ends the text that begins with 5 at ten tokens."""
+
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        return (input_ids[:, 0] == 5) & (input_ids.shape[1] >= 10)
+
+
+class EndsSoon(StoppingCriteria):
+    """Ends all texts at its seventh call, as `max_time` does after some time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        self.calls += 1
+        return torch.full((len(input_ids),), self.calls >= 7)
+
+
+class ReadsScores(StoppingCriteria):
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        return torch.stack(scores).amax(dim=(0, 2)) > 3.0
+
+
+BATCHES: dict[str, Callable[[], dict[str, Any]]] = {
+    "processor with a state": lambda: {"logits_processor": LogitsProcessorList([Counting()])},
+    "SynthID": lambda: {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=3)},
+    "beside another model": lambda: {"guidance_scale": 1.5, "negative_prompt_ids": torch.tensor([[5, 9], [7, 9]])},
+    "sampled": lambda: {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "eos_token_id": [9, 2, 151]},
+    "criterion of one text": lambda: {"stopping_criteria": StoppingCriteriaList([EndsOne()])},
+    "criterion beside ends": lambda: {
+        "stopping_criteria": StoppingCriteriaList([EndsOne()]), "eos_token_id": [2]
+    },
+    "criterion with a state": lambda: {"stopping_criteria": StoppingCriteriaList([EndsSoon()])},
+    "criterion of scores": lambda: {
+        "stopping_criteria": StoppingCriteriaList([ReadsScores()]), "return_dict_in_generate": True,
+        "output_scores": True,
+    },
+    "longer criterion": lambda: {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(30)])},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_texts_of_a_batch_are_written_side_by_side(
+    model: Any, folder: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is called for all texts is called as plain `generate` does, with the same random numbers."""
+    ids = torch.tensor([[0, 0, *PROMPT], [5, 7, *PROMPT[:5], 9]])
+    words: dict[str, Any] = {
+        "attention_mask": torch.tensor([[0, 0, *[1] * 6], [1] * 8]), "max_new_tokens": 16, "do_sample": False,
+        "pad_token_id": 0,
+    }  # fmt: skip
+    monkeypatch.setattr(model.generation_config, "eos_token_id", None)  # so that some have no end of text
+    torch.manual_seed(3)
+    own = model.generate(ids, **{**words, **BATCHES[name]()})
+    found, accepted = written(model, folder, ids=ids, **{**words, **BATCHES[name]()})
+    wanted, found = (out if isinstance(out, torch.Tensor) else out.sequences for out in (own, found))
+    assert torch.equal(found, wanted)
+    assert accepted
+
+
+def test_a_streamer_gets_each_step(model: Any, folder: str) -> None:
+    own, ours, ids = Streamer(), Streamer(), torch.tensor([PROMPT, PROMPT[::-1]])
+    words: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    model.generate(ids, streamer=own, **words)
+    written(model, folder, ids=ids, streamer=ours, **words)
+    assert ours.ended and ours.tokens == own.tokens
+
+
+def test_stop_strings(model: Any, folder: str, target: Target) -> None:
+    words: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    said = [target.tokenizer.decode(token) for token in model.generate(IDS, **words)[0, 6:].tolist()]
+    stop = next(text for text in said if text.isascii())  # not a part of a letter
+    words["tokenizer"] = target.tokenizer
+    own = model.generate(IDS, stop_strings=stop, **words)
+    assert 6 < own.shape[1] == 7 + said.index(stop) < 22
+    assert torch.equal(written(model, folder, stop_strings=[stop], **words)[0], own)
+    config = GenerationConfig(stop_strings=[stop])
+    assert torch.equal(written(model, folder, generation_config=config, **words)[0], own)
+    assert config.stop_strings == [stop]
+    with pytest.raises(ValueError, match=r"token_healing: leave it out, .* model.heal_tokens"):
+        written(model, folder, token_healing=True, **words)
+
+
+def test_words_alone_for_a_model_of_images(tmp_path: Path) -> None:
+    save_wrapper(model := tiny_wrapper("gemma3"), tmp_path / "target")
+    drafter = block_network(load_target(str(tmp_path / "target"), "float32", "cpu"), "shared_kv")
+    FORMATS["custom_generate"].write(drafter, tmp_path / "out", torch.float32, "")
+    words: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    words["token_type_ids"] = torch.zeros_like(IDS)  # as its processor gives them
+    own = model.generate(IDS, **words)
+    assert torch.equal(written(model, str(tmp_path / "out"), **words)[0], own)
+    words["token_type_ids"] = torch.ones_like(IDS)
+    with pytest.raises(ValueError, match="token_type_ids: only tokens"):
+        written(model, str(tmp_path / "out"), **words)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         ({"num_beams": 2}, "num_beams=2"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha: drafts are"),
-        ({"dola_layers": "low"}, "dola_layers: drafts are"),
-        ({"force_words_ids": [[7]]}, "force_words_ids: drafts are"),
-        ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
-        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0]])}, "padding_side='left'"),
         ({"assistant_model": object()}, "assistant_model"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens: asks for other drafts"),
+        ({"position_ids": 3 * torch.arange(6)[None]}, "position_ids: others than 0, 1, 2"),
     ],
 )
 def test_what_it_cannot_honour_is_refused(model: Any, folder: str, words: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         written(model, folder, max_new_tokens=4, pad_token_id=0, **words)
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_a_cache_that_holds_tokens(model: Any, folder: str, name: str) -> None:
+    held, empty = DynamicCache(), DynamicCache()
+    with torch.no_grad():
+        model(torch.tensor([[9, 9, 9]]), cache=held, use_cache=True)
+    words: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    with pytest.raises(ValueError, match="holds tokens already"):
+        written(model, folder, **{name: held}, **words)
+    found, _ = written(model, folder, **{name: empty}, **words)
+    assert torch.equal(found, model.generate(IDS, **words))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("config.json", None, "no such folder with config.json and model.safetensors"),
+        ("config.json", "{", "config.json: can't be read"),
+        ("config.json", "[]", "config.json: holds no object"),
+        ("config.json", "{}", "config.json: 'vocab_size' is missing"),
+        ("model.safetensors", "xx", "model.safetensors: can't be read"),
+    ],
+)
+def test_broken_folders(
+    model: Any, folder: str, tmp_path: Path, file: str, content: str | None, says: str
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    if content is None:
+        (broken / file).unlink()
+    else:
+        (broken / file).write_text(content)
+    with pytest.raises(ValueError, match=says) as error:
+        written(model, str(broken), max_new_tokens=4, pad_token_id=0)
+    assert "broken" in str(error.value)
+
+
+def test_a_tensor_that_is_missing(model: Any, folder: str, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "broken")
+    held = load_file(tmp_path / "broken" / "model.safetensors")
+    del held["layers.0.self_attn.k_norm.weight"]
+    save_file(held, tmp_path / "broken" / "model.safetensors")
+    with pytest.raises(
+        ValueError, match=r"broken/model.safetensors: 'layers.0.self_attn.k_norm.weight' is missing"
+    ):
+        written(model, str(tmp_path / "broken"), max_new_tokens=4, pad_token_id=0)
 
 
 def test_nothing_runs_unasked_and_states_that_stay_are_refused(model: Any, folder: str) -> None:

@@ -1,0 +1,92 @@
+"""What a call of `generate` asks for that drafts can't honour: one line each."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_PREPARED = {
+    "attention_mask",
+    "position_ids",
+    "cache",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "cache_position",
+}
+"""What `generate` makes by itself for a text of tokens."""
+_KINDS = {"token_type_ids", "mm_token_type_ids"}
+"""Where a model takes images too, which tokens stand for them; 0 = text."""
+
+
+def check_call(model: Any, config: Any, model_kwargs: dict[str, Any], input_ids: Tensor) -> Tensor:
+    """Which tokens of each text are no padding, (B, L). Raises ValueError for what can't be honoured."""
+    if (config.num_beams or 1) > 1:
+        raise ValueError(
+            f"num_beams={config.num_beams}: drafts are checked against one text; leave num_beams at 1"
+        )
+    if name := other_way(config):
+        raise ValueError(f"{name}: drafts are checked against greedy choices or samples; leave it out")
+    if name := other_drafts(config):
+        raise ValueError(f"{name}: asks for other drafts than this drafter's; leave it out")
+    if getattr(model, "_is_stateful", False) or getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{type(model).__name__}: its states can't be taken back, so drafts can't be checked"
+        )
+    for name in ("output_hidden_states", "output_attentions"):
+        if config.return_dict_in_generate and getattr(config, name, None):
+            raise ValueError(f"{name}: the states of rejected drafts are among them; leave it out")
+    images = "pixel_values" in inspect.signature(model.forward).parameters
+    for name, value in model_kwargs.items():
+        text = images and name in _KINDS and isinstance(value, Tensor) and not bool(value.any())
+        if name not in _PREPARED and not text and not _empty(value):
+            raise ValueError(f"{name}: only tokens and attention_mask are taken as input; leave it out")
+    for name in ("cache", "past_key_values"):
+        held = model_kwargs.get(name)
+        if "Quantized" in type(held).__name__:
+            raise ValueError(
+                f"{name}: is a quantised one, and drafts are checked with exact keys; leave it out"
+            )
+        if held is not None and held.get_seq_length() > 0:
+            raise ValueError(
+                f"{name}: holds tokens already; every text is read from its beginning, leave it out"
+            )
+    if input_ids.shape[1] == 0:
+        raise ValueError("input_ids: there is no token to continue")
+    mask = model_kwargs.get("attention_mask")
+    mask_BL = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
+    if not bool(mask_BL.any(dim=1).all()):
+        raise ValueError("attention_mask: a text has no token but padding")
+    if bool((mask_BL[:, 1:] < mask_BL[:, :-1]).any()):
+        raise ValueError(
+            "attention_mask: padding stands behind tokens; pad on the left (padding_side='left')"
+        )
+    positions = model_kwargs.get("position_ids")  # (B, L), or one such table for each kind of position
+    if positions is not None and not bool(((positions == mask_BL.cumsum(1) - 1) | ~mask_BL).all()):
+        raise ValueError(
+            "position_ids: others than 0, 1, 2, … from a text's first token are not taken; leave them out"
+        )
+    return mask_BL
+
+
+def _empty(value: Any) -> bool:
+    """Whether an input holds nothing, as those do that `generate` prepares for a model of images without any."""
+    if isinstance(value, Tensor):
+        return value.numel() == 0
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
+    return value is None or value is False if values is None else all(map(_empty, values))
+
+
+def other_way(config: Any) -> str:
+    """The setting that asks for another choice of tokens than greedy ones or samples from processed logits; empty = none."""
+    asked = ("penalty_alpha", "dola_layers", "force_words_ids", "constraints")
+    return next((name for name in asked if getattr(config, name, None) not in (None, 0, [])), "")
+
+
+def other_drafts(config: Any) -> str:
+    """The setting that asks `generate` for drafts of another kind; empty = none."""
+    asked = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+    return next((name for name in asked if getattr(config, name, None)), "")

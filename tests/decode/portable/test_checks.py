@@ -1,0 +1,74 @@
+"""Each call of `generate` that drafts can't honour is refused by its name, and one that asks for nothing is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, GenerationConfig
+
+from decode.portable.checks import check_call
+from tests.target_models import tiny_model
+from tests.target_wrappers import tiny_wrapper
+
+IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama", 260)
+
+
+class QuantizedCache(DynamicCache):
+    """What one of transformers is called; its packages may be missing."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"num_beams": 2}, "num_beams=2"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha: drafts are"),
+        ({"dola_layers": "low"}, "dola_layers: drafts are"),
+        ({"force_words_ids": [[7]]}, "force_words_ids: drafts are"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens: asks for other drafts"),
+        ({"assistant_early_exit": 2}, "assistant_early_exit: asks for other drafts"),
+        ({"use_mtp": True}, "use_mtp: asks for other drafts"),
+        ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
+    ],
+)
+def test_settings(model: Any, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        check_call(model, GenerationConfig(**settings), {}, IDS)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"inputs_embeds": torch.zeros(2, 4, 8)}, "inputs_embeds: only tokens"),
+        ({"mm_encoder_outputs": {"image": torch.zeros(1)}}, "mm_encoder_outputs: only tokens"),
+        ({"token_type_ids": torch.zeros_like(IDS)}, "token_type_ids: only tokens"),  # GPT-2 adds a row for type 0
+        ({"attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])}, "padding_side='left'"),
+        ({"attention_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])}, "a text has no token but padding"),
+        ({"position_ids": torch.tensor([[1, 2, 3, 4]])}, "position_ids"),
+        ({"position_ids": torch.arange(4).expand(3, 2, 4) * torch.tensor([1, 1, 2])[:, None, None]}, "position_ids"),
+        ({"cache": QuantizedCache()}, "cache: is a quantised one"),
+    ],
+)  # fmt: skip
+def test_inputs(model: Any, given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        check_call(model, GenerationConfig(), given, IDS)
+    with pytest.raises(ValueError, match="no token to continue"):
+        check_call(model, GenerationConfig(), {}, IDS[:, :0])
+
+
+def test_what_holds_nothing(model: Any) -> None:
+    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    given: dict[str, Any] = {
+        "mm_encoder_outputs": {"image": None}, "inputs_embeds": None, "images": [], "output_router_logits": False,
+        "pixel_values": torch.zeros(0, 3, 4, 4), "attention_mask": mask, "cache": DynamicCache(),
+        "position_ids": torch.tensor([[0, 1, 2, 3], [1, 1, 0, 1]]), "use_cache": True,
+    }  # fmt: skip
+    assert torch.equal(check_call(model, GenerationConfig(), given, IDS), mask.bool())
+    kinds = {"mm_token_type_ids": torch.zeros_like(IDS), "position_ids": torch.arange(4).expand(3, 2, 4)}
+    assert bool(check_call(tiny_wrapper("qwen2_5_vl"), GenerationConfig(), kinds, IDS).all())
