@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         verdict = parity.in_process(*common, options.engine, options.export, **trust)
     for line in verdict.lines:
         say(line)
-    say("THE SAME DRAFTER" if verdict.same else "NOT THE SAME DRAFTER")
+    say(verdict.conclusion)
     if not verdict.same:
         raise SystemExit(1)
 

@@ -64,4 +64,6 @@ def test_a_drafter_that_the_engine_can_not_hold_is_refused_in_words_of_this_comm
         parity.main(["--drafter", drafter, "--engine", "transformers"])
     said = capsys.readouterr().err
     assert said.startswith("error: --engine transformers: its blocks are fill-in")
-    assert "or use decode.export --format dspark" in said and said.count("--format") == 1
+    assert (
+        "as it is, it fits decode.export --format dspark or gguf or" in said and said.count("--format") == 1
+    )
