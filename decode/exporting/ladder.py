@@ -75,16 +75,18 @@ def _other_setting(made: Exported, config: dict[str, Any]) -> str:
 
 def _other_value(held: dict[str, Any], wanted: dict[str, Any], within: str = "") -> str:
     for name in sorted(held.keys() | wanted.keys()):
-        a, b, place = held.get(name, _ABSENT), wanted.get(name, _ABSENT), f"{within}{name}"
+        place = f"{within}{name}"
+        if name not in held:
+            return f"config.json: {place} is missing, an export of this drafter has {wanted[name]}"
+        if name not in wanted:
+            return f"config.json: {place} is {held[name]}, an export of this drafter has no such key"
+        a, b = held[name], wanted[name]
         if isinstance(a, dict) and isinstance(b, dict):
             if said := _other_value(a, b, f"{place}."):
                 return said
         elif a != b:
             return f"config.json: {place} is {a}, an export of this drafter has {b}"
     return ""
-
-
-_ABSENT = "not there"
 
 
 @torch.no_grad()
