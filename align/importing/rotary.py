@@ -39,8 +39,8 @@ def rotary_entries(
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
     given = {key: inner[key] for key in KEYS if inner.get(key) is not None}
-    said = short(given.get("rope_parameters", given.get("rope_scaling")))
-    with in_one_line(f"{where}: rope_parameters={said} make no rotary tables"):
+    written = short(given.get("rope_parameters", given.get("rope_scaling")))
+    with in_one_line(f"{where}: rope_parameters={written} make no rotary tables"):
         config = Qwen3Config(head_dim=width, num_attention_heads=1, hidden_size=width, **given)
         module = Qwen3RotaryEmbedding(config)
     rope: dict[str, Any] = dict(config.rope_parameters or {})
