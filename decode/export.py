@@ -116,7 +116,7 @@ def _tell(verdict: Verdict, checked: bool) -> None:
     for line in verdict.lines:
         say(f"  {line}")
     if checked and verdict.lines:
-        say(f"  {'THE SAME DRAFTER' if verdict.same else 'NOT THE SAME DRAFTER'}")
+        say(f"  {verdict.conclusion}")
     for line in verdict.serve:
         say(f"  serve: {line}")
 

@@ -10,6 +10,8 @@ from decode.cli import Parser, path, whole
 from decode.methods.drafter_spec import BLOCKS, check_there, role_of, target_for
 
 ENGINES = ("transformers", "dflash", "vllm")
+VLLM = "http://127.0.0.1:8000"
+"""Where `vllm serve` answers, if it is not told otherwise."""
 
 
 def parser() -> Parser:
@@ -21,7 +23,11 @@ def parser() -> Parser:
     )
     add = p.add_argument
     add("--drafter", required=True, help="the drafter's folder or hub id, as it was trained here")
-    add("--engine", required=True, help="transformers or dflash, in this process; or a running server's URL")
+    add(
+        "--engine",
+        required=True,
+        help=f"transformers or dflash, in this process; a running server's URL; vllm: the one at {VLLM}",
+    )
     add(
         "--export",
         type=path,
@@ -39,14 +45,11 @@ def parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exit code 1 where something differs."""
     options = parser().parse_args(arguments)
-    served = options.engine.lower().startswith(("http:", "https:"))
+    url = VLLM if options.engine == "vllm" else options.engine
+    served = url.lower().startswith(("http:", "https:"))
     if not served and options.engine not in ENGINES:
         raise UserError(
             f"--engine={options.engine!r} is no URL and none of them{nearest(options.engine, ENGINES)}"
-        )
-    if options.engine == "vllm":
-        raise UserError(
-            "--engine=vllm: start it (decode.export prints the line), and give its URL: --engine http://127.0.0.1:8000"
         )
     if served and options.export is not None:
         raise UserError("--export: a server has loaded its own folder; leave it out")
@@ -65,12 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     common = (options.drafter, target, prompts, options.max_new_tokens)
     trust = {"device": options.device, "trust_remote_code": options.trust_remote_code}
     if served:
-        verdict = parity.served(*common, options.engine, **trust)
+        verdict = parity.served(*common, url, **trust)
     else:
         verdict = parity.in_process(*common, options.engine, options.export, **trust)
     for line in verdict.lines:
         say(line)
-    say("THE SAME DRAFTER" if verdict.same else "NOT THE SAME DRAFTER")
+    say(verdict.conclusion)
     if not verdict.same:
         raise SystemExit(1)
 

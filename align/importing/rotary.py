@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.common.errors import UserError
+from align.common.errors import UserError, in_one_line
+from align.common.text import short
 from align.target.inspection.keys import Rotary
 from align.target.model import Target
 
@@ -38,11 +39,10 @@ def rotary_entries(
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
     given = {key: inner[key] for key in KEYS if inner.get(key) is not None}
-    try:
+    written = short(given.get("rope_parameters", given.get("rope_scaling")))
+    with in_one_line(f"{where}: rope_parameters={written} make no rotary tables"):
         config = Qwen3Config(head_dim=width, num_attention_heads=1, hidden_size=width, **given)
         module = Qwen3RotaryEmbedding(config)
-    except Exception as error:  # what transformers makes of a malformed table has no common class
-        raise UserError(f"{where}: rope_parameters: no rotary tables ({error})") from None
     rope: dict[str, Any] = dict(config.rope_parameters or {})
     kind = str(rope.get("rope_type", "default"))
     positions = torch.tensor([[0, 1, 7, 90, min(1000, target.context_limit - 1)]])

@@ -123,7 +123,9 @@ def _check_kind(s: Settings) -> None:
             )
     elif s.layout != "transformers":
         names, known = s.values.get("architectures"), ARCHITECTURES[s.layout]
-        if names is not None and (not isinstance(names, list) or names[:1] not in [[n] for n in known]):
+        if names is not None and not isinstance(names, list):
+            raise s.refused(f"architectures={names!r:.60}: must be a list, as [{known[0]!r}]")
+        if names is not None and names[:1] not in [[n] for n in known]:
             raise s.refused(f"architectures={names}: of this layout {known[0]} alone is decoded here")
         if (kind := s.values.get("model_type", "qwen3")) != "qwen3":
             raise s.refused(f"model_type={kind!r}: the layers of a block drafter are qwen3's")

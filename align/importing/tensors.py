@@ -19,6 +19,8 @@ NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hi
 """transformers' names of what DFlash calls otherwise."""
 TARGETS = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight")
 """Copies of the target's weights: the target that is there has them."""
+TOKENS = ("d2t", "t2d", "draft_vocab")
+"""Those that hold tokens, no weights."""
 MASK = "mask_embedding.pt"
 _RELATED = 0.5
 """The least cosine, in the mean over rows, of copies of a target's weights with those of its finetuned descendants."""
@@ -28,7 +30,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a folder, in one file or in shards.
 
     Raises:
-        UserError: no file, one that is not readable, or values that are no numbers.
+        UserError: no file, one that is not readable, or weights of a type that holds none.
     """
     if (path / MASK).exists():
         raise UserError(
@@ -46,6 +48,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             tensors |= load_safetensors(path / file)
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path}/{file}: not readable ({error})") from None
+    for name, tensor in tensors.items():
+        if name not in TOKENS and not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(f"{path}: {name} is of type {kind}; weights are float32, float16 or bfloat16")
     return tensors
 
 

@@ -12,13 +12,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from align.common.errors import in_one_line
+from align.common.errors import UserError, in_one_line
+from align.common.files import load_safetensors
+from align.common.schema import read_config
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
 from decode.exporting.folder import EMBEDDING, Exported, bullets, card, check_free, unnamed, write_folder
-from decode.exporting.ladder import climb, replay
+from decode.exporting.ladder import climb, replay, rest
 from decode.exporting.reader import FilesReader, Reader
 from decode.exporting.verdict import Decoded, Verdict
 
@@ -28,7 +30,7 @@ class Format:
     """A folder in hub layout, config.json and model.safetensors; one that is written or compared otherwise overrides methods.
 
     make: a drafter's content; raises UserError with the key that trains what the format can hold. serve: lines that serve a drafter of
-    this config out of a folder. readers: who reads it; those whose package is missing are passed over. library, tags: of the card.
+    this config out of a folder, those of engines that do. readers: who reads it; those whose package is missing are passed over. library, tags: of the card.
     """
 
     name: str
@@ -38,8 +40,8 @@ class Format:
     library: str = "vllm"
     tags: tuple[str, ...] = ()
 
-    def check(self, vocabulary: Path | None) -> None:
-        """Raises UserError where something is missing that the format takes from elsewhere: the target's GGUF file."""
+    def check(self, made: Exported, vocabulary: Path | None) -> None:
+        """Raises UserError where what the format takes from elsewhere is missing or does not fit: the target's GGUF file."""
 
     def write(
         self, drafter: BlockDrafter, out: Path, dtype: torch.dtype, card: str, vocabulary: Path | None = None
@@ -54,7 +56,7 @@ class Format:
         """
         check_free(out, self.name)
         made = self.make(drafter)
-        self.check(vocabulary)
+        self.check(made, vocabulary)
         made.notes += unnamed(drafter.config.target)
         record = {"format": self.name, "target": drafter.config.target}
         write_folder(
@@ -82,34 +84,59 @@ class Format:
         tags = ("speculative-decoding", "discrete-diffusion", "drafter", *self.tags)
         target = config.target
         title = f"{name}: drafts {config.block_size} tokens a pass for {target}"
-        lead = f"Format `{self.name}`. FOLDER is where this page lies:"
-        return card(source, self.library, target, tags, title, lead, self.serve(config, "FOLDER")) + "\n"
+        serve, lead = self.serve(config, "FOLDER"), f"Format `{self.name}`."
+        if serve:
+            lead += " FOLDER is where this page lies:"
+        return card(source, self.library, target, tags, title, lead, serve) + "\n"
 
     def compare(self, drafter: BlockDrafter, verdict: Verdict, model: Any, texts: Decoded) -> None:
-        """Climb the ladder with each reader, then compare whole outputs. Writes into the verdict.
+        """Climb the ladder with each reader, then compare whole outputs. Writes into the verdict; a reader that can't go on, too.
 
         Args:
             model: the target as transformers runs it.
         """
-        with in_one_line(f"{verdict.folder}: can't be read as {self.name}"):
-            found = [reader(verdict.folder, model) for reader in self.readers if reader.installed()]
-        for reader in found:
-            served = as_served(drafter, reader)
-            with in_one_line(f"{verdict.folder}: {reader.name} can't run it"):
-                rungs = climb(served, self.make(drafter), reader, texts.prompts[0])
-            for rung in rungs:
-                verdict.add(reader.name, rung.same, rung.line)
-            if rungs[-1].same:
-                ours = texts if served is drafter else _again(served, texts)
-                _whole(verdict, reader, ours, drafter.config.block_size)
+        made = self.make(drafter)
+        for kind in self.readers:
+            if not kind.installed():
+                continue
+            reader = None
+            try:
+                with in_one_line(f"{verdict.folder}: can't be read as {self.name}"):
+                    reader = kind(verdict.folder, model)
+                with in_one_line(f"{verdict.folder}: {kind.name} can't run it"):
+                    self._climbed(drafter, made, verdict, reader, texts)
+            except UserError as error:
+                verdict.fail(str(error), _other(made, verdict.folder, reader))
+
+    def _climbed(
+        self, drafter: BlockDrafter, made: Exported, verdict: Verdict, reader: Reader, texts: Decoded
+    ) -> None:
+        served = as_served(drafter, made, reader)
+        rungs = climb(served, made, reader, texts.prompts[0])
+        for rung in rungs:
+            verdict.add(reader.name, rung.same, rung.line)
+        if rungs[-1].same:
+            ours = texts if served is drafter else _again(served, texts)
+            _whole(verdict, reader, ours, drafter.config.block_size)
 
 
-def as_served(drafter: BlockDrafter, reader: Reader) -> BlockDrafter:
+def _other(made: Exported, folder: Path, reader: Reader | None) -> str:
+    """What the files hold otherwise than an export of the drafter would, in words; empty = nothing, or they can't be read."""
+    try:
+        if reader is not None:
+            return rest(made, reader.said(made.config), reader.stored(), "").cause
+        return rest(made, read_config(folder), load_safetensors(folder / "model.safetensors"), "").cause
+    except Exception:  # whatever is wrong with the files, what they could not be used for is said already
+        return ""
+
+
+def as_served(drafter: BlockDrafter, made: Exported, reader: Reader) -> BlockDrafter:
     """A drafter of a draft vocabulary with the head that a reader takes: the target's whole one, or the rows as they are stored."""
     if drafter.draft_vocab is None:
         return drafter
     vocab, rows = drafter.draft_vocab, drafter.head_weight_VdD
-    if reader.pruned:
+    held: dict[str, Tensor] = dict(drafter.named_parameters())
+    if reader.pruned and "d2t" in made.tensors:
         stored = reader.stored().get("lm_head.weight", rows).dtype
         if torch.equal(head := rows.to(stored).to(rows.dtype), rows):
             return drafter
@@ -118,7 +145,10 @@ def as_served(drafter: BlockDrafter, reader: Reader) -> BlockDrafter:
     else:
         changes = {"own_head": False, "draft_vocab_size": 0}
         other = BlockDrafter(replace(drafter.config, **changes), drafter.target)
-    other.load_state_dict(dict(drafter.named_parameters()), strict=False)
+        if drafter.markov is not None:  # the tokens that were not trained are left as the head says
+            basis_rV = held["markov.basis"].new_zeros(len(held["markov.basis"]), drafter.config.vocab_size)
+            held["markov.basis"] = basis_rV.index_copy(1, vocab, held["markov.basis"].detach())
+    other.load_state_dict(held, strict=False)
     return other.to(rows.device)
 
 
@@ -135,10 +165,12 @@ def _whole(verdict: Verdict, reader: Reader, texts: Decoded, drafts: int) -> Non
     same, line = texts.alike(theirs, drafts)
     verdict.add(reader.name, same, f"whole outputs: {line}")
     if reader.generation:
-        written = [reader.generate(p, len(o)) for p, o in zip(texts.prompts, texts.outputs, strict=True)]
-        equal = texts.as_plain(written)
-        said = f"{reader.generation}: {equal} of {len(written)} outputs as plain greedy ones"
-        verdict.add(reader.name, equal == len(written), said)
+        both = [reader.generate(p, len(o)) for p, o in zip(texts.prompts, texts.outputs, strict=True)]
+        equal = texts.as_plain([tokens for tokens, _ in both])
+        said = f"{reader.generation}: {equal} of {len(both)} outputs as plain greedy ones"
+        verdict.add(reader.name, equal == len(both), said)
+        same, line = texts.alike([accepted for _, accepted in both], drafts)
+        verdict.add(reader.name, same, f"{reader.generation}: {line}")
 
 
 def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import warnings
 from abc import abstractmethod
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,26 +47,22 @@ class EngineReader(Reader):
     def hidden(self, embedded_1RD: Tensor, features: Tensor, positions_1L: Tensor) -> Tensor:
         """Hidden states of the block, (1, R, D)."""
 
-    def _trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]:
-        features = self.features(states)
+    def quantities(self, states: tuple[Tensor, ...], anchor: int) -> Iterator[tuple[str, Tensor]]:
+        yield "tapped features", (features := self.features(states))
+        yield "fused context", self.fused(features)
         tokens = torch.tensor([anchor] + [self.settings.mask_token_id] * (self.settings.block_size - 1))
         positions = torch.arange(len(features) + len(tokens), device=features.device)[None]
-        embedded = self.embed(tokens)[None]
-        hidden = self.hidden(embedded, features, positions)[0, 1:]
+        yield "block", torch.cat((tokens, torch.tensor([1])))
+        yield "rotary tables", torch.cat(self.network.rotary_emb(features, positions), dim=-1)[0]
+        yield "hidden states", (hidden := self.hidden(self.embed(tokens)[None], features, positions)[0, 1:])
         logits, drafts = self.drafted(hidden)
-        return {
-            "tapped features": features,
-            "fused context": self.fused(features),
-            "rotary tables": torch.cat(self.network.rotary_emb(embedded, positions), dim=-1)[0],
-            "block": torch.cat((tokens, torch.tensor([1]))),
-            "hidden states": hidden,
-            "draft logits": logits,
-            "draft tokens": drafts.cpu(),
-        }
+        yield "draft logits", logits
+        yield "draft tokens", drafts.cpu()
 
     def drafted(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Draft logits (K, Vd) and the best tokens (K,) of hidden states (K, D)."""
-        logits = hidden @ self.head().T
+        """Draft logits (K, Vd) and the best tokens (K,) of hidden states (K, D): transformers and the dflash package ask the target's own
+        head, with its bias where it has one."""
+        logits = self.model.get_output_embeddings()(hidden)
         return logits, logits.argmax(-1)
 
 
@@ -97,13 +95,24 @@ class TransformersReader(EngineReader):
         ).last_hidden_state
 
     @torch.no_grad()
-    def generate(self, prompt: list[int], count: int) -> list[int]:
+    def generate(self, prompt: list[int], count: int) -> tuple[list[int], list[int]]:
         ids = torch.tensor([prompt], device=self.model.device)
         words: dict[str, Any] = {"assistant_model": self.network, "speculation_type": "dflash"}
-        out = self.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **words
-        )
-        return [int(t) for t in out[0, len(prompt) :]]
+        starts = list[int]()  # of each call of the target: tokens that its cache holds
+
+        def note(module: Any, args: Any, given: dict[str, Any]) -> None:
+            cache = next(v for v in given.values() if hasattr(v, "get_seq_length"))  # its name changes
+            starts.append(int(cache.get_seq_length()))
+
+        hook = self.model.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            out = self.model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **words
+            )
+        finally:
+            hook.remove()
+        ends = [*starts[1:], out.shape[1] - 1]  # the last token is never read
+        return out[0, len(prompt) :].tolist(), [b - a - 1 for a, b in pairwise(ends)]
 
 
 class PackageReader(EngineReader):
@@ -183,8 +192,9 @@ class SpeculatorsReader(EngineReader):
         return self.network.norm(x)
 
     def drafted(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        if (offsets := self.network.d2t) is None:
-            return super().drafted(hidden)
+        if (offsets := self.network.d2t) is None:  # its head has the target's rows and no bias
+            logits = hidden @ self.head().T
+            return logits, logits.argmax(-1)
         logits = self.network.lm_head(hidden)
         best = logits.argmax(-1)
         return logits, best + offsets[best]

@@ -49,6 +49,11 @@ def bullets(notes: Iterable[str]) -> str:
     return "".join(f"- {markdown_text(note[0].upper() + note[1:])}.\n" for note in notes)
 
 
+def python_text(text: str) -> str:
+    """As Python source."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 def check_free(out: Path, form: str) -> None:
     """Raises UserError where something else than an export in the format `form`, and nothing but it, stands in the folder's place, or
     none can be put there."""

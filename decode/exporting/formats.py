@@ -5,7 +5,7 @@
 | `dflash` | vLLM, SGLang, the `dflash` package | fill-in | no | vLLM: `d2t`, `lm_head.weight` |
 | `transformers` | transformers' own assistant (`speculation_type="dflash"`) | fill-in | no | the target's whole one |
 | `speculators` | the `speculators` package, vLLM | fill-in | no | `d2t`, `t2d`, `lm_head.weight` |
-| `dspark` | vLLM, SGLang | anchor-first | yes | vLLM: `d2t`, `lm_head.weight` |
+| `dspark` | vLLM, SGLang | anchor-first | yes | with vLLM's head `d2t`, `lm_head.weight`; with SGLang's the whole one |
 | `custom_generate` (`drop_in.py`) | `generate(custom_generate=…)` of transformers, with source of its own | both | yes | yes |
 
 DFlash: arXiv 2602.06036; DSpark: arXiv 2607.05147. What a format can't hold is refused, with the key that trains what it can.
@@ -13,17 +13,21 @@ DFlash: arXiv 2602.06036; DSpark: arXiv 2607.05147. What a format can't hold is 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from align.common.errors import UserError
 from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig
-from align.models.checkpoints.dspark import dspark_tensors
+from align.models.checkpoints.dspark import KINDS, dspark_tensors
 from align.target.inspection.parts import embedding_scale, embeds_rows
-from decode.exporting.folder import EMBEDDING, Exported
+from decode.exporting.content import (
+    add_pruned,
+    published_tensors,
+    qwen3_config,
+    rope_parameters,
+    suit_vllm,
+    taps_config,
+)
+from decode.exporting.folder import Exported
 
 
 def dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
@@ -34,8 +38,8 @@ def dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
     """
     _check_plain(drafter, name)
     made = Exported(
-        {"architectures": ["DFlashDraftModel"], **_qwen3(drafter), **_taps(drafter)},
-        _tensors(drafter),
+        {"architectures": ["DFlashDraftModel"], **qwen3_config(drafter), **taps_config(drafter)},
+        published_tensors(drafter),
         _left_out(drafter),
     )
     made.config["dflash_config"] = {
@@ -44,10 +48,10 @@ def dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
     }
     if (scale := embedding_scale(drafter.target)) != 1:
         made.config["dflash_config"]["input_embedding_scale"] = scale
-    _add_pruned(
+    add_pruned(
         made, drafter, "vLLM reads them; SGLang and the dflash package draft over the whole vocabulary"
     )
-    _suit_vllm(made, drafter)
+    suit_vllm(made, drafter)
     return made
 
 
@@ -60,12 +64,10 @@ def assistant(drafter: BlockDrafter) -> Exported:
     _check_plain(drafter, "transformers")
     c = drafter.config
     if c.attention_bias:
-        raise UserError(
-            "--format transformers: its layers have no biases, this drafter's have; use --format dflash"
-        )
+        raise UserError("--format transformers: its layers have no biases, this drafter's have")
     config = {
-        **_qwen3(drafter),
-        **_taps(drafter),
+        **qwen3_config(drafter),
+        **taps_config(drafter),
         "architectures": ["MuseGlimmerAssistantModel"],
         "model_type": "muse_glimmer_assistant",
         "sliding_window": drafter.target.context_limit,  # a number is asked for; no layer slides
@@ -73,7 +75,9 @@ def assistant(drafter: BlockDrafter) -> Exported:
     for name in ("vocab_size", "attention_bias", "tie_word_embeddings", "num_target_layers", "is_causal"):
         del config[name]
     names = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
-    made = Exported(config, {names.get(n, n): t for n, t in _tensors(drafter).items()}, _left_out(drafter))
+    made = Exported(
+        config, {names.get(n, n): t for n, t in published_tensors(drafter).items()}, _left_out(drafter)
+    )
     if c.draft_vocab_size:
         made.notes.append(_WIDENED)
     return made
@@ -87,7 +91,7 @@ def speculators(drafter: BlockDrafter) -> Exported:
     """
     _check_plain(drafter, "speculators")
     c, target = drafter.config, drafter.target
-    inner = _qwen3(drafter)
+    inner = qwen3_config(drafter)
     architectures = list(getattr(target.config, "architectures", None) or [type(target.model).__name__])
     made = Exported(
         {
@@ -108,15 +112,15 @@ def speculators(drafter: BlockDrafter) -> Exported:
                 "verifier": {"name_or_path": c.target, "architectures": architectures},
             },
         },
-        _tensors(drafter),
+        published_tensors(drafter),
         _left_out(drafter),
     )
-    _add_pruned(made, drafter)
+    add_pruned(made, drafter)
     if drafter.draft_vocab is not None:
         known = torch.zeros(c.vocab_size, dtype=torch.bool)
         known[drafter.draft_vocab.cpu()] = True
         made.tensors["t2d"] = known
-    _suit_vllm(made, drafter)
+    suit_vllm(made, drafter)
     return made
 
 
@@ -127,13 +131,20 @@ def dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
         UserError: a drafter that the format can't hold.
     """
     c = drafter.config
-    _check_layers(drafter, name)
-    if c.fill_in and name == "dspark":  # llama.cpp reads either from the file
-        other = "dflash" if drafter.markov is None else "custom_generate"
-        raise UserError(
-            f"--format dspark: its blocks are anchor-first, this drafter's are not; "
-            f"train with drafter.block_layout=anchor_first, or use --format {other}"
-        )
+    _check_layers(
+        drafter,
+        name,
+        (
+            c.fill_in and name == "dspark",  # llama.cpp reads either from the file
+            "its blocks are anchor-first, this drafter's are fill-in",
+            "drafter.block_layout=anchor_first",
+        ),
+        (
+            c.markov_kind not in ("", *KINDS),
+            f"it has no Markov head of the kind drafter.markov={c.markov_kind}",
+            "drafter.markov=tanh, linear, vanilla or gated",
+        ),
+    )
     everything = torch.arange(c.vocab_size, device=drafter.norm.weight.device)
     embedding = drafter.target.embed(everything).detach()
     confidence = None if drafter.confidence is None else drafter.confidence.out
@@ -141,39 +152,51 @@ def dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
     made = Exported(
         {
             "architectures": ["Qwen3DSparkModel"],
-            **_qwen3(drafter),
-            **_taps(drafter),
+            **qwen3_config(drafter),
+            **taps_config(drafter),
             "sample_from_anchor": not c.fill_in,
             "markov_rank": head.rank,
             "markov_head_type": head.kind,
             "enable_confidence_head": confidence is not None,
             "confidence_head_with_markov": confidence is not None and c.confidence_input != "hidden",
         },
-        _tensors(drafter) | head.tensors,
+        published_tensors(drafter) | head.tensors,
     )
-    if head.kind != "vanilla":
+    if head.kind == "vanilla":
+        add_pruned(made, drafter, "vLLM reads them; SGLang takes whole vocabularies alone")
+    else:
         made.notes.append(f"vLLM serves vanilla heads alone, this one is {head.kind!r}: SGLang's")
-    _add_pruned(made, drafter, "vLLM reads them; SGLang takes whole vocabularies alone")
-    _suit_vllm(made, drafter)
+        if (vocab := drafter.draft_vocab) is not None:  # which takes whole vocabularies alone
+            basis_VdR = made.tensors[_BASIS]
+            made.tensors[_BASIS] = basis_VdR.new_zeros(c.vocab_size, head.rank).index_copy(
+                0, vocab, basis_VdR
+            )
+            made.notes.append(f"{_WIDENED}; its Markov head leaves the logits of the others as they are")
+    suit_vllm(made, drafter)
     return made
 
 
-_WIDENED = "the drafter was trained over a part of the vocabulary; the format holds none, so it drafts over the target's whole one"
+_BASIS = "markov_head.markov_w2.weight"
+_WIDENED = "the drafter was trained over a part of the vocabulary; its engine holds none, so it drafts over the target's whole one"
 
 
 def _check_plain(drafter: BlockDrafter, name: str) -> None:
     """What all readers of DFlash's layout ask for."""
-    c = drafter.config
-    _check_layers(drafter, name)
-    if not c.fill_in:
+    _check_layers(
+        drafter,
+        name,
+        (
+            not drafter.config.fill_in,
+            "its blocks are fill-in, this drafter's are anchor-first",
+            "drafter.block_layout=fill_in",
+        ),
+        (drafter.markov is not None, "it has no Markov head, this drafter has one", "drafter.markov_rank=0"),
+    )
+    bias = drafter.target.head_bias_V
+    if name in ("dflash", "transformers") and bias is not None and bool(bias.any()):
         raise UserError(
-            f"--format {name}: its blocks are fill-in, this drafter's are anchor-first; train with drafter.block_layout=fill_in, "
-            "or use --format dspark"
-        )
-    if drafter.markov is not None:
-        raise UserError(
-            f"--format {name}: it has no Markov head, this drafter has one; train with drafter.markov_rank=0, "
-            "or with drafter.block_layout=anchor_first for --format dspark"
+            f"--format {name}: the output head of its target {drafter.config.target!r} has a bias, which transformers and the dflash "
+            "package add to drafts, and this drafter was trained without it"
         )
 
 
@@ -183,21 +206,35 @@ def _left_out(drafter: BlockDrafter) -> list[str]:
     return [] if drafter.confidence is None else [said]
 
 
-def _check_layers(drafter: BlockDrafter, name: str) -> None:
+Unfit = tuple[bool, str, str]
+"""Whether it is so, why the format can't hold it, and what to train with instead."""
+
+
+def check_trained(drafter: BlockDrafter, name: str, *more: Unfit) -> None:
+    """Raises UserError with all keys at once that would have to be trained otherwise, so that none is left to refuse next."""
     c = drafter.config
-    if c.context != "taps":
-        raise UserError(
-            f"--format {name}: drafter.context={c.context} is of no engine's format; train with drafter.context=taps "
-            "(recipe=smollm2_taps), or --format custom_generate, which holds this one"
-        )
-    for option in ("convolution", "self_conditioning"):
-        if getattr(c, option):
-            raise UserError(f"--format {name}: it has no drafter.{option}; train with drafter.{option}=false")
-    check_last_layer(drafter, name)
+    found: tuple[Unfit, ...] = (
+        (
+            c.context != "taps",
+            f"drafter.context={c.context} is of no engine's format",
+            "drafter.context=taps (recipe=smollm2_taps)",
+        ),
+        *more,
+        (c.convolution, "it has no drafter.convolution", "drafter.convolution=false"),
+        (c.self_conditioning, "it has no drafter.self_conditioning", "drafter.self_conditioning=false"),
+        _last_layer(drafter),
+    )
+    if wrong := [(why, key) for there, why, key in found if there]:
+        whys, keys = zip(*wrong, strict=True)
+        raise UserError(f"--format {name}: {', and '.join(whys)}; train with {' and '.join(keys)}")
+
+
+def _check_layers(drafter: BlockDrafter, name: str, *more: Unfit) -> None:
+    check_trained(drafter, name, *more)
+    c = drafter.config
     if not embeds_rows(drafter.target):
         raise UserError(
-            f"--format {name}: its target {c.target!r} norms embeddings, and engines' drafters read the rows without that; "
-            "use --format custom_generate"
+            f"--format {name}: its target {c.target!r} norms embeddings, and engines' drafters read the rows without that"
         )
     if c.value_dim or c.places or not c.qk_norm:
         what = (
@@ -210,119 +247,20 @@ def _check_layers(drafter: BlockDrafter, name: str) -> None:
         raise UserError(
             f"--format {name}: its layers are Qwen3's, this drafter's have {what}; no engine's format holds them"
         )
-    _rope(drafter, name)
+    rope_parameters(drafter, name)
 
 
 def check_last_layer(drafter: BlockDrafter, name: str) -> None:
-    last = drafter.target.num_layers - 1
-    if last in drafter.config.target_layer_ids:
-        raise UserError(
-            f"--format {name}: layer {last} is the target's last, which transformers gives with its norm "
-            f"and engines without; train with drafter.target_layers that end below it"
-        )
+    """Raises UserError where it is tapped."""
+    there, why, key = _last_layer(drafter)
+    if there:
+        raise UserError(f"--format {name}: {why}; train with {key}")
 
 
-def _rope(drafter: BlockDrafter, name: str) -> dict[str, Any]:
-    """`rope_parameters` that turn keys as this drafter's layers do. Raises UserError where the format has none."""
-    c, target = drafter.config, drafter.target
-    if (published := c.extra.get("rope_parameters")) is not None:  # of the engine that it came from
-        return dict(published)
-    if c.rotaries:
-        plain = _plain_theta(c)
-        if plain is None:
-            raise UserError(
-                f"--format {name}: its keys are rotated whole and in halves, by one base; this drafter's are not (part of a head, "
-                "neighbouring pairs or another base in each layer): no engine's format holds them"
-            )
-        return {"rope_type": "default", "rope_theta": plain}
-    found = dict(getattr(target.config, "rope_parameters", None) or {})
-    if any(isinstance(value, dict) for value in found.values()):  # one for each kind of layer
-        found = dict(found.get("full_attention") or next(v for v in found.values() if isinstance(v, dict)))
-    return {"rope_type": "default", **found, "rope_theta": float(found.get("rope_theta") or c.rope_theta)}
-
-
-def _plain_theta(config: BlockConfig) -> float | None:
-    """The base where every layer rotates whole heads in halves by base^(−2i/d)."""
-    one = config.rotaries[0]
-    if any(r != one for r in config.rotaries) or not one.full(config.head_dim) or len(one.inv_freq) < 2:
-        return None
-    theta = one.inv_freq[1] ** (-config.head_dim / 2)
-    plain = [theta ** (-2 * i / config.head_dim) for i in range(len(one.inv_freq))]
-    fits = all(abs(a / b - 1) < 1e-4 for a, b in zip(one.inv_freq, plain, strict=True))
-    return theta if fits else None
-
-
-def _qwen3(drafter: BlockDrafter) -> dict[str, Any]:
-    """The layers as Qwen3's config says them."""
-    c, target = drafter.config, drafter.target
-    rope, layers = _rope(drafter, "dflash"), len(c.init_layer_ids)
-    return {
-        "model_type": "qwen3",
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": c.num_attention_heads,
-        "num_key_value_heads": c.num_key_value_heads,
-        "head_dim": c.head_dim,
-        "hidden_act": c.hidden_act,
-        "rms_norm_eps": c.rms_norm_eps,
-        "attention_bias": c.attention_bias,
-        "attention_dropout": 0.0,
-        "vocab_size": c.vocab_size,
-        "max_position_embeddings": target.context_limit,
-        "rope_theta": rope["rope_theta"],
-        "rope_parameters": rope,
-        "layer_types": ["full_attention"] * layers,
-        "is_causal": False,
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
-    }
-
-
-def _taps(drafter: BlockDrafter) -> dict[str, Any]:
-    """Blocks and tapped layers: id i is what layer i writes, transformers' hidden_states[i + 1]."""
-    c = drafter.config
-    return {
-        "block_size": c.rows,
-        "mask_token_id": c.mask_token_id,
-        "target_layer_ids": list(c.target_layer_ids),
-        "num_target_layers": c.num_target_layers,
-    }
-
-
-def _tensors(drafter: BlockDrafter) -> dict[str, Tensor]:
-    """Layers, norms and projection: the names are the published ones."""
-    heads = ("markov.", "confidence.")
-    found = {n: p.detach() for n, p in drafter.named_parameters() if not n.startswith(heads)}
-    if drafter.config.attention_bias:  # Qwen3's option puts one on this projection too
-        for i, layer in enumerate(drafter.blocks):
-            weight = layer.self_attn.o_proj.weight
-            found[f"layers.{i}.self_attn.o_proj.bias"] = weight.new_zeros(weight.shape[0])
-    return found
-
-
-def _add_pruned(made: Exported, drafter: BlockDrafter, who: str = "") -> None:
-    """A draft vocabulary: the head's rows, and for each of them how far its token lies behind its row."""
-    vocab = drafter.draft_vocab
-    if vocab is None:
-        return
-    made.config["draft_vocab_size"] = len(vocab)
-    made.tensors["d2t"] = vocab - torch.arange(len(vocab), device=vocab.device)
-    made.tensors["lm_head.weight"] = drafter.head_weight_VdD
-    if who:
-        made.notes.append(f"its draft vocabulary is in d2t and lm_head.weight: {who}")
-
-
-def _suit_vllm(made: Exported, drafter: BlockDrafter) -> None:
-    """What vLLM needs beside, and what it can't serve. Where the target scales its embedding (Gemma), the scaled rows: vLLM and the
-    speculators package read a folder's own rows, or else the target's as they stand, and know no scale."""
-    c, target = drafter.config, drafter.target
-    if (scale := embedding_scale(target)) != 1:
-        everything = torch.arange(c.vocab_size, device=drafter.norm.weight.device)
-        made.tensors[EMBEDDING] = target.embed(everything).detach()
-        made.notes.append(
-            f"its target multiplies embeddings by {scale:g}: the rows for it are in {EMBEDDING}, in fp32, for vLLM and the "
-            "speculators package, which would read the target's without that"
-        )
-    if c.hidden_act != "silu":
-        made.notes.append(f"its activation is {c.hidden_act}: vLLM and SGLang serve drafters with silu alone")
+def _last_layer(drafter: BlockDrafter) -> Unfit:
+    last, c = drafter.target.num_layers - 1, drafter.config
+    return (
+        c.context == "taps" and last in c.target_layer_ids,
+        f"layer {last} is the target's last, which transformers gives with its norm and engines without",
+        "drafter.target_layers that end below it",
+    )

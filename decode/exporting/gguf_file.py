@@ -20,7 +20,7 @@ from align.models.block import BlockDrafter
 from align.target.inspection.parts import embedding_scale
 from decode.exporting.base import Format
 from decode.exporting.folder import EMBEDDING, Exported
-from decode.exporting.formats import dflash, dspark
+from decode.exporting.formats import check_trained, dflash, dspark
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -58,16 +58,12 @@ def gguf(drafter: BlockDrafter) -> Exported:
     if c.context == "taps" and c.hidden_act not in ("silu", "gelu", "gelu_pytorch_tanh"):
         raise UserError(f"--format gguf: llama.cpp's drafters have silu or gelu, this one has {c.hidden_act}")
     if c.attention_bias:
-        raise UserError(
-            "--format gguf: llama.cpp's drafters have no biases, this one has; use --format dflash"
-        )
+        raise UserError("--format gguf: llama.cpp's drafters have no biases, this one has")
+    said = f"llama.cpp has DSpark's vanilla Markov head alone, this drafter's is {c.markov_kind!r}"
+    other = c.markov_kind not in ("", "vanilla", "linear")
+    check_trained(drafter, "gguf", (other, said, "drafter.markov=vanilla or linear"))
     plain = c.context != "taps" or (c.fill_in and drafter.markov is None)
     made = (dflash if plain else dspark)(drafter, "gguf")
-    if (kind := made.config.get("markov_head_type", "vanilla")) != "vanilla":
-        raise UserError(
-            f"--format gguf: llama.cpp has DSpark's vanilla Markov head alone, this drafter's is {kind!r}; train with "
-            "drafter.markov=vanilla or linear, or use --format dspark"
-        )
     name = "confidence_head.proj.weight"
     if name in made.tensors:  # llama.cpp's always has columns of W1
         missing = c.hidden_size + made.config["markov_rank"] - made.tensors[name].shape[1]
@@ -91,7 +87,7 @@ def _frequencies(drafter: BlockDrafter, theta: float) -> Tensor | None:
         if c.rotaries[0].scale != 1:
             raise UserError(
                 f"--format gguf: its rotary tables are {c.rotaries[0].scale:g} times as long (YaRN's attention factor), and this "
-                "format holds fixed frequencies; use --format dflash"
+                "format holds fixed frequencies"
             )
         factors = plain / torch.tensor(c.rotaries[0].inv_freq, dtype=torch.float64)
         return None if bool(((factors - 1).abs() < 1e-4).all()) else factors.float()
@@ -101,7 +97,7 @@ def _frequencies(drafter: BlockDrafter, theta: float) -> Tensor | None:
         return None
     if kind in ("dynamic", "longrope") or float(getattr(module, "attention_scaling", 1.0)) != 1.0:
         raise UserError(
-            f"--format gguf: rope_type={kind} depends on the text's length or scales attention, and this format holds fixed frequencies; use --format dflash"
+            f"--format gguf: rope_type={kind} depends on the text's length or scales attention, and this format holds fixed frequencies"
         )
     return (plain / module.inv_freq.double().cpu()).float()
 
@@ -109,33 +105,31 @@ def _frequencies(drafter: BlockDrafter, theta: float) -> Tensor | None:
 class GGUFFormat(Format):
     """One GGUF file, matrices in the type that is asked for and vectors in fp32, as llama.cpp wants them."""
 
-    def check(self, vocabulary: Path | None) -> None:
-        """Raises UserError where the target's GGUF file is not named, or is none."""
+    def check(self, made: Exported, vocabulary: Path | None) -> None:
+        """Raises UserError where the target's GGUF file is not named, is none, or has a vocabulary of another size or none at all."""
         if vocabulary is None:
             raise UserError(
                 "--format gguf: name the target's own GGUF file, whose vocabulary it takes: --target-gguf FILE"
             )
         if not vocabulary.is_file():
             raise UserError(f"--target-gguf={vocabulary}: no such file")
+        with in_one_line(f"--target-gguf={vocabulary}: can't be read"):
+            count = len(_vocabulary(vocabulary)["tokenizer.ggml.tokens"][0])
+        if count != (wanted := made.config["vocab_size"]):
+            raise UserError(
+                f"--target-gguf={vocabulary}: has {count} tokens, the drafter's target has {wanted}"
+            )
 
     def fill(
         self, part: Path, made: Exported, name: str, dtype: torch.dtype, vocabulary: Path | None
     ) -> None:
-        """Raises UserError for a vocabulary of another size, or none at all."""
         from gguf import GGUFWriter
 
         assert vocabulary is not None
-        with in_one_line(f"--target-gguf={vocabulary}: can't be read"):
-            words = _vocabulary(vocabulary)
-        count, wanted = len(words["tokenizer.ggml.tokens"][0]), made.config["vocab_size"]
-        if count != wanted:
-            raise UserError(
-                f"--target-gguf={vocabulary}: has {count} tokens, the drafter's target has {wanted}"
-            )
         writer = GGUFWriter(part / FILE, ARCHITECTURE)
         writer.add_name(name)
         _add_settings(writer, made.config)
-        for key, (value, kind, sub) in words.items():
+        for key, (value, kind, sub) in _vocabulary(vocabulary).items():
             writer.add_key_value(key, value, kind, sub)
         writer.add_uint32("tokenizer.ggml.mask_token_id", int(made.config["mask_token_id"]))
         _add_tensors(writer, made.tensors, dtype)

@@ -5,6 +5,7 @@ The training graph is on one side, a reader of the files (`decode.exporting.read
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from align.common.batch import Anchors, Batch
 from align.models.block import BlockDrafter
 from align.models.target_features import target_features
 from decode.exporting.folder import Exported
-from decode.exporting.reader import RUNGS, Reader
+from decode.exporting.reader import Reader
 
 TOLERANCE = 2e-3
 """Of a quantity's root mean square, in fp32: other sums of the same numbers stay a hundred times below it."""
@@ -37,17 +38,16 @@ class Rung:
         """For people."""
         if self.same:
             return f"{self.name}: the same ({self.apart:.1e})"
-        return f"{self.name}: DIFFERENT by {self.apart:.2g} of its size: {self.cause}"
+        size = "" if math.isinf(self.apart) else f" by {self.apart:.2g} of its size"
+        return f"{self.name}: DIFFERENT{size}: {self.cause}"
 
 
+@torch.no_grad()
 def climb(drafter: BlockDrafter, made: Exported, reader: Reader, tokens: Sequence[int]) -> list[Rung]:
     """Compare one draft after `tokens`, the last of them the anchor; ends at the first rung that differs. `made`: what was exported."""
-    states = reader.states(list(tokens[:-1]))
-    found, wanted = reader.trace(states, tokens[-1]), trained(drafter, tokens)
-    rungs = list[Rung]()
-    for name in RUNGS:
-        if name not in found:
-            continue
+    states, wanted = reader.states(list(tokens[:-1])), trained(drafter, tokens)
+    rungs, found = list[Rung](), dict[str, Tensor]()
+    for name, found[name] in reader.quantities(states, tokens[-1]):
         apart = distance(found[name], wanted[name])
         exact = name in ("block", "mask")
         same = apart == 0 if exact else apart < TOLERANCE
@@ -68,14 +68,25 @@ def rest(made: Exported, config: dict[str, Any], held: dict[str, Tensor], reader
 
 def _other_setting(made: Exported, config: dict[str, Any]) -> str:
     """The first setting that an export of the drafter would have otherwise, in words; empty = none."""
-    for name in sorted((made.config.keys() | config.keys()) - {"dtype", "transformers_version"}):
-        held, wanted = (values.get(name, _ABSENT) for values in (config, made.config))
-        if held != wanted:
-            return f"config.json: {name} is {held}, an export of this drafter has {wanted}"
+    skipped = {"dtype", "transformers_version"}
+    held, wanted = ({k: v for k, v in c.items() if k not in skipped} for c in (config, made.config))
+    return _other_value(held, wanted)
+
+
+def _other_value(held: dict[str, Any], wanted: dict[str, Any], within: str = "") -> str:
+    for name in sorted(held.keys() | wanted.keys()):
+        place = f"{within}{name}"
+        if name not in held:
+            return f"config.json: {place} is missing, an export of this drafter has {wanted[name]}"
+        if name not in wanted:
+            return f"config.json: {place} is {held[name]}, an export of this drafter has no such key"
+        a, b = held[name], wanted[name]
+        if isinstance(a, dict) and isinstance(b, dict):
+            if said := _other_value(a, b, f"{place}."):
+                return said
+        elif a != b:
+            return f"config.json: {place} is {a}, an export of this drafter has {b}"
     return ""
-
-
-_ABSENT = "not there"
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from decode.drafters.block import BlockProposer
 from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
 from decode.exporting import causal
-from decode.exporting.folder import check_free, read_record
+from decode.exporting.folder import Exported, check_free, read_record
 from decode.exporting.registry import FORMATS
 from decode.exporting.server import Server
 from decode.exporting.verdict import Counts, Decoded, Verdict
@@ -58,8 +58,7 @@ def exported(
     for name, out in folders.items():
         check_free(out, name)
     if role == "autoregressive":
-        named = hub_id(target) or target
-        return [causal.export(drafter, named, name, out) for name, out in folders.items()]
+        return [causal.export(drafter, hub_id(target) or target, folders, dtype, compared=limit > 0)]
     if role == "diffusion":
         raise UserError(
             f"--drafter={drafter}: a standalone diffusion drafter is of no engine's format; train with drafter.kind=block and "
@@ -78,9 +77,10 @@ def exported(
     notes = [lost] if _round(network, number) else []
     if vocabulary is None and target.endswith(".gguf"):
         vocabulary = Path(target)
-    for name in folders:  # before anything is written
-        FORMATS[name].check(vocabulary)
-        FORMATS[name].make(network)
+    for name in folders:  # all that can be refused, before anything is written
+        FORMATS[name].check(made_for(name, network), vocabulary)
+    suites = prompts_of("builtin", limit=limit)[0] if limit else []
+    prompts = [tokens for suite in suites for tokens in tokens_of(network.target, suite.prompts)]
     source = model_folder(drafter, "drafter", ["config.json", "README.md"])
     verdicts = list[Verdict]()
     for name, out in folders.items():
@@ -89,10 +89,28 @@ def exported(
         made = form.write(network, out, number, card, vocabulary)
         serve = form.serve(network.config, str(out))
         verdicts.append(Verdict(name, out, notes=[*made.notes, *notes], serve=serve))
-    if limit:
-        suites, _ = prompts_of("builtin", limit=limit)
-        compare(network, verdicts, tokens_of(network.target, suites[0].prompts), max_new_tokens)
+    if prompts:
+        compare(network, verdicts, prompts, max_new_tokens)
     return verdicts
+
+
+def made_for(name: str, network: BlockDrafter) -> Exported:
+    """What a format holds of a drafter. Raises UserError where it can't, which names the formats that can."""
+    try:
+        return FORMATS[name].make(network)
+    except UserError as error:
+        fits = [other for other in FORMATS if other != name and _holds(other, network)]
+        raise UserError(
+            f"{error}; as it is, it fits --format {' or '.join(fits)}" if fits else str(error)
+        ) from None
+
+
+def _holds(name: str, network: BlockDrafter) -> bool:
+    try:
+        FORMATS[name].make(network)
+    except UserError:
+        return False
+    return True
 
 
 def _opened(drafter: str, target: str, device: str, trust_remote_code: bool) -> BlockDrafter:
@@ -144,7 +162,7 @@ def in_process(
         reader.check_installed()
     network = _opened(drafter, target, device, trust_remote_code)
     try:
-        FORMATS[engine].make(network)
+        made_for(engine, network)
     except UserError as error:  # written for decode.export
         said = str(error).replace(f"--format {engine}:", f"--engine {engine}:")
         raise UserError(said.replace("--format ", "decode.export --format ")) from None
@@ -249,7 +267,10 @@ def decoded(drafter: BlockDrafter, prompts: Sequence[list[int]], max_new_tokens:
 def compare(
     drafter: BlockDrafter, verdicts: Sequence[Verdict], prompts: Sequence[list[int]], max_new_tokens: int
 ) -> None:
-    """Compare each export with the drafter, over prompts decoded greedily. Writes into the verdicts."""
+    """Compare each export with the drafter, over prompts decoded greedily. Writes into the verdicts, whatever another one meets."""
     model, texts = stock_model(drafter.target), decoded(drafter, prompts, max_new_tokens)
     for verdict in verdicts:
-        FORMATS[verdict.format].compare(drafter, verdict, model, texts)
+        try:
+            FORMATS[verdict.format].compare(drafter, verdict, model, texts)
+        except UserError as error:
+            verdict.fail(str(error))

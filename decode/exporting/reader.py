@@ -8,6 +8,7 @@ the published definitions of DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ class Reader(ABC):
     def check_installed(cls) -> None:
         """Raises UserError, with what to type, where the package that it needs can't be used."""
 
-    def generate(self, prompt: list[int], count: int) -> list[int]:
-        """The engine's own greedy output, `count` tokens."""
+    def generate(self, prompt: list[int], count: int) -> tuple[list[int], list[int]]:
+        """The engine's own greedy output, `count` tokens, and the accepted drafts of each of its calls behind the prompt's."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -72,9 +73,9 @@ class Reader(ABC):
         return tuple(h[0] for h in found)
 
     def trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]:
-        """Quantities of one draft by their names in `RUNGS`, those that this reader shows. `states`: of the tokens before the anchor."""
+        """All of `quantities`."""
         with torch.no_grad():
-            return self._trace(states, anchor)
+            return dict(self.quantities(states, anchor))
 
     def said(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """What the files say of each setting; `wanted`: what an export of the drafter says."""
@@ -85,7 +86,9 @@ class Reader(ABC):
         return load_safetensors(self.folder / "model.safetensors")
 
     @abstractmethod
-    def _trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]: ...
+    def quantities(self, states: tuple[Tensor, ...], anchor: int) -> Iterator[tuple[str, Tensor]]:
+        """Quantities of one draft by their names in `RUNGS`, those that this reader shows, each before what is computed from it: a fault is
+        seen where it lies, though nothing could be computed behind it. `states`: of the tokens before the anchor. Without gradients."""
 
     def drafts(self, states: tuple[Tensor, ...], anchor: int) -> list[int]:
         """Greedy draft tokens after the anchor."""
@@ -177,26 +180,21 @@ class FilesReader(Reader):
         cos, sin = module(torch.zeros(1, device=self.model.device), positions)
         return cos[0], sin[0]
 
-    def _trace(self, states: tuple[Tensor, ...], anchor: int) -> dict[str, Tensor]:
-        features = self.features(states)
-        context = self._norm(self._linear(features, "fc"), "hidden_norm")
+    def quantities(self, states: tuple[Tensor, ...], anchor: int) -> Iterator[tuple[str, Tensor]]:
+        yield "tapped features", (features := self.features(states))
+        yield "fused context", (context := self._norm(self._linear(features, "fc"), "hidden_norm"))
         rows, count = int(self.get("block_size")), len(features)
         tokens = torch.tensor([anchor] + [int(self.get("mask_token_id"))] * (rows - 1))
         first = 0 if self.from_anchor else 1
+        yield "block", torch.cat((tokens, torch.tensor([first])))
         cos, sin = self._tables(count + rows)
-        mask = self._mask(count, rows)
+        yield "rotary tables", torch.cat((cos, sin), dim=-1)
+        yield "mask", (mask := self._mask(count, rows))
         x = self.embed(tokens)
-        found: dict[str, Tensor] = {
-            "tapped features": features,
-            "fused context": context,
-            "rotary tables": torch.cat((cos, sin), dim=-1),
-            "block": torch.cat((tokens, torch.tensor([first]))),
-            "mask": mask,
-        }
         for i in range(int(self.inner["num_hidden_layers"])):
             x = self._layer(x, context, cos, sin, mask, f"layers.{i}")
-        hidden = self._norm(x, "norm")[first:]
-        return found | {"hidden states": hidden} | self._drafted(hidden, anchor)
+        yield "hidden states", (hidden := self._norm(x, "norm")[first:])
+        yield from self._drafted(hidden, anchor).items()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The folder's own rows; else the target's by the scale that it says, in speculators' layout as they stand, elsewhere as the

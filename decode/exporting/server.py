@@ -122,7 +122,8 @@ class Server:
             return text
         except (URLError, OSError, HTTPException, UnicodeError) as error:  # the last: of an address
             raise UserError(
-                f"{self.url}{path}: no answer ({getattr(error, 'reason', error)}); is the server up?"
+                f"{self.url}{path}: no answer ({getattr(error, 'reason', error)}); is the server up? decode.export prints the line that starts "
+                "it with a drafter (vllm serve …, llama-server …)"
             ) from None
 
 

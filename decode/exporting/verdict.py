@@ -12,11 +12,13 @@ from align.common.text import plural
 
 @dataclass
 class Verdict:
-    """Of one export. lines: what was compared; same: nothing differs; serve: lines that serve the folder."""
+    """Of one export. lines: what was compared; same: nothing differs; failed: something could not be compared; serve: lines that serve
+    the folder."""
 
     format: str
     folder: Path
     same: bool = True
+    failed: bool = False
     lines: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     serve: list[str] = field(default_factory=list)
@@ -25,6 +27,23 @@ class Verdict:
         """A comparison with one reader."""
         self.same &= same
         self.lines.append(f"{reader}: {line}")
+
+    def fail(self, why: str, cause: str = "") -> None:
+        """A comparison that could not be made to its end. `cause`: what differs in the files, where that is known."""
+        self.same = False
+        self.failed |= not cause
+        self.lines.append(f"{why} ({cause})" if cause else why)
+
+    @property
+    def conclusion(self) -> str:
+        """The last line for people."""
+        return (
+            "THE SAME DRAFTER"
+            if self.same
+            else "NOT COMPARED TO THE END"
+            if self.failed
+            else "NOT THE SAME DRAFTER"
+        )
 
 
 @dataclass(frozen=True)

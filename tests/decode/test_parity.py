@@ -31,16 +31,21 @@ def test_transformers_reads_a_fresh_export_and_one_that_was_written(
     ("more", "says"),
     [
         (["--engine", "transfomers"], "is no URL and none of them.*transformers"),
-        (["--engine", "vllm"], "give its URL"),
+        (["--engine", "vllm"], r"http://127.0.0.1:1/v1/models: no answer .* is the server up.*vllm serve"),
         (["--engine", "http://127.0.0.1:1", "--export", "x"], "leave it out"),
         (["--engine", "http://127.0.0.1:1"], "is the server up"),
     ],
 )
 def test_engines_that_there_are_not(
-    drafter: str, more: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    drafter: str,
+    more: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import re
 
+    monkeypatch.setattr(parity, "VLLM", "http://127.0.0.1:1")
     with pytest.raises(SystemExit) as ended:
         parity.main(["--drafter", drafter, *more])
     assert ended.value.code == 2 and re.search(says, capsys.readouterr().err)
@@ -64,4 +69,6 @@ def test_a_drafter_that_the_engine_can_not_hold_is_refused_in_words_of_this_comm
         parity.main(["--drafter", drafter, "--engine", "transformers"])
     said = capsys.readouterr().err
     assert said.startswith("error: --engine transformers: its blocks are fill-in")
-    assert "or use decode.export --format dspark" in said and said.count("--format") == 1
+    assert (
+        "as it is, it fits decode.export --format dspark or gguf or" in said and said.count("--format") == 1
+    )

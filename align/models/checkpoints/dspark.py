@@ -11,6 +11,9 @@ from torch.nn import functional as F
 from align.common.errors import UserError
 from align.models.markov import GatedHead, LinearHead, MarkovHead, MixedHead, MLPHead, RNNHead, VanillaHead
 
+KINDS = {"tanh": "rnn", "linear": "vanilla", "vanilla": "vanilla", "gated": "gated", "rnn": "rnn"}
+"""`drafter.markov` → `markov_head_type`, of those that DSpark's format holds."""
+
 
 @dataclass(frozen=True)
 class DSparkHead:
@@ -47,7 +50,7 @@ def dspark_tensors(
             own head reads.
 
     Raises:
-        UserError: a kind that DSpark's format does not hold (`silu`, `mlp`).
+        UserError: a kind that is none of `KINDS`.
     """
     embedding_VD = embedding_VD.float()
     kind, w1, w2 = _tables(markov, embedding_VD, vocabulary)
@@ -104,7 +107,4 @@ def _tables(markov: MarkovHead | None, embedding_VD: Tensor, vocabulary: int) ->
         w1 = embedding_VD @ markov.previous.weight.float().T
         return "rnn", w1, markov.basis_Vr(folded=True).float()
     name = "mlp" if isinstance(markov, MLPHead) else "silu"
-    raise UserError(
-        f"drafter.markov={name}: DSpark's format has no such head; train with drafter.markov=tanh, linear, vanilla or gated, "
-        "or drafter.markov_rank=0"
-    )
+    raise UserError(f"drafter.markov={name}: DSpark's format has no such head, but {', '.join(KINDS)}")

@@ -37,9 +37,14 @@ def test_tables(target: Target) -> None:
     [
         {"rope_type": "dynamic", "factor": 2.0},
         {"rope_type": "no_such_type"},
+        "x",
+        [1],
     ],
 )
-def test_what_frequencies_do_not_hold_is_refused(target: Target, rope: dict[str, Any]) -> None:
-    inner = {"max_position_embeddings": 512, "rope_parameters": {**rope, "rope_theta": 1e4}}
-    with pytest.raises(UserError, match="here: rope_parameters"):
+def test_what_frequencies_do_not_hold_is_refused(target: Target, rope: Any) -> None:
+    if isinstance(rope, dict):
+        rope = {**rope, "rope_theta": 1e4}
+    inner = {"max_position_embeddings": 512, "rope_parameters": rope}
+    with pytest.raises(UserError, match="here: rope_parameters") as refused:
         rotary_entries(inner, 16, target, "here")
+    assert "\n" not in str(refused.value)

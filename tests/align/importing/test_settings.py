@@ -60,6 +60,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("speculators", {"aux_hidden_state_layer_ids": [0, 2]}, "aux_hidden_state_layer_ids has 0: .* the layers 1 to 4"),
     ("speculators", {"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids must be a list"),
     ("speculators", {"target_hidden_size": 128}, "target_hidden_size=128"),
+    ("dflash", {"architectures": "DFlashDraftModel"}, r"architectures='DFlashDraftModel': must be a list, as \['DFlashDraftModel'\]"),
     ("speculators", {"transformer_layer_config": "qwen3"}, "transformer_layer_config must be an object"),
 ]  # fmt: skip
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from align.models.block_config import BlockConfig
 from align.target.model import Target
+from decode.engine.compiled import stock_model
 from decode.exporting.registry import FORMATS
-from tests.builders import block_network
+from decode.exporting.verdict import Decoded, Verdict
+from tests.builders import PROMPT, block_network
 
 
 def named(target: Target, name: str) -> BlockConfig:
@@ -34,3 +43,32 @@ def test_a_card_shows_names_as_text(tmp_path: Path, target: Target) -> None:
 def test_a_card_names_the_engine_that_reads_its_folder(tmp_path: Path, target: Target) -> None:
     page = FORMATS["gguf"].card(tmp_path, named(target, "org/TARGET"), "mine").splitlines()
     assert page[1] == "library_name: llama.cpp" and any("llama-server" in line for line in page)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("dspark", {"markov_rank": 4, "markov": "vanilla"}, "can't run it: index .* \\(tensor d2t differs"),
+        (
+            "transformers",
+            {"block_layout": "fill_in"},
+            "can't be read .* \\(config.json: head_dim is 32, an export",
+        ),
+    ],
+)
+def test_what_an_engine_can_not_run_is_named_by_its_key(
+    tmp_path: Path, target: Target, name: str, options: dict[str, Any], said: str
+) -> None:
+    drafter, out = block_network(target, "taps", options=options), tmp_path / "out"
+    FORMATS[name].write(drafter, out, torch.float32, "")
+    config, tensors = json.loads((out / "config.json").read_text()), load_file(out / "model.safetensors")
+    if name == "dspark":
+        tensors["d2t"] += torch.arange(len(tensors["d2t"])) + target.vocab_size  # no offsets
+    else:
+        config["head_dim"] *= 2
+    (out / "config.json").write_text(json.dumps(config))
+    save_file(tensors, out / "model.safetensors")
+    verdict = Verdict(name, out)
+    FORMATS[name].compare(drafter, verdict, stock_model(target), Decoded([PROMPT], [[1, 2]], [[0]]))
+    assert re.search(said, verdict.lines[-1]), verdict.lines[-1]
+    assert verdict.conclusion == "NOT THE SAME DRAFTER"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import io
 import json
@@ -12,7 +13,12 @@ import pytest
 import torch
 
 from align.common.errors import UserError
+from align.target.model import Target
+from decode.engine.compiled import stock_model
 from decode.exporting.engine_reader import PackageReader, SpeculatorsReader, TransformersReader, package
+from decode.exporting.ladder import replay
+from decode.exporting.registry import FORMATS
+from tests.builders import PROMPT, overfit_block_network
 
 HERE = importlib.util.find_spec("dflash") is not None
 
@@ -42,3 +48,26 @@ def test_code_in_a_folder_is_not_run_whatever_standard_input_says(
     with pytest.raises(UserError, match="code of its own"):
         TransformersReader(tmp_path, model)
     assert not (tmp_path / "ran").exists()
+
+
+def test_calls_are_the_engines_own_and_a_head_with_a_bias_is_read_as_it_drafts(
+    tmp_path: Path, target: Target
+) -> None:
+    """transformers drafts through the target's head, bias included; how many drafts were accepted is counted in its calls."""
+    FORMATS["transformers"].write(overfit_block_network(target, PROMPT), tmp_path / "out", torch.float32, "")
+    model = copy.deepcopy(stock_model(target))
+    rows, generator = model.get_output_embeddings().weight, torch.Generator().manual_seed(1)
+    head = torch.nn.Linear(rows.shape[1], rows.shape[0])
+    with torch.no_grad():
+        head.weight.copy_(rows)
+        head.bias.copy_(torch.randn(len(rows), generator=generator))
+    model.set_output_embeddings(head)
+    reader, counts = TransformersReader(tmp_path / "out", model), list[list[int]]()
+    for bias in (head.bias, torch.nn.Parameter(torch.zeros(len(rows)))):
+        head.bias = bias
+        tokens, accepted = reader.generate(PROMPT, 24)
+        assert len(tokens) == 24 and len(accepted) + sum(accepted) == 23
+        assert replay(reader, PROMPT, tokens) == accepted
+        counts.append(accepted)
+    assert max(counts[1]) > 1 and counts[0] != counts[1]
+    assert not model._forward_pre_hooks

@@ -111,7 +111,7 @@ def test_angles_of_another_engines_drafter(
 def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary: Path) -> None:
     for options, says in [
         ({"markov_rank": 8, "markov": "tanh"}, "vanilla Markov head alone"),
-        ({"markov_rank": 8, "markov": "silu"}, "drafter.markov=silu"),
+        ({"markov_rank": 8, "markov": "silu"}, "drafter.markov=vanilla or linear"),
         ({**FILL_IN, "convolution": True}, "--format gguf: it has no drafter.convolution"),
     ]:
         with pytest.raises(UserError, match=says):

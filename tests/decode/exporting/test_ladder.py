@@ -21,6 +21,7 @@ from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
+from decode.exporting.base import as_served
 from decode.exporting.engine_reader import TransformersReader
 from decode.exporting.folder import EMBEDDING
 from decode.exporting.ladder import climb, replay
@@ -63,7 +64,8 @@ def test_an_export_drafts_what_was_trained(
     drafter = drafter_for(target, format_name, whole, **options)
     FORMATS[format_name].write(drafter, tmp_path / "out", torch.float32, "card\n")
     reader = FORMATS[format_name].readers[0](tmp_path / "out", model)
-    rungs = climb(drafter, FORMATS[format_name].make(drafter), reader, PROMPT)
+    made = FORMATS[format_name].make(drafter)
+    rungs = climb(as_served(drafter, made, reader), made, reader, PROMPT)
     assert all(rung.same for rung in rungs), [r.line for r in rungs]
     wanted = [r for r in RUNGS if r != "mask" or isinstance(reader, FilesReader)] + ["settings and tensors"]
     assert [rung.name for rung in rungs] == wanted
@@ -117,31 +119,6 @@ def test_a_target_that_norms_its_embedding_is_refused(
             FORMATS[name].make(drafter)
 
 
-def test_biases_of_a_target_are_written_with_zeros_where_it_has_none(
-    tmp_path: Path, target: Target, model: Any
-) -> None:
-    drafter = _biased(target)
-    FORMATS["dflash"].write(drafter, tmp_path / "out", torch.float32, "")
-    held = load_file(tmp_path / "out" / "model.safetensors")
-    assert bool((held["layers.0.self_attn.o_proj.bias"] == 0).all())
-    reader = FilesReader(tmp_path / "out", model)
-    assert all(r.same for r in climb(drafter, FORMATS["dflash"].make(drafter), reader, PROMPT))
-    with pytest.raises(UserError, match="--format transformers: its layers have no biases"):
-        FORMATS["transformers"].make(drafter)
-
-
-def _biased(target: Target) -> BlockDrafter:
-    drafter = drafter_for(target, "dflash")
-    drafter.config.attention_bias = True
-    again = BlockDrafter(drafter.config, target)
-    again.load_state_dict(drafter.state_dict(), strict=False)
-    with torch.no_grad():
-        for name, parameter in again.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
-    return again
-
-
 @pytest.mark.parametrize("format_name", ["dflash", "transformers"])
 def test_whole_outputs_accept_what_the_decoder_accepts(
     tmp_path: Path, target: Target, model: Any, format_name: str
@@ -152,7 +129,7 @@ def test_whole_outputs_accept_what_the_decoder_accepts(
     ours = Decoder(target, BlockProposer(drafter, tree_nodes=0)).generate(PROMPT, max_new_tokens=24)
     assert replay(reader, PROMPT, ours.tokens) == ours.accepted and len(set(ours.accepted)) > 2
     if isinstance(reader, TransformersReader):
-        assert reader.generate(PROMPT, 24) == ours.tokens
+        assert reader.generate(PROMPT, 24) == (ours.tokens, ours.accepted)
 
 
 # ---- planted faults ----
@@ -197,11 +174,19 @@ def _linear(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 
 
 def _partial(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    config["rope_parameters"]["partial_rotary_factor"] = 0.5
+    config.get("transformer_layer_config", config)["rope_parameters"]["partial_rotary_factor"] = 0.5
 
 
 def _mask_token(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     _set(mask_token_id=config["mask_token_id"] + 1)(config, tensors)
+
+
+def _flat_theta(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    config["transformer_layer_config"]["rope_theta"] = 17.0
+
+
+def _width(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    config.get("transformer_layer_config", config)["head_dim"] *= 2
 
 
 def _rows(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -213,8 +198,9 @@ def _shifted(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 
 
 def _bias(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    config["attention_bias"] = True
-    for i in range(config["num_hidden_layers"]):
+    inner = config.get("transformer_layer_config", config)
+    inner["attention_bias"] = True
+    for i in range(inner["num_hidden_layers"]):
         for part in "qkvo":
             name = f"layers.{i}.self_attn.{part}_proj"
             tensors[f"{name}.bias"] = torch.zeros(tensors[f"{name}.weight"].shape[0])
@@ -241,6 +227,12 @@ def _markov(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     tensors["markov_head.markov_w1.weight"] = tensors["markov_head.markov_w1.weight"].roll(1, 0)
 
 
+def _later(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    tensors["d2t"] = tensors["d2t"] - (tensors["d2t"] > 0).long()
+
+
+FILES = ("dflash", "speculators", "dspark")
+ALL = (*FILES, "transformers")
 FAULTS: list[tuple[str, str, Fault, str, str]] = [
     ("dflash", "layer ids", _layers_later, "tapped features", "target_layer_ids are off by 1"),
     ("speculators", "layer ids", _layers_later, "tapped features", "target_layer_ids are off by 1"),
@@ -263,10 +255,29 @@ FAULTS: list[tuple[str, str, Fault, str, str]] = [
     ("dspark", "layout", _set(sample_from_anchor=False), "block", "sample_from_anchor"),
     ("dflash", "causal", _set(is_causal=True), "mask", "causal flag"),
     ("speculators", "d2t", _shifted, "draft tokens", "d2t"),
-    ("dflash", "bias", _bias, "hidden states", "layers.0.self_attn.k_proj.bias"),
+    ("dspark", "d2t", _later, "draft logits", "tensor d2t"),
+    *((f, "no token", _set(mask_token_id=99999), "block", "mask_token_id: token 99999") for f in ALL),
+    *((f, "head_dim", _width, "rotary tables", "head_dim: tables of width 32, 16") for f in FILES),
+    *((f, "bias", _bias, "hidden states", "layers.0.self_attn.k_proj.bias") for f in FILES),
     ("dflash", "a norm", _norm, "fused context", "hidden_norm.weight"),
     ("dflash", "head count", _heads, "settings and tensors", "num_attention_heads is 1"),
-    ("dflash", "partial rotary in the files", _partial, "settings and tensors", "rope_parameters"),
+    *(
+        (
+            f,
+            "partial rotary in the files",
+            _partial,
+            "settings and tensors",
+            "rope_parameters.partial_rotary_factor is 0.5, an",
+        )
+        for f in ALL
+    ),
+    (
+        "speculators",
+        "flat rope_theta",
+        _flat_theta,
+        "settings and tensors",
+        "transformer_layer_config.rope_theta is 17.0, an",
+    ),
     ("dflash", "no number", _nan, "hidden states", "tensor norm.weight"),
     ("dspark", "a row that is not read", _confidence, "settings and tensors", "markov_head.markov_w1.weight"),
     ("dspark", "a Markov table", _markov, "draft logits", "markov_head.markov_w1.weight"),

@@ -13,9 +13,11 @@ from safetensors.torch import load_file, save_file
 from align.common.errors import UserError
 from align.models.checkpoints.block import save_drafter
 from align.target.model import Target
-from decode.exporting.parity import exported, in_process
+from decode.exporting.engine_reader import TransformersReader
+from decode.exporting.parity import exported, in_process, made_for
 from decode.suites.registry import prompts_of
 from tests.builders import block_network
+from tests.target_models import write_gguf
 
 
 @pytest.fixture
@@ -42,6 +44,7 @@ def test_several_formats_at_once_are_compared_with_the_drafter(tmp_path: Path, d
     [
         ({"block_layout": "fill_in"}, ("dflash", "speculators", "transformers", "gguf")),
         ({"markov_rank": 4, "markov": "vanilla"}, ("dspark", "gguf")),
+        ({"markov_rank": 4, "markov": "tanh"}, ("dspark",)),
     ],
 )
 def test_a_pruned_vocabulary_is_compared_as_each_engine_drafts_with_it(
@@ -96,6 +99,44 @@ def test_others_are_told_the_target(tmp_path: Path, target: Target, monkeypatch:
         assert config["speculators_config"]["verifier"]["name_or_path"] == record["target"]
         found[record["target"]] = len(said)
     assert found == {str(tmp_path): 1, "org/model": 0}
+
+
+def test_nothing_is_written_where_a_vocabulary_does_not_fit(
+    tmp_path: Path, target: Target, drafter: str
+) -> None:
+    (tmp_path / "torn.gguf").write_bytes(b"GGUFxxxx")
+    write_gguf(tmp_path / "other.gguf", target, tokenizer="llama")
+    folders = {name: tmp_path / "out" / name for name in ("dflash", "gguf")}
+    for name, says in (("torn", "can't be read"), ("other", "tokens, the drafter's target has")):
+        words: dict[str, Any] = {"device": "cpu", "limit": 0, "vocabulary": tmp_path / f"{name}.gguf"}
+        with pytest.raises(UserError, match=f"--target-gguf=.*{name}.gguf: .*{says}"):
+            exported(drafter, "block", "debug", folders, **words)
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_format_that_cannot_be_compared_leaves_the_verdicts_of_the_others(
+    tmp_path: Path, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> None:
+        raise RuntimeError("sizes do not match")
+
+    monkeypatch.setattr(TransformersReader, "generate", broken)
+    names = ("transformers", "speculators")
+    folders = {name: tmp_path / "out" / name for name in names}
+    first, second = exported(drafter, "block", "debug", folders, device="cpu", limit=1, max_new_tokens=8)
+    assert "whole outputs" in first.lines[-2] and "can't run it: sizes do not match" in first.lines[-1]
+    assert first.conclusion == "NOT COMPARED TO THE END" and not first.same
+    assert second.conclusion == "THE SAME DRAFTER"
+
+
+def test_a_refusal_names_the_formats_that_hold_the_drafter(target: Target) -> None:
+    """None of them refuses next."""
+    for options in ({}, {"block_layout": "fill_in", "markov_rank": 4}, {"markov_rank": 4, "markov": "tanh"}):
+        network = block_network(target, "taps", whole=True, options=options)
+        with pytest.raises(UserError, match="it fits --format ") as refused:
+            made_for("dflash", network)
+        named = str(refused.value).rpartition("--format ")[2].split(" or ")
+        assert "custom_generate" in named and all(made_for(name, network) for name in named)
 
 
 def test_nothing_is_written_where_one_format_refuses(tmp_path: Path, drafter: str) -> None:

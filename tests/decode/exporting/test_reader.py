@@ -177,6 +177,8 @@ def test_an_export_comes_in_and_goes_out_to_the_byte(
         FORMATS[format_name].write(drafter, first, dtype, "card\n")
         FORMATS[format_name].write(load_drafter(first, target), second, dtype, "card\n")
         for path in first.iterdir():
+            if path.name == "README.md" and options.get("markov") == "gated":
+                continue  # the first one was widened, and says so
             assert path.read_bytes() == (second / path.name).read_bytes(), path.name
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import shlex
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,40 @@ def test_names_are_those_of_the_command_and_every_line_names_the_folder(target: 
     for name, form in FORMATS.items():
         lines = form.serve(config, "FOLDER")
         assert lines and any("FOLDER" in line for line in lines), name
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "served"),
+    [
+        ("dspark", {}, ("vllm", "sglang")),
+        ("dspark", {"markov_rank": 4, "markov": "linear"}, ("vllm", "sglang")),
+        ("dspark", {"markov_rank": 4, "markov": "linear", "draft_vocab_size": 9}, ("vllm",)),
+        ("dspark", {"markov_rank": 4, "markov": "tanh", "draft_vocab_size": 9}, ("sglang",)),
+        ("dflash", {"draft_vocab_size": 9}, ("vllm", "sglang")),
+        ("dflash", {"hidden_act": "gelu"}, ()),
+        ("speculators", {"hidden_act": "gelu"}, ()),
+    ],
+)
+def test_lines_are_those_of_engines_that_serve_it(
+    target: Target, name: str, options: dict[str, Any], served: tuple[str, ...]
+) -> None:
+    config = replace(block_network(target, "taps", whole=True).config, **options)
+    lines = FORMATS[name].serve(config, "FOLDER")
+    assert len(lines) == len(served) and all(a in b for a, b in zip(served, lines, strict=True)), lines
+
+
+def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target) -> None:
+    folder = "x 6'q \"z"
+    config = block_network(target, "taps", whole=True).config
+    for name, form in FORMATS.items():
+        for line in form.serve(config, folder):
+            if line.startswith(("vllm", "python", "llama")):
+                assert any(folder in word.replace('\\"', '"') for word in shlex.split(line)), (name, line)
+            elif "x 6" in line:
+                assert any(
+                    isinstance(node, ast.Constant) and node.value == folder
+                    for node in ast.walk(ast.parse(line))
+                ), line
 
 
 @pytest.mark.parametrize(

@@ -65,5 +65,5 @@ def test_dspark_tensors_compute_the_same(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["silu", "mlp"])
 def test_what_dspark_can_not_hold_is_refused(kind: str) -> None:
     head, _, embedding, *_ = random_head(kind)
-    with pytest.raises(UserError, match=f"drafter.markov={kind}: .* train with drafter.markov=tanh, linear"):
+    with pytest.raises(UserError, match=f"drafter.markov={kind}: .* no such head, but tanh, linear"):
         dspark_tensors(head, embedding, 9)
