@@ -22,11 +22,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.utils.hub import cached_file
 
 from decode.portable.checks import check_call
-from decode.portable.checks import other_way as other_way
 from decode.portable.drafter import Context, Drafter
-
-Rows = tuple[list[Tensor], list[Tensor]]
-"""The logits of each token of a text, raw and processed."""
 
 
 def generate(
@@ -251,39 +247,3 @@ def _cache(model: Any) -> DynamicCache:
 def _output(sequences: Tensor, logits: Any, scores: Any) -> Any:
     made: Any = GenerateDecoderOnlyOutput  # its fields are said to be narrower than they are
     return made(sequences=sequences, logits=logits, scores=scores)
-
-
-def output_of(config: Any, input_ids: Tensor, new: list[list[int]], rows: list[Rows]) -> Any:
-    """What `generate` returns for these new tokens of each text, and the logits of each of them where they were kept."""
-    longest = max(map(len, new))
-    prepared = getattr(config, "_pad_token_tensor", None)  # the end of text where there is none
-    pad = 0 if prepared is None else int(prepared)
-    padded = [tokens + [pad] * (longest - len(tokens)) for tokens in new]
-    written = torch.tensor(padded, dtype=input_ids.dtype, device=input_ids.device)
-    sequences = torch.cat((input_ids, written), dim=1)
-    if not config.return_dict_in_generate:
-        return sequences
-    logits, scores = (_steps([of_text[which] for of_text in rows], longest) for which in (0, 1))
-    return _output(
-        sequences, logits if config.output_logits else None, scores if config.output_scores else None
-    )
-
-
-def of_row(function: Any, number: int, count: int) -> Any:
-    """A function of a batch's texts as one of its text in the place `number`: some know what stands in which place."""
-    if count == 1:
-        return function
-
-    def alone(text: Tensor, scores: Tensor | None) -> Any:
-        found = function(text.repeat(count, 1), None if scores is None else scores.repeat(count, 1))
-        return found[number : number + 1] if isinstance(found, Tensor) else found
-
-    return alone
-
-
-def _steps(rows: list[list[Tensor]], longest: int) -> tuple[Tensor, ...]:
-    """By step (B, V); zeros behind a text's end."""
-    if not rows[0]:
-        return ()
-    nothing = torch.zeros_like(rows[0][0])
-    return tuple(torch.stack([r[i] if i < len(r) else nothing for r in rows]) for i in range(longest))
