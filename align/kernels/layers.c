@@ -90,7 +90,7 @@ static AVX2 void gate(float *h, const float *u, int64_t size)
     memcpy(h + i, a, (size - i) * sizeof(float));
 }
 
-/* Both taps of row r of `in` (R, D), added to y (D), which is set to 0 before where it is not `kept`. */
+/* Both taps of row r of `in` (R, D): into y (D), or added to it where it is `kept`. */
 static AVX2 void two_taps(
     const Stack *s, const Convolution *c, const float *in, const float *deltas, int64_t r, int which, float *y, int kept)
 {
@@ -351,7 +351,8 @@ int64_t layers_scratch(const Stack *s, const Request *requests, int64_t count)
         parts += requests[i].rows * parts_of(requests + i);
     }
     const int64_t q = s->heads * s->head_width, kv = s->kv_heads * s->head_width;
-    return rows * (s->width + q + 4 * kv + q + 2 * s->inner) + parts * s->heads * (s->head_width + 2) + 2 * s->width + (s->groups ? rows * (s->width + 4 * s->groups) : 0);
+    const int64_t around = s->groups ? s->width + 4 * s->groups : 0; /* of a row, for convolutions */
+    return rows * (s->width + q + 4 * kv + q + 2 * s->inner + around) + parts * s->heads * (s->head_width + 2) + 2 * s->width;
 }
 
 /* x (R, D): the rows of all requests, one after the other, in; their last hidden states out. state (D): every row is given
