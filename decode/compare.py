@@ -21,6 +21,10 @@ from decode.suites.registry import GROUPS, SUITES, prompts_of
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes" / "compare"
 RECIPES = (f"{FOLDER}/ours.yaml", f"{FOLDER}/dflash.yaml")
+METHOD = (
+    "how every drafter decodes: a method of decode.eval, block (a chain) or block_tree:nodes=8"
+    " (default drafter: trees of five, above temperature 0.7 chains)"
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class CompareConfig:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    method: str | None = None
     device: str = "auto"
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     system: str | None = None
@@ -63,6 +68,7 @@ def parser() -> Parser:
     add("words", nargs="*", metavar="RECIPE|key=value", help=words)
     p.add_prompt_options(f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)")
     add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
+    add("--method", metavar="NAME", help=METHOD)
     add("--device", default="auto", help="of decoding: auto (default), cpu, cuda or cuda:N")
     p.add_chat_options()
     p.add_sampling_options("of sampling (default 0)")
@@ -83,7 +89,7 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     """Train, measure, and write compare.md and compare.png; returns the table.
 
     Raises:
-        UserError: recipes that can't be compared, prompts that can't be had.
+        UserError: recipes that can't be compared, a method that their drafters can't run, prompts that can't be had.
     """
     suites, skipped = prompts_of(config.suite, config.prompts, config.data_dir, config.limit)
     for line in skipped:
@@ -97,6 +103,8 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
 
     sampling = Sampling(config.temperature, config.top_p, config.top_k, seed=config.seed)
     found = comparison.candidates(config.recipes, config.settings)
+    if config.method:
+        comparison.check_method(config.method, found)
     comparison.train(found, console)
     t, d = found[0].values["target"], found[0].values["data"]
     target = load_target(
@@ -110,11 +118,12 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
         decoding=True,
     )
     settings = Settings(sampling, config.max_new_tokens)
-    records = comparison.measure(found, target, suites, settings, config.out, console)
+    records = comparison.measure(found, target, suites, settings, config.out, console, config.method)
     reached = points([m for candidate in found for m in candidate.reached], records)
     text = table(reached, {candidate.name: candidate.parameters for candidate in found})
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
     title = f"{t['name']} · {how} · {', '.join(suite.title for suite in suites)}"
+    title += f" · {config.method}" if config.method else ""
     title += f" · {target.chat.said}" if target.chat else ""
     write_text(config.out / "compare.md", f"{markdown_text(title)}\n\n{text}")
     picture = curves(reached, title)

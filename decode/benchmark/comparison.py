@@ -25,6 +25,8 @@ from align.common.terminal import PlainConsole
 from decode.benchmark import runner
 from decode.benchmark.progress import TaskProgress
 from decode.method_names import PLAIN
+from decode.methods.registry import ANY
+from decode.methods.spec import read_method
 from decode.reporting.learning import Milestone
 from decode.reporting.records import AS_JSON, Record, add, read_records, write_records
 from decode.suites.sources import Loaded
@@ -137,6 +139,27 @@ def _check_alike(one: Candidate, other: Candidate) -> None:
         raise UserError(f"{one.name} and {other.name} have one output, {one.values['output']}")
 
 
+def check_method(name: str, found: Sequence[Candidate]) -> None:
+    """Whether every recipe's drafter can decode this way by itself, before hours of training.
+
+    Raises:
+        UserError: an unknown method or option, or one that is made of another drafter than this, or of more than one.
+    """
+    method = read_method(name)
+    for candidate in found:
+        values = candidate.values
+        kind = "variable_prefix" if values["objective"]["prefix_decay"] else values["drafter"]["kind"]
+        if method.needs not in ((ANY,), (kind,)):
+            made = (
+                f"needs {' and '.join(f'a {need} drafter' for need in method.needs)}"
+                if method.needs
+                else "takes no drafter"
+            )
+            raise UserError(
+                f"--method {name} {made}; {candidate.name} trains one of the kind {kind}: try --method drafter"
+            )
+
+
 def train(found: Sequence[Candidate], console: PlainConsole) -> None:
     """Train what has milestones missing, going on where it stopped. Raises UserError where it reached none of them."""
     for candidate in found:
@@ -159,8 +182,10 @@ def measure(
     settings: runner.Settings,
     folder: Path,
     console: PlainConsole,
+    method: str | None = None,
 ) -> list[Record]:
     """Decode every prompt plainly and with every milestone's drafter alone, no copies in front; the records of all, also in `folder`.
+    `method`: how all drafters decode, a name of `decode.methods.registry` with its options; None: as `decode.load` does.
 
     Raises:
         UserError: no prompt fits, or the folder holds a comparison under other settings.
@@ -175,9 +200,9 @@ def measure(
     if not any(pairs for _, pairs in named):
         raise UserError(f"no prompt can be answered: {refused[0]}")
     places = {m.method: c.folder(m) for c in found for m in c.reached}
-    records = _kept(folder, places, _described(target, suites, settings))
+    records = _kept(folder, places, {**_described(target, suites, settings), "method": method})
     decoders = {PLAIN: load(target)}
-    decoders |= {method: load(target, place, copying=False) for method, place in places.items()}
+    decoders |= {name: load(target, place, copying=False, method=method) for name, place in places.items()}
     tasks = list(runner.remaining(runner.plan(named, list(decoders), 1, settings.sampling.seed), records))
     with TaskProgress(console, len(tasks), list(decoders), 0) as progress:
         for task in tasks:

@@ -105,6 +105,38 @@ def test_only_what_is_alike_is_compared(
         candidates(["ours", "dflash"], [])
 
 
+def test_all_decode_as_it_is_asked(target: Target, pair: list[Candidate], tmp_path: Path) -> None:
+    """`--method`: chains for everyone, τ of which is another; the folder says how, and refuses the other way."""
+    measure(pair, target, [SUITE], SETTINGS, tmp_path / "trees", QUIET)
+    chains = measure(pair, target, [SUITE], SETTINGS, tmp_path / "chains", QUIET, "block:gamma=2")
+    assert max(max(r.drafted) for r in chains if r.method != PLAIN) == 2
+    assert all(r.identical for r in chains)
+    with pytest.raises(UserError, match="another method: give another --out"):
+        measure(pair, target, [SUITE], SETTINGS, tmp_path / "chains", QUIET)
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    {
+        "misspelt": ("blok", "unknown method 'blok'.*block"),
+        "none": (
+            "plain",
+            "--method plain takes no drafter; ours trains one of the kind block: try --method drafter",
+        ),
+        "another": ("specdiff", "--method specdiff needs a diffusion drafter; ours"),
+        "two": ("d2sd", "--method d2sd needs a block drafter and a variable_prefix drafter; ours"),
+    }.values(),
+)
+def test_a_method_of_other_drafters_is_refused_before_training(
+    tmp_path: Path, method: str, says: str
+) -> None:
+    found = [candidate(tmp_path, "ours")]
+    with pytest.raises(UserError, match=says):
+        comparison.check_method(method, found)
+    for good in ("drafter", "block:gamma=2", "block_tree:nodes=3"):
+        comparison.check_method(good, found)
+
+
 def test_what_is_trained_is_not_trained_again(pair: list[Candidate], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "_align", None)
     comparison.train(pair, QUIET)
