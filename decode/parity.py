@@ -54,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if served and options.export is not None:
         raise UserError("--export: a server has loaded its own folder; leave it out")
     check_there(options.drafter)
-    if role_of(options.drafter) not in BLOCKS:
+    if (role := role_of(options.drafter)) not in (*BLOCKS, "autoregressive"):
         raise UserError(
-            f"--drafter={options.drafter}: is no block drafter, the only kind that formats translate"
+            f"--drafter={options.drafter}: a {role} drafter, which no engine runs; block and autoregressive ones are exported"
         )
 
     from decode.exporting import parity
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     suites, _ = prompts_of(options.suite, options.prompts, options.data_dir, options.limit)
     prompts = [prompt for suite in suites for prompt in suite.prompts]
     target = target_for(options.target, options.drafter)
-    common = (options.drafter, target, prompts, options.max_new_tokens)
+    common = (options.drafter, role, target, prompts, options.max_new_tokens)
     trust = {"device": options.device, "trust_remote_code": options.trust_remote_code}
     if served:
         verdict = parity.served(*common, url, **trust)

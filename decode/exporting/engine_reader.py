@@ -94,25 +94,31 @@ class TransformersReader(EngineReader):
             attention_mask=None,
         ).last_hidden_state
 
-    @torch.no_grad()
     def generate(self, prompt: list[int], count: int) -> tuple[list[int], list[int]]:
-        ids = torch.tensor([prompt], device=self.model.device)
-        words: dict[str, Any] = {"assistant_model": self.network, "speculation_type": "dflash"}
-        starts = list[int]()  # of each call of the target: tokens that its cache holds
+        tokens, starts = assisted(
+            self.model, prompt, count, assistant_model=self.network, speculation_type="dflash"
+        )
+        return tokens, [b - a - 1 for a, b in pairwise(starts[1:])]  # the first call reads the prompt
 
-        def note(module: Any, args: Any, given: dict[str, Any]) -> None:
-            cache = next(v for v in given.values() if hasattr(v, "get_seq_length"))  # its name changes
-            starts.append(int(cache.get_seq_length()))
 
-        hook = self.model.register_forward_pre_hook(note, with_kwargs=True)
-        try:
-            out = self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **words
-            )
-        finally:
-            hook.remove()
-        ends = [*starts[1:], out.shape[1] - 1]  # the last token is never read
-        return out[0, len(prompt) :].tolist(), [b - a - 1 for a, b in pairwise(ends)]
+@torch.no_grad()
+def assisted(model: Any, prompt: list[int], count: int, **words: Any) -> tuple[list[int], list[int]]:
+    """Greedy tokens of transformers' assisted generation, and how much of the text the target's cache held at each of its calls, and at
+    the end. words: which assistant."""
+    ids = torch.tensor([prompt], device=model.device)
+    starts = list[int]()
+
+    def note(module: Any, args: Any, given: dict[str, Any]) -> None:
+        cache = next(v for v in given.values() if hasattr(v, "get_seq_length"))  # its name changes
+        starts.append(int(cache.get_seq_length()))
+
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        mask = torch.ones_like(ids)
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, **words)
+    finally:
+        hook.remove()
+    return out[0, len(prompt) :].tolist(), [*starts, out.shape[1] - 1]  # the last token is never read
 
 
 class PackageReader(EngineReader):

@@ -20,14 +20,15 @@ from align.models.block import BlockDrafter
 from align.models.checkpoints.block import load_drafter
 from align.target.loading import load_target
 from align.target.model import Target
+from decode.drafters.autoregressive import AutoregressiveDrafter
+from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
 from decode.engine.compiled import stock_model
-from decode.engine.decoder import Decoder
 from decode.exporting import causal
 from decode.exporting.folder import Exported, check_free, read_record
 from decode.exporting.registry import FORMATS
 from decode.exporting.server import Server
-from decode.exporting.verdict import Counts, Decoded, Verdict
+from decode.exporting.verdict import Counts, Verdict, decoded
 from decode.suites.prompt import Prompt
 from decode.suites.registry import prompts_of
 from decode.suites.tokenized import tokenize_prompts
@@ -58,7 +59,14 @@ def exported(
     for name, out in folders.items():
         check_free(out, name)
     if role == "autoregressive":
-        return [causal.export(drafter, hub_id(target) or target, folders, dtype, compared=limit > 0)]
+        if not limit:
+            return [causal.export(drafter, hub_id(target) or target, folders, dtype)]
+        causal.check_format(folders)
+        opened = load_target(target, "float32", device, trust_remote_code=trust_remote_code)
+        verdict = causal.export(drafter, hub_id(target) or target, folders, dtype)
+        prompts = tokens_of(opened, prompts_of("builtin", limit=limit)[0][0].prompts)
+        causal.compare(verdict, drafter, opened, prompts, max_new_tokens)
+        return [verdict]
     if role == "diffusion":
         raise UserError(
             f"--drafter={drafter}: a standalone diffusion drafter is of no engine's format; train with drafter.kind=block and "
@@ -141,6 +149,7 @@ def _dtype_of(folder: Path) -> torch.dtype:
 
 def in_process(
     drafter: str,
+    role: str,
     target: str,
     prompts: Sequence[Prompt],
     max_new_tokens: int,
@@ -154,10 +163,14 @@ def in_process(
 
     Args:
         engine: `transformers` or `dflash`. export: what `decode.export` wrote in that format; None = written anew.
+        role: the drafter's kind; an autoregressive one is an ordinary language model, which transformers alone drafts with here.
 
     Raises:
         UserError: a package that is not installed, an export in another format, a drafter that the format can't hold.
     """
+    if role == "autoregressive":
+        opened = load_target(target, "float32", device, trust_remote_code=trust_remote_code)
+        return causal.in_process(drafter, opened, tokens_of(opened, prompts), max_new_tokens, engine, export)
     for reader in FORMATS[engine].readers:
         reader.check_installed()
     network = _opened(drafter, target, device, trust_remote_code)
@@ -184,6 +197,7 @@ def in_process(
 
 def served(
     drafter: str,
+    role: str,
     target: str,
     prompts: Sequence[Prompt],
     max_new_tokens: int,
@@ -192,25 +206,32 @@ def served(
     device: str = "auto",
     trust_remote_code: bool = False,
 ) -> Verdict:
-    """Compare a running server's greedy outputs with plain decoding here, and its acceptance with this drafter's.
+    """Compare a running server's greedy outputs with plain decoding here, and its acceptance with this drafter's, drafting as many tokens
+    a call as the server does. role: its kind.
 
     Raises:
         UserError: no such server, or one without a drafter.
     """
     server = Server(url)
     before = server.counts()
-    network = _opened(drafter, target, device, trust_remote_code)
-    texts = decoded(network, tokens_of(network.target, prompts), max_new_tokens)
-    theirs = [server.greedy(prompt, max_new_tokens) for prompt in texts.prompts]
+    opened = load_target(target, "float32", device, trust_remote_code=trust_remote_code)
+    network = load_drafter(drafter, opened) if role != "autoregressive" else causal.opened(drafter, opened)
+    asked = tokens_of(opened, prompts)
+    theirs = [server.greedy(prompt, max_new_tokens) for prompt in asked]
     counts = server.counts().since(before)
+    if isinstance(network, BlockDrafter):
+        ours: Drafter = BlockProposer(network, min(counts.drafts, network.config.block_size), tree_nodes=0)
+    else:
+        ours = AutoregressiveDrafter(network, counts.drafts)
+    texts = decoded(opened, ours, asked, max_new_tokens)
     verdict, name = Verdict("server", Path(url)), f"{server.model} at {server.url}"
     each = zip(texts.prompts, texts.outputs, theirs, strict=True)
-    same = [_as_plain(network.target, prompt, output, other) for prompt, output, other in each]
+    same = [_as_plain(opened, prompt, output, other) for prompt, output, other in each]
     equal, ties = same.count(""), same.count(_TIE)
     others = next((f"; {why}" for why in same if why not in ("", _TIE)), "")
     line = f"outputs: {equal} of {len(theirs)} as plain greedy decoding here, {ties} differ from a near-tie of p on{others}"
     verdict.add(name, equal + ties == len(theirs), line)
-    own = Counts.of(texts.accepted, network.config.block_size)
+    own = Counts.of(texts.accepted, counts.drafts)
     verdict.add(
         name,
         abs(own.tau - counts.tau) < SERVED * own.tau,
@@ -257,18 +278,12 @@ def tokens_of(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]:
     return [tokens for _, tokens in fitting]
 
 
-def decoded(drafter: BlockDrafter, prompts: Sequence[list[int]], max_new_tokens: int) -> Decoded:
-    """Each prompt greedily, plainly and with chains of the drafter's."""
-    plain, ours = Decoder(drafter.target), Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
-    outputs, calls = ([d.generate(p, max_new_tokens=max_new_tokens) for p in prompts] for d in (plain, ours))
-    return Decoded(prompts, [o.tokens for o in outputs], [c.accepted for c in calls])
-
-
 def compare(
     drafter: BlockDrafter, verdicts: Sequence[Verdict], prompts: Sequence[list[int]], max_new_tokens: int
 ) -> None:
     """Compare each export with the drafter, over prompts decoded greedily. Writes into the verdicts, whatever another one meets."""
-    model, texts = stock_model(drafter.target), decoded(drafter, prompts, max_new_tokens)
+    chains = BlockProposer(drafter, tree_nodes=0)
+    texts, model = decoded(drafter.target, chains, prompts, max_new_tokens), stock_model(drafter.target)
     for verdict in verdicts:
         try:
             FORMATS[verdict.format].compare(drafter, verdict, model, texts)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
 from align.common.text import plural
+from align.target.model import Target
+from decode.drafters.base import Drafter
+from decode.engine.decoder import Decoder
 
 
 @dataclass
@@ -73,6 +77,11 @@ class Counts:
         )
 
     @property
+    def drafts(self) -> int:
+        """How many tokens a call drafts; near a text's end fewer."""
+        return max(1, len(self.at_position), math.ceil(self.drafted / self.calls) if self.calls else 1)
+
+    @property
     def tau(self) -> float:
         """Tokens per call."""
         return 1 + self.accepted / self.calls if self.calls else 1.0
@@ -106,3 +115,10 @@ class Decoded:
         line = f"{equal} of {plural(len(theirs), 'prompt')} accepted call for call alike; ours: {own.line}, theirs: {other.line}"
         # another order of sums may turn a near-tie of two drafts; a fault turns many
         return abs(own.tau - other.tau) < 0.02 * own.tau, line
+
+
+def decoded(target: Target, drafter: Drafter, prompts: Sequence[list[int]], max_new_tokens: int) -> Decoded:
+    """Each prompt greedily, plainly and with the drafter's chains."""
+    plain, ours = Decoder(target), Decoder(target, drafter)
+    outputs, calls = ([d.generate(p, max_new_tokens=max_new_tokens) for p in prompts] for d in (plain, ours))
+    return Decoded(prompts, [o.tokens for o in outputs], [c.accepted for c in calls])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,27 @@ from align.models.checkpoints.causal import save_causal
 from align.target.model import Target
 from decode.exporting import causal
 from decode.exporting.causal import export
+from decode.exporting.parity import exported, in_process
+from decode.exporting.verdict import Verdict
+from decode.suites.prompt import Prompt
 from tests.builders import PROMPT, causal_drafter
+
+PROMPTS = [Prompt("a", "Why is the sky blue?")]
+
+
+def made(folder: Path, dtype: str, out: Path | None = None) -> Verdict:
+    """What is said of the export of the drafter in `folder`."""
+    folders = {"draft_model": out or folder / "out"}
+    options: dict[str, Any] = {"dtype": dtype, "device": "cpu", "limit": 1, "max_new_tokens": 12}
+    return exported(str(folder / "drafter"), "autoregressive", "debug", folders, **options)[0]
 
 
 def test_the_folder_is_an_assistant_of_transformers(tmp_path: Path, target: Target) -> None:
     save_causal(causal_drafter(target), tmp_path / "drafter", card="---\nlicense: mit\n---\n")
-    verdict = export(str(tmp_path / "drafter"), "debug", {"draft_model": tmp_path / "out"}, "float32")
+    verdict = made(tmp_path, "float32")
     assert verdict.same and "draft_model" in verdict.serve[0] and "logits over" in verdict.lines[0]
+    assert "1 of 1 outputs as plain greedy ones" in verdict.lines[1]
+    assert "1 of 1 prompt accepted call for call alike" in verdict.lines[2]
     (note,), page = verdict.notes, (tmp_path / "out" / "README.md").read_text()
     assert "license: mit" in page and note[1:] in page and "'debug', which is no hub id" in note
     first, second = (AutoModelForCausalLM.from_pretrained(tmp_path / n) for n in ("drafter", "out"))
@@ -39,7 +54,7 @@ def test_weights_are_stored_in_the_type_that_is_asked_for(tmp_path: Path, target
     (tmp_path / "x 6'q").mkdir()
     for dtype in ("bfloat16", "float16"):
         out = tmp_path / "x 6'q" / dtype
-        verdict = export(str(tmp_path / "drafter"), "debug", {"draft_model": out}, dtype)
+        verdict = made(tmp_path, dtype, out)
         assert verdict.same and any(f"rounded to {dtype}" in note for note in verdict.notes)
         held = load_file(out / "model.safetensors").values()
         assert {t.dtype for t in held} == {getattr(torch, dtype)}
@@ -54,5 +69,36 @@ def test_an_export_of_other_weights_is_named(
     save_causal(causal_drafter(target), tmp_path / "drafter")
     own = causal.write_weights
     monkeypatch.setattr(causal, "write_weights", lambda t, f: own({k: 2 * v for k, v in t.items()}, f))
-    verdict = export(str(tmp_path / "drafter"), "debug", {"draft_model": tmp_path / "out"}, "bfloat16")
-    assert not verdict.same and "DIFFERENT" in verdict.lines[0]
+    verdict = made(tmp_path, "bfloat16")
+    assert not verdict.same and "DIFFERENT" in verdict.lines[0] and len(verdict.lines) == 1
+
+
+def test_an_engine_that_drafts_otherwise_is_named(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target itself as the drafter: all is accepted here, and a third of it where the engine drafts less."""
+    target.model.save_pretrained(tmp_path / "drafter")
+    target.tokenizer.save_pretrained(tmp_path / "drafter")
+    whole = causal.assisted
+
+    def fewer(model: Any, prompt: list[int], count: int, assistant_model: Any) -> Any:
+        assistant_model.generation_config.num_assistant_tokens = 2
+        return whole(model, prompt, count, assistant_model=assistant_model)
+
+    assert (verdict := made(tmp_path, "float32")).same, verdict.lines
+    monkeypatch.setattr(causal, "assisted", fewer)
+    verdict = made(tmp_path, "float32", tmp_path / "again")
+    assert not verdict.same and "1 of 1 outputs" in verdict.lines[1] and "0 of 1 prompt" in verdict.lines[2]
+
+
+def test_later_and_in_one_process(tmp_path: Path, target: Target) -> None:
+    save_causal(causal_drafter(target), tmp_path / "drafter")
+    made(tmp_path, "float32")
+    words = (str(tmp_path / "drafter"), "autoregressive", "debug", PROMPTS, 12)
+    for folder in (None, tmp_path / "out"):
+        verdict = in_process(*words, "transformers", folder, device="cpu")
+        assert verdict.same and len(verdict.lines) == 3
+    with pytest.raises(UserError, match="--engine dflash: holds block drafters.*--engine transformers"):
+        in_process(*words, "dflash", None, device="cpu")
+    with pytest.raises(UserError, match="no export.json, so no export of this project"):
+        in_process(*words, "transformers", tmp_path / "drafter", device="cpu")

@@ -12,11 +12,12 @@ from align.common.errors import UserError
 from align.models.checkpoints.block import load_drafter, save_drafter
 from align.target.loading import load_target
 from align.target.model import Target
+from decode.drafters.block import BlockProposer
 from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
-from decode.exporting.parity import decoded, exported
+from decode.exporting.parity import exported
 from decode.exporting.registry import FORMATS
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import Verdict, decoded
 from tests.builders import PROMPT, block_network, overfit_block_network
 from tests.target_models import tiny_target
 
@@ -58,7 +59,12 @@ def test_planted_faults(tmp_path: Path, target: Target, fault: str) -> None:
             source.read_text().replace('"rms_norm_eps"', '"rms_norm_eps"] + self.config["head_dim"')
         )
     verdict = Verdict("custom_generate", out)
-    FORMATS["custom_generate"].compare(drafter, verdict, stock_model(target), decoded(drafter, [PROMPT], 20))
+    FORMATS["custom_generate"].compare(
+        drafter,
+        verdict,
+        stock_model(target),
+        decoded(target, BlockProposer(drafter, tree_nodes=0), [PROMPT], 20),
+    )
     assert not verdict.same
     assert ("k_norm.weight differs" in verdict.lines[0]) == (fault == "a tensor")
     assert "1 of 1 prompt as plain" in verdict.lines[1]  # whatever the drafter, the output stays

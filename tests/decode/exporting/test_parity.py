@@ -79,7 +79,7 @@ def test_weights_that_are_rounded(tmp_path: Path, drafter: str) -> None:
         )
         assert verdict.same and sum("rounded to" in note for note in verdict.notes) == notes
         prompts = prompts_of("builtin", limit=1)[0][0].prompts
-        assert in_process(drafter, "debug", prompts, 8, "transformers", None, device="cpu").same
+        assert in_process(drafter, "block", "debug", prompts, 8, "transformers", None, device="cpu").same
 
 
 def test_others_are_told_the_target(tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

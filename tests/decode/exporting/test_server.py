@@ -17,7 +17,11 @@ import pytest
 from align.common.errors import UserError
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import save_drafter
+from align.models.checkpoints.causal import save_causal
+from align.target.loading import load_target
 from align.target.model import Target
+from decode.drafters.autoregressive import AutoregressiveDrafter
+from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder, prompt_tokens
 from decode.exporting import parity
@@ -25,7 +29,7 @@ from decode.exporting import server as server_module
 from decode.exporting.server import Server
 from decode.exporting.verdict import Counts
 from decode.suites.prompt import Prompt
-from tests.builders import PROMPT, overfit_block_network
+from tests.builders import PROMPT, causal_drafter, overfit_block_network
 
 PROMPTS = [Prompt(id=str(i), content=text, category="") for i, text in enumerate(("x", "Once upon"))]
 
@@ -36,9 +40,14 @@ class App:
 
     def __init__(self, drafter: BlockDrafter) -> None:
         self.llama = False
-        self.decoder = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
+        self.use(drafter.target, BlockProposer(drafter, tree_nodes=0))
         self.accepted, self.drafted = list[int](), list[int]()
+        self.positions = 4
         self.change: dict[str, Callable[[str], str | int]] = {}
+
+    def use(self, target: Target, drafter: Drafter) -> None:
+        """Serve with this drafter."""
+        self.decoder = Decoder(target, drafter)
 
     def answer(self, path: str, body: dict[str, Any]) -> str:
         if path == "/v1/models":
@@ -46,7 +55,7 @@ class App:
         if path == "/metrics":
             at = [
                 f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{model="mine",position="{k}"}} {sum(a > k for a in self.accepted)}.0'
-                for k in range(4)
+                for k in range(self.positions)
             ]
             totals = {
                 "drafts": len(self.accepted),
@@ -115,11 +124,35 @@ def test_a_server_that_drafts_as_trained(
 ) -> None:
     served[0].llama = llama
     save_drafter(drafter, tmp_path / "drafter")
-    verdict = parity.served(str(tmp_path / "drafter"), "debug", PROMPTS, 12, served[1] + "/v1", device="cpu")
+    verdict = parity.served(
+        str(tmp_path / "drafter"), "block", "debug", PROMPTS, 12, served[1] + "/v1", device="cpu"
+    )
     assert verdict.same, verdict.lines
     assert "outputs: 2 of 2 as plain greedy" in verdict.lines[0]
     ours, theirs = (part.rpartition("position ")[2] for part in verdict.lines[1].split("; the server's"))
     assert ours == theirs and not ours.startswith("0")
+
+
+@pytest.mark.parametrize("drafts", [2, 3])
+def test_drafts_are_as_many_as_the_servers(
+    tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str], drafts: int
+) -> None:
+    """By what it counts: neither the drafter's own number nor ours."""
+    app, url = served
+    app.positions = drafts
+    save_drafter(drafter, tmp_path / "block")
+    save_causal(causal_drafter(drafter.target), tmp_path / "autoregressive")
+    small = load_target(str(tmp_path / "autoregressive"), "float32", "cpu")
+    kinds: dict[str, Drafter] = {
+        "block": BlockProposer(drafter, drafts, tree_nodes=0),
+        "autoregressive": AutoregressiveDrafter(small, drafts),
+    }
+    for role, proposer in kinds.items():
+        app.use(drafter.target, proposer)
+        verdict = parity.served(str(tmp_path / role), role, "debug", PROMPTS, 12, url, device="cpu")
+        ours, theirs = (part.split(": ", 1)[1] for part in verdict.lines[1].split(": ", 2)[2].split("; "))
+        assert verdict.same and len(theirs.rpartition("position ")[2].split()) == drafts, verdict.lines
+        assert ours.split("position")[1] == theirs.split("position")[1]
 
 
 def test_a_server_that_does_not(tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]) -> None:
@@ -133,13 +166,13 @@ def test_a_server_that_does_not(tmp_path: Path, drafter: BlockDrafter, served: t
         return json.dumps(answer)
 
     app.change["/v1/completions"] = one_other
-    verdict = parity.served(str(tmp_path / "drafter"), "debug", PROMPTS, 12, url, device="cpu")
+    verdict = parity.served(str(tmp_path / "drafter"), "block", "debug", PROMPTS, 12, url, device="cpu")
     assert not verdict.same and "outputs: 0 of 2" in verdict.lines[0] and "at place 0" in verdict.lines[0]
     app.change["/v1/completions"] = lambda text: re.sub(r"\[\d+", f"[{10**30}", text)
-    verdict = parity.served(str(tmp_path / "drafter"), "debug", PROMPTS, 12, url, device="cpu")
+    verdict = parity.served(str(tmp_path / "drafter"), "block", "debug", PROMPTS, 12, url, device="cpu")
     assert not verdict.same and "which the target does not have" in verdict.lines[0]
     app.change = {"/metrics": lambda text: text.replace("num_accepted_tokens_total", "other_total")}
-    verdict = parity.served(str(tmp_path / "drafter"), "debug", PROMPTS, 12, url, device="cpu")
+    verdict = parity.served(str(tmp_path / "drafter"), "block", "debug", PROMPTS, 12, url, device="cpu")
     assert not verdict.same and "τ 1.000" in verdict.lines[1]
 
 
