@@ -24,11 +24,12 @@ class UserError(ValueError):
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the closest choice, or the list of choices when none is close."""
+    """` (did you mean 'x'?)` for the closest choice, capitals or not, or the list of choices when none is close."""
     names = sorted({str(choice) for choice in choices})
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    folded = {choice.casefold(): choice for choice in reversed(names)}
+    close = difflib.get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.5)
     if close:
-        return f" (did you mean '{close[0]}'?)"
+        return f" (did you mean '{folded[close[0]]}'?)"
     return f" (one of: {', '.join(names)})" if names else ""
 
 

@@ -141,7 +141,8 @@ def find(name: str, where: str, beside: Path | None = None) -> Path:
             f"{where}: {short(name)} is no recipe, which is a shipped one's name or a .yaml file{near}"
         )
     if is_path:
-        raise UserError(f"{where}: recipe {short(name)}: no such file")
+        near = nearest(Path(name).stem, shipped()) if Path(name).name == name else ""
+        raise UserError(f"{where}: recipe {short(name)}: no such file{'' if 'one of' in near else near}")
     raise UserError(f"{where}: recipe {short(name)} is unknown{nearest(name, shipped())}")
 
 

@@ -16,6 +16,8 @@ from align.common.errors import UserError, cli, in_one_line, nearest
 
 def test_the_nearest_name_is_offered_or_all_of_them() -> None:
     assert nearest("blok", ["block", "taps"]) == " (did you mean 'block'?)"
+    assert nearest("SMOLLM2_BLOCK", ["debug_block", "smollm2_block"]) == " (did you mean 'smollm2_block'?)"
+    assert nearest("dflas", ["DFlash", "x"]) == " (did you mean 'DFlash'?)"
     assert nearest("zzz", ["b", "a"]) == " (one of: a, b)" and nearest("x", []) == ""
 
 

@@ -199,6 +199,8 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for given in (name, f"./{name}"):
             assert "is no recipe, which is a shipped one's name or a .yaml file" in problem(f"recipe={given}")
             assert near in problem(f"recipe={given}")
+    assert "no such file (did you mean 'smollm2_block'?)" in problem("recipe=smollm2_block.yaml")
+    assert problem("recipe=no/smollm2_block.yaml").endswith("no such file")
 
 
 def test_print_shows_the_resolved_recipe(capsys: pytest.CaptureFixture[str]) -> None:
