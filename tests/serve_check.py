@@ -35,7 +35,7 @@ from decode.exporting.parity import SERVED, tokens_of
 from decode.exporting.registry import FORMATS
 from decode.exporting.server import Server
 from decode.exporting.verdict import Counts
-from decode.reporting.statistics import paired_ratio
+from decode.reporting.statistics import paired_ratio, tau
 from decode.suites.registry import prompts_of
 
 MENDED = Path(__file__).with_name("vllm_processor.py").resolve()
@@ -112,13 +112,22 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     report = {
         "prompts": len(prompts), "max_new_tokens": options.max_new_tokens, "threads": torch.get_num_threads(),
         "identical_to_vllm_plain": same, "tokens_per_s": speeds,
-        "tau": {"vLLM": counts.tau, "ours": ours.tau}, "calls": {"vLLM": counts.calls, "ours": ours.calls},
+        "tau": {"vLLM": counts.tau, "ours": ours.tau}, "tau_95": interval(accepted), "calls": {"vLLM": counts.calls, "ours": ours.calls},
         "accepted_at_position": {"vLLM": counts.at_position, "ours": ours.at_position},
         "same": same["vLLM with the drafter"] == len(prompts) and abs(counts.tau - ours.tau) < SERVED * ours.tau,
     }  # fmt: skip
     (options.out / "serve_check.json").write_text(json.dumps(report, indent=2) + "\n")
     tell(report)
     return report
+
+
+def interval(accepted: list[list[int]]) -> tuple[float, float] | None:
+    """Of τ, over prompts; None where there is one."""
+    counted = {("", str(i)): (sum(one) + len(one), len(one)) for i, one in enumerate(accepted) if one}
+    estimate = tau(counted)
+    return (
+        None if estimate is None or estimate.lo is None or estimate.hi is None else (estimate.lo, estimate.hi)
+    )
 
 
 def plain_of(name: str) -> str:
@@ -250,11 +259,15 @@ def tell(report: dict[str, Any]) -> None:
     for name, speed in report["tokens_per_s"].items():
         drafts, engine = name.endswith("drafter"), "vLLM" if name.startswith("vLLM") else "ours"
         up = speed["speed_up"]
-        tau = f"{report['tau'][engine]:.3f}" if drafts else "1"
+        shown = f"{report['tau'][engine]:.3f}" if drafts else "1"
+        if drafts and engine == "ours" and report["tau_95"]:
+            shown += " [{:.3f}, {:.3f}]".format(*report["tau_95"])
         at = " ".join(f"{a:.0f}" for a in report["accepted_at_position"][engine]) if drafts else ""
         said = "1" if not drafts else f"{up[0]:.2f}× [{up[1]:.2f}, {up[2]:.2f}]" if up else "one prompt: none"
         same = report["identical_to_vllm_plain"][name]
-        say(f"| {name} | {speed['tokens_per_s']:.1f} | {said} | {tau} | {at} | {same}/{report['prompts']} |")
+        say(
+            f"| {name} | {speed['tokens_per_s']:.1f} | {said} | {shown} | {at} | {same}/{report['prompts']} |"
+        )
 
 
 if __name__ == "__main__":

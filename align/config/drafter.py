@@ -70,6 +70,11 @@ class DrafterConfig(Group):
     markov_width: int = option(
         0, "width of the first layer of drafter.markov=mlp; 0 = twice the rank", low=0, high=2**16
     )
+    attention_bias: bool | None = option(
+        None,
+        "block: biases of the attention's projections; null = as the target's layers have them. transformers' and llama.cpp's "
+        "drafters have none (decode.export)",
+    )
     convolution: bool = option(
         False,
         "block: two-tap convolutions around attention and feed-forward; they start as the identity, so that drafter.init drafts "

@@ -144,6 +144,10 @@ def _kind_rules(recipe: Recipe) -> list[tuple[bool, str]]:
             f"drafter.{'convolution' if d.convolution else 'markov'} needs drafter.kind=block",
         ),
         (
+            d.attention_bias is not None and (d.kind != "block" or d.init is not None),
+            f"drafter.attention_bias={str(d.attention_bias).lower()} is of fresh block drafters (drafter.kind=block without drafter.init)",
+        ),
+        (
             d.block_layout is not None and d.kind != "block",
             f"drafter.block_layout={d.block_layout} needs drafter.kind=block",
         ),

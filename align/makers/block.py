@@ -182,7 +182,9 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
         mask_token_id=mask_token(target) if options.mask_token_id is None else options.mask_token_id,
         rope_theta=target.rope_theta,
         target_sha256=target.hash,
-        attention_bias=has_attention_bias(target),
+        attention_bias=has_attention_bias(target)
+        if options.attention_bias is None
+        else options.attention_bias,
         rotary=[r.entry() for r in written],
         places=any(not r.inv_freq for r in written),
     )

@@ -19,6 +19,7 @@ from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
+from decode.exporting.content import long_rope
 from decode.exporting.folder import EMBEDDING, Exported, bullets, card, check_free, unnamed, write_folder
 from decode.exporting.ladder import climb, replay, rest
 from decode.exporting.reader import FilesReader, Reader
@@ -79,12 +80,18 @@ class Format:
             (part / name).parent.mkdir(exist_ok=True)
             (part / name).write_text(text, encoding="utf-8")
 
-    def card(self, source: Path, config: BlockConfig, name: str) -> str:
+    def lines(self, drafter: BlockDrafter, folder: str) -> list[str]:
+        """Lines that serve the folder, without those of an engine that can't turn keys as this drafter does."""
+        lines = self.serve(drafter.config, folder)
+        return [line for line in lines if not line.startswith("vllm")] if long_rope(drafter) else lines
+
+    def card(self, source: Path, drafter: BlockDrafter, name: str) -> str:
         """README.md of an export of the drafter in `source`."""
+        config = drafter.config
         tags = ("speculative-decoding", "discrete-diffusion", "drafter", *self.tags)
         target = config.target
         title = f"{name}: drafts {config.block_size} tokens a pass for {target}"
-        serve, lead = self.serve(config, "FOLDER"), f"Format `{self.name}`."
+        serve, lead = self.lines(drafter, "FOLDER"), f"Format `{self.name}`."
         if serve:
             lead += " FOLDER is where this page lies:"
         return card(source, self.library, target, tags, title, lead, serve) + "\n"

@@ -30,7 +30,15 @@ def rope_parameters(drafter: BlockDrafter, name: str) -> dict[str, Any]:
     found = dict(getattr(target.config, "rope_parameters", None) or {})
     if any(isinstance(value, dict) for value in found.values()):  # one for each kind of layer
         found = dict(found.get("full_attention") or next(v for v in found.values() if isinstance(v, dict)))
+    # of images: in text all their places are one, and vLLM refuses drafters that have them
+    found = {key: value for key, value in found.items() if not key.startswith("mrope_")}
     return {"rope_type": "default", **found, "rope_theta": float(found.get("rope_theta") or c.rope_theta)}
+
+
+def long_rope(drafter: BlockDrafter) -> bool:
+    """Whether its keys turn by Phi-3's two tables, one for long texts."""
+    rope = getattr(drafter.target.config, "rope_parameters", None) or {}
+    return not drafter.config.rotaries and rope.get("rope_type") == "longrope"
 
 
 def _plain_theta(config: BlockConfig) -> float | None:
@@ -115,6 +123,10 @@ def suit_vllm(made: Exported, drafter: BlockDrafter) -> None:
         made.notes.append(
             f"its target multiplies embeddings by {scale:g}: the rows for it are in {EMBEDDING}, in fp32, for vLLM and the "
             "speculators package, which would read the target's without that"
+        )
+    if long_rope(drafter):
+        made.notes.append(
+            "its keys turn by longrope: vLLM's drafters have one table alone, and can't load it"
         )
     if c.hidden_act != "silu":
         made.notes.append(f"its activation is {c.hidden_act}: vLLM and SGLang serve drafters with silu alone")

@@ -17,6 +17,7 @@ import torch
 
 from align.common.errors import UserError
 from align.models.block import BlockDrafter
+from align.models.block_config import BlockConfig
 from align.models.checkpoints.dspark import KINDS, dspark_tensors
 from align.target.inspection.parts import embedding_scale, embeds_rows
 from decode.exporting.content import (
@@ -61,10 +62,8 @@ def assistant(drafter: BlockDrafter) -> Exported:
     Raises:
         UserError: a drafter that the format can't hold.
     """
-    _check_plain(drafter, "transformers")
     c = drafter.config
-    if c.attention_bias:
-        raise UserError("--format transformers: its layers have no biases, this drafter's have")
+    _check_plain(drafter, "transformers", no_biases(c, "its layers have no biases, this drafter's have"))
     config = {
         **qwen3_config(drafter),
         **taps_config(drafter),
@@ -180,11 +179,12 @@ _BASIS = "markov_head.markov_w2.weight"
 _WIDENED = "the drafter was trained over a part of the vocabulary; its engine holds none, so it drafts over the target's whole one"
 
 
-def _check_plain(drafter: BlockDrafter, name: str) -> None:
+def _check_plain(drafter: BlockDrafter, name: str, *more: Unfit) -> None:
     """What all readers of DFlash's layout ask for."""
     _check_layers(
         drafter,
         name,
+        *more,
         (
             not drafter.config.fill_in,
             "its blocks are fill-in, this drafter's are anchor-first",
@@ -227,6 +227,11 @@ def check_trained(drafter: BlockDrafter, name: str, *more: Unfit) -> None:
     if wrong := [(why, key) for there, why, key in found if there]:
         whys, keys = zip(*wrong, strict=True)
         raise UserError(f"--format {name}: {', and '.join(whys)}; train with {' and '.join(keys)}")
+
+
+def no_biases(config: BlockConfig, why: str) -> Unfit:
+    """For formats whose attention has none. Qwen2's has, and drafters for it start from that."""
+    return config.attention_bias, why, "drafter.attention_bias=false"
 
 
 def _check_layers(drafter: BlockDrafter, name: str, *more: Unfit) -> None:

@@ -20,7 +20,7 @@ from align.models.block import BlockDrafter
 from align.target.inspection.parts import embedding_scale
 from decode.exporting.base import Format
 from decode.exporting.folder import EMBEDDING, Exported
-from decode.exporting.formats import check_trained, dflash, dspark
+from decode.exporting.formats import check_trained, dflash, dspark, no_biases
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -57,11 +57,10 @@ def gguf(drafter: BlockDrafter) -> Exported:
     c = drafter.config
     if c.context == "taps" and c.hidden_act not in ("silu", "gelu", "gelu_pytorch_tanh"):
         raise UserError(f"--format gguf: llama.cpp's drafters have silu or gelu, this one has {c.hidden_act}")
-    if c.attention_bias:
-        raise UserError("--format gguf: llama.cpp's drafters have no biases, this one has")
     said = f"llama.cpp has DSpark's vanilla Markov head alone, this drafter's is {c.markov_kind!r}"
     other = c.markov_kind not in ("", "vanilla", "linear")
-    check_trained(drafter, "gguf", (other, said, "drafter.markov=vanilla or linear"))
+    biases = no_biases(c, "llama.cpp's drafters have no biases, this one has")
+    check_trained(drafter, "gguf", biases, (other, said, "drafter.markov=vanilla or linear"))
     plain = c.context != "taps" or (c.fill_in and drafter.markov is None)
     made = (dflash if plain else dspark)(drafter, "gguf")
     name = "confidence_head.proj.weight"

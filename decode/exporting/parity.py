@@ -93,9 +93,9 @@ def exported(
     verdicts = list[Verdict]()
     for name, out in folders.items():
         form = FORMATS[name]
-        card = form.card(source, network.config, out.name)
+        card = form.card(source, network, out.name)
         made = form.write(network, out, number, card, vocabulary)
-        serve = form.serve(network.config, str(out))
+        serve = form.lines(network, str(out))
         verdicts.append(Verdict(name, out, notes=[*made.notes, *notes], serve=serve))
     if prompts:
         compare(network, verdicts, prompts, max_new_tokens)

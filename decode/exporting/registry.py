@@ -26,10 +26,11 @@ def vllm_line(method: str, target: str, folder: str, drafts: int) -> str:
 
 
 def sglang_line(algorithm: str, target: str, folder: str, drafts: int) -> str:
-    """SGLang's."""
+    """SGLang's. A small language model's steps and branches are asked for beside its drafts, or none of the three."""
+    steps = f" --speculative-num-steps {drafts} --speculative-eagle-topk 1" * (algorithm == "STANDALONE")
     return (
         f"python -m sglang.launch_server --model-path {quote(target)} --speculative-algorithm {algorithm} "
-        f"--speculative-draft-model-path {quote(folder)} --speculative-num-draft-tokens {drafts + 1}"
+        f"--speculative-draft-model-path {quote(folder)} --speculative-num-draft-tokens {drafts + 1}{steps}"
     )
 
 

@@ -91,3 +91,15 @@ def test_a_target_whose_embedding_is_narrower_has_no_block_drafter() -> None:
         UserError, match="embeds tokens in 32 numbers and computes in 64 .drafter.kind=autoregressive"
     ):
         from_target(narrow, options(context="taps", layers=1), None)
+
+
+@pytest.mark.parametrize("context", ["taps", "shared_kv"])
+def test_biases_are_the_targets_unless_asked_otherwise(target: Target, context: str) -> None:
+    """Without them its layers start from the target's weights as before."""
+    biased = tiny_target("qwen2")
+    for given, asked, there in ((biased, None, True), (biased, False, False), (target, None, False)):
+        made = from_target(given, options(context=context, layers=1, attention_bias=asked), None)
+        names = {name for name, _ in made.named_parameters() if name.endswith("q_proj.bias")}
+        assert bool(names) is made.config.attention_bias is there
+        own, index = made.layers[0].self_attn.q_proj.weight, made.config.init_layer_ids[0]
+        assert torch.equal(own, given.layers[index].self_attn.q_proj.weight)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from align.models.block_config import BlockConfig
+from align.models.block import BlockDrafter
 from align.target.model import Target
 from decode.engine.compiled import stock_model
 from decode.exporting.registry import FORMATS
@@ -20,8 +20,10 @@ from decode.exporting.verdict import Decoded, Verdict
 from tests.builders import PROMPT, block_network
 
 
-def named(target: Target, name: str) -> BlockConfig:
-    return replace(block_network(target, "taps").config, block_size=4, target=name)
+def named(target: Target, name: str) -> BlockDrafter:
+    drafter = block_network(target, "taps")
+    drafter.config = replace(drafter.config, block_size=4, target=name)
+    return drafter
 
 
 def test_a_card_says_library_licence_tags_and_figures(tmp_path: Path, target: Target) -> None:

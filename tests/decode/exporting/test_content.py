@@ -12,6 +12,7 @@ from align.common.errors import UserError
 from align.models.block import BlockDrafter
 from align.target.model import Target
 from decode.engine.compiled import stock_model
+from decode.exporting.content import rope_parameters
 from decode.exporting.ladder import climb
 from decode.exporting.reader import FilesReader
 from decode.exporting.registry import FORMATS
@@ -25,7 +26,9 @@ def test_biases_of_a_target_are_written_with_zeros_where_it_has_none(tmp_path: P
     assert bool((held["layers.0.self_attn.o_proj.bias"] == 0).all())
     reader = FilesReader(tmp_path / "out", stock_model(target))
     assert all(r.same for r in climb(drafter, FORMATS["dflash"].make(drafter), reader, PROMPT))
-    with pytest.raises(UserError, match="--format transformers: its layers have no biases"):
+    with pytest.raises(
+        UserError, match="its layers have no biases, .* train with drafter.attention_bias=false"
+    ):
         FORMATS["transformers"].make(drafter)
 
 
@@ -39,3 +42,28 @@ def _biased(target: Target) -> BlockDrafter:
             if name.endswith("bias"):
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
     return again
+
+
+def test_places_of_images_are_left_out(target: Target) -> None:
+    """In text they are one, and vLLM serves no drafter whose config has them."""
+    drafter = block_network(target, "taps")
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+    target.config.rope_parameters, before = rope, target.config.rope_parameters
+    try:
+        assert rope_parameters(drafter, "dflash") == {"rope_type": "default", "rope_theta": 1e4}
+    finally:
+        target.config.rope_parameters = before
+
+
+def test_two_tables_are_of_no_vllm_drafter(target: Target, tmp_path: Path) -> None:
+    """Its other formats and lines stay."""
+    drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
+    assert any("vllm" in line for line in FORMATS["dflash"].lines(drafter, "F"))
+    target.config.rope_parameters, before = {"rope_type": "longrope"}, target.config.rope_parameters
+    try:
+        lines = FORMATS["dflash"].lines(drafter, "F")
+        assert lines and not any("vllm" in line for line in lines)
+        assert any("longrope" in note for note in FORMATS["dflash"].make(drafter).notes)
+        assert "vllm" not in FORMATS["speculators"].card(tmp_path, drafter, "mine").partition("# mine")[2]
+    finally:
+        target.config.rope_parameters = before

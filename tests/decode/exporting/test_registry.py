@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from align.target.model import Target
-from decode.exporting.registry import FORMATS
+from decode.exporting.registry import FORMATS, sglang_line
 from decode.method_names import EXPORTS
 from tests.builders import block_network
 
@@ -66,3 +66,10 @@ def test_llama_cpp_is_told_how_to_read_a_file(target: Target, layout: str, rank:
     config = replace(block_network(target, "taps", markov_rank=rank).config, block_layout=layout)
     (line,) = FORMATS["gguf"].serve(config, "FOLDER")
     assert f"--spec-type {kind} " in line and f"--spec-draft-n-max {config.block_size}" in line
+
+
+def test_sglang_is_told_all_three_numbers_of_a_small_language_model_or_none() -> None:
+    """It asserts that."""
+    three = ("--speculative-num-steps 5", "--speculative-eagle-topk 1", "--speculative-num-draft-tokens 6")
+    assert all(words in sglang_line("STANDALONE", "org/t", "F", 5) for words in three)
+    assert [words in sglang_line("DFLASH", "org/t", "F", 5) for words in three] == [False, False, True]
