@@ -122,7 +122,8 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     reached = points([m for candidate in found for m in candidate.reached], records)
     text = table(reached, {candidate.name: candidate.parameters for candidate in found})
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
-    title = f"{t['name']} · {how} · {', '.join(suite.title for suite in suites)}"
+    named = f"{t['name']} ({target.weights})" if target.weights else t["name"]
+    title = f"{named} · {how} · {', '.join(suite.title for suite in suites)}"
     title += f" · {config.method}" if config.method else ""
     title += f" · {target.chat.said}" if target.chat else ""
     write_text(config.out / "compare.md", f"{markdown_text(title)}\n\n{text}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from align.common.errors import UserError, nearest, what_happened
 from align.common.files import expanded
 from align.common.hub import hub_reachable, model_folder, nearby, package_file
 from align.common.schema import read_object
-from align.common.text import cut
+from align.common.text import cut, say
 from align.folder.chat import Chat
 from align.folder.ends import check_ends, note_changes, note_ends
 from align.folder.tokenizer import open_tokenizer
@@ -28,6 +29,7 @@ from align.target.names import (
     check_name,
     packages,
     similar,
+    stand_in,
 )
 from align.target.opening import (
     cannot_load,
@@ -101,11 +103,20 @@ def load_target(
         note_ends(spec, target.eos_ids, tokenizer.eos_token_id)
         note_changes(spec, model.generation_config.to_diff_dict())
         target.revision, target.trust_remote_code, target.chat = revision, trust_remote_code, chat
+        if spec in WHEELS and isinstance(folder, Path) and not expanded(spec).is_dir():
+            target.weights = stand_in(spec)
+            _note_weights(spec, target.weights, target.dtype_name)
         return target
     except UserError:
         raise
     except Exception as error:  # transformers' errors for broken folders have no common class
         raise cannot_load("target", spec, error) from None
+
+
+@cache
+def _note_weights(spec: str, weights: str, dtype: str) -> None:
+    """Once: what is measured and written is of these."""
+    say(f"note: {spec}: the hub does not answer: its weights are {weights}, restored to {dtype}", error=True)
 
 
 def _faster_in_fp32(opener: Any, folder: Path | str, options: dict[str, Any], place: torch.device) -> bool:

