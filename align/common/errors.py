@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import difflib
 import errno
@@ -131,6 +132,8 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
         alone = threading.current_thread() is threading.main_thread()
         if alone and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
+        before = sys.unraisablehook
+        sys.unraisablehook = functools.partial(_raised_in_freeing, before)
         try:
             main(*args, **kwargs)
             sys.stdout.flush()
@@ -146,8 +149,18 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
             if found is None:
                 raise
             _end(f"error: {' '.join(found[0].split())}", found[1])
+        finally:
+            sys.unraisablehook = before
 
     return run
+
+
+def _raised_in_freeing(before: Callable[[Any], Any], what: Any) -> None:
+    """Python prints what is raised while an object is freed, and goes on. Ctrl-C just then comes once more, when that is over."""
+    if what.exc_type is KeyboardInterrupt:
+        threading.Timer(0.05, _thread.interrupt_main).start()
+    else:
+        before(what)
 
 
 _UNREAD = 128 + 13

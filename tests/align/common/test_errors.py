@@ -66,6 +66,28 @@ def test_a_mistake_of_ours_keeps_its_traceback() -> None:
         cli(main)()
 
 
+def test_an_interrupt_while_an_object_is_freed_is_not_lost() -> None:
+    program = """
+import time
+from align.common.errors import cli
+
+class Freed:
+    def __del__(self):
+        raise KeyboardInterrupt
+
+def main():
+    Freed()
+    for _ in range(400):
+        time.sleep(0.05)
+    print("went on")
+
+cli(main)()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 130 and done.stdout == ""
+    assert done.stderr == "interrupted: run the same command again to continue\n"
+
+
 def test_output_to_a_full_disk_is_one_line() -> None:
     program = "from align.common.errors import cli\ncli(lambda: print('x'))()"
     with open("/dev/full", "w") as full:
