@@ -140,7 +140,13 @@ class TrainerConfig(Group):
         "row",
         "document = so many anchors in each document of a row: short answers count as much as they do alone",
     )
+    optimizer: Literal["adamw", "muon"] = option(
+        "adamw",
+        "muon: the layers' matrices move by orthogonalised gradients, all else by AdamW; more is learnt in a step, and a step takes "
+        "longer on a CPU",
+    )
     learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0, high=100)
+    muon_learning_rate: float = option(4e-3, "peak learning rate of Muon's matrices", above=0, high=100)
     learning_rates: dict[str, float] = option(
         {},
         f"peak rates of parts of a block drafter, part: rate; the others take learning_rate. Parts: {', '.join(PARTS)}",

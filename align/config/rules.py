@@ -261,6 +261,14 @@ def _trainer_rules(recipe: Recipe) -> list[tuple[bool, str]]:
             bool(t.learning_rates) and recipe.drafter.kind != "block",
             "trainer.learning_rates needs drafter.kind=block",
         ),
+        (
+            t.optimizer == "muon" and recipe.launch.strategy not in ("auto", "ddp"),
+            f"trainer.optimizer=muon needs whole matrices: launch.strategy={recipe.launch.strategy} keeps parts of them (auto, ddp)",
+        ),
+        (
+            t.optimizer == "muon" and recipe.drafter.lora_rank > 0,
+            "trainer.optimizer=muon moves whole matrices: drafter.lora_rank=0",
+        ),
         (len(t.betas) != 2, f"trainer.betas={t.betas} must be two numbers"),
         (
             t.batch_size % (t.accumulate * recipe.processes) != 0,

@@ -34,7 +34,7 @@ from align.models.target_features import target_features
 from align.outputs.cache import TargetOutputCache, TargetOutputs, compute_target_outputs
 from align.training.ema import EMA
 from align.training.metrics import TrainingProgress, ValidationSums
-from align.training.optimizer import adamw, learning_rate, parameter_groups
+from align.training.optimizer import learning_rate, make_optimizer, parameter_groups, peak_rate
 from align.training.parallel.sharded import AbsentTarget, Sharded, SharedTarget
 
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
@@ -73,7 +73,7 @@ class DrafterModule(lightning.LightningModule, ABC):
         self._resumed_rng: dict[str, Any] | None = None
         self._sharded = False
         self.shared_target: SharedTarget | AbsentTarget | None = None
-        if recipe.trainer.learning_rates:
+        if recipe.trainer.learning_rates or recipe.trainer.optimizer == "muon":
             parameter_groups(
                 self.trained(), recipe.trainer
             )  # what can't be had is said before training begins
@@ -152,7 +152,7 @@ class DrafterModule(lightning.LightningModule, ABC):
         t = self.recipe.trainer
         rate = learning_rate(t, self.global_step, self.progress.seconds)
         for group in self.trainer.optimizers[0].param_groups:
-            peak = t.learning_rates.get(group.get("part", ""), t.learning_rate)
+            peak = peak_rate(t, group.get("part", ""))
             group["lr"] = rate if peak == t.learning_rate else rate / t.learning_rate * peak
 
     def training_step(self, step: Step, index: int) -> Tensor:
@@ -202,7 +202,7 @@ class DrafterModule(lightning.LightningModule, ABC):
         raise NonFiniteLoss(f"the loss at step {number} is not finite; its batch is in {where}")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return adamw(self.trained(), self.recipe.trainer)
+        return make_optimizer(self.trained(), self.recipe.trainer)
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """The weights that are trained, by name."""

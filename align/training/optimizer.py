@@ -1,4 +1,4 @@
-"""AdamW as a recipe asks for it: parts with rates of their own, and the rate of each step."""
+"""AdamW, or Muon with it, as a recipe asks for them: parts with rates of their own, and the rate of each step."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ _OPTIONS = {
 """The recipe's option that gives the drafter a part."""
 
 
+MATRICES = "matrices"
+"""The group that Muon moves: the layers' linear weights."""
+_AS_ADAMW = ("lr", "weight_decay")
+"""What both optimizers take of the recipe."""
+
+
+def _is_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
+    """Embeddings and heads are rows, one for each token, and convolutions begin at zero: they are AdamW's."""
+    inside = ("layers." in name or "blocks." in name) and name.endswith(".weight")
+    return inside and parameter.dim() == 2 and "_conv." not in name
+
+
 def learning_rate(t: TrainerConfig, step: int, seconds: float) -> float:
     """Linear warm-up, then cosine to the least rate at max_steps, or at max_minutes where that comes first.
 
@@ -35,14 +47,58 @@ def learning_rate(t: TrainerConfig, step: int, seconds: float) -> float:
     return t.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
-def adamw(trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig) -> torch.optim.Optimizer:
+def peak_rate(t: TrainerConfig, part: str) -> float:
+    """Of a group of weights, by its part's name."""
+    return t.muon_learning_rate if part == MATRICES else t.learning_rates.get(part, t.learning_rate)
+
+
+def make_optimizer(trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig) -> torch.optim.Optimizer:
     """The optimizer of the weights that are trained, by name. Raises UserError as `parameter_groups`."""
-    return torch.optim.AdamW(
-        parameter_groups(trained, t) if t.learning_rates else list(trained.values()),
-        lr=t.learning_rate,
-        betas=(t.betas[0], t.betas[1]),
-        weight_decay=t.weight_decay,
-    )
+    options: dict[str, Any] = {"lr": t.learning_rate, "betas": (t.betas[0], t.betas[1])}
+    if t.optimizer == "muon":
+        return MuonAdamW(parameter_groups(trained, t), **options, weight_decay=t.weight_decay)
+    groups: list[Any] = parameter_groups(trained, t) if t.learning_rates else list(trained.values())
+    return torch.optim.AdamW(groups, **options, weight_decay=t.weight_decay)
+
+
+class MuonAdamW(torch.optim.AdamW):
+    """Muon for the group of `MATRICES`, AdamW for the others, under one state.
+
+    A matrix moves by its gradients' running mean made orthogonal (Jordan et al., 2024), scaled to the size that AdamW's steps have
+    (Liu et al., arXiv 2502.16982, eq. 4).
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
+        super().__init__(groups, **options)
+        self._muon = torch.optim.Muon(
+            [p for group in self._matrices() for p in group["params"]], adjust_lr_fn="match_rms_adamw"
+        )
+        for group in self._matrices():
+            group.update({key: value for key, value in self._muon.defaults.items() if key not in _AS_ADAMW})
+
+    def _matrices(self) -> list[dict[str, Any]]:
+        return [group for group in self.param_groups if group["part"] == MATRICES]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.optim.Optimizer.__setstate__(
+            self, state
+        )  # AdamW's own looks for its numbers in every weight's state
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step of both."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # a checkpoint that was loaded has put others in their place
+        self._muon.param_groups, self._muon.state = self._matrices(), self.state
+        self._muon.step()
+        for group in self._matrices():
+            for parameter in group["params"]:
+                parameter.grad = None  # done: AdamW passes it over
+        super().step()
+        return loss
 
 
 def parameter_groups(trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig) -> list[dict[str, Any]]:
@@ -52,11 +108,18 @@ def parameter_groups(trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig
         UserError: the drafter lacks a part, or it is not trained.
     """
     groups: dict[str, list[torch.nn.Parameter]] = {"": [], **{part: [] for part in t.learning_rates}}
+    if t.optimizer == "muon":
+        groups[MATRICES] = []
     for name, parameter in trained.items():
-        own = (part for part in groups if part and PARTS[part] in name)
+        if MATRICES in groups and _is_matrix(name, parameter):
+            groups[MATRICES].append(parameter)
+            continue
+        own = (part for part in t.learning_rates if PARTS[part] in name)
         groups[next(own, "")].append(parameter)
     for part, members in groups.items():
         if part and not members:
+            if part == MATRICES:
+                raise UserError("trainer.optimizer=muon: no layer's matrix is trained (drafter.train)")
             raise UserError(
                 f"trainer.learning_rates.{part}: no such part of the drafter is trained "
                 f"(drafter.{_OPTIONS[part]})"

@@ -29,6 +29,18 @@ from align.config.parser import load_recipe
         (["drafter.kind=ddit", "drafter.graph=uniform"], "no one-step q to calibrate"),
         (["drafter.kind=ddit", "drafter.graph=uniform", "objective.times=count"], "count counts masks"),
         (
+            ["trainer.optimizer=muon", "launch.strategy=fsdp"],
+            "trainer.optimizer=muon needs whole matrices: launch.strategy=fsdp",
+        ),
+        (
+            ["trainer.optimizer=muon", "drafter.lora_rank=4", "drafter.init=x"],
+            "trainer.optimizer=muon moves whole matrices: drafter.lora_rank=0",
+        ),
+        (
+            ["drafter.attention_bias=false", "drafter.init=x"],
+            "drafter.attention_bias=false is of fresh block drafters",
+        ),
+        (
             ["launch.offload=true"],
             "launch.offload=true: launch.strategy=auto has every weight in every process",
         ),

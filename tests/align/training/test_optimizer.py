@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from align.common.errors import UserError
 from align.config.recipe import TrainerConfig
-from align.training.optimizer import adamw, learning_rate
+from align.training.optimizer import MATRICES, learning_rate, make_optimizer, peak_rate
 
 
 def test_the_learning_rate_rises_falls_and_stays_at_its_least() -> None:
@@ -24,8 +26,52 @@ def test_the_learning_rate_rises_falls_and_stays_at_its_least() -> None:
 def test_parts_have_rates_of_their_own() -> None:
     one, two = (torch.nn.Parameter(torch.zeros(1)) for _ in "ab")
     t, trained = TrainerConfig(learning_rates={"markov": 0.1}), {"layers.0.w": one, "markov.basis": two}
-    groups = adamw(trained, t).param_groups
+    groups = make_optimizer(trained, t).param_groups
     assert [(g["part"], g["params"]) for g in groups] == [("", [one]), ("markov", [two])]
-    assert adamw(trained, TrainerConfig()).param_groups[0]["params"] == [one, two]
+    assert make_optimizer(trained, TrainerConfig()).param_groups[0]["params"] == [one, two]
     with pytest.raises(UserError, match=r"learning_rates\.markov: no such part .*drafter\.markov_rank"):
-        adamw({"layers.0.w": one}, t)
+        make_optimizer({"layers.0.w": one}, t)
+
+
+def test_muon_moves_matrices_and_adamw_the_rest() -> None:
+    """As torch's own two optimizers do apart, also behind a checkpoint."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"layers.0.q.weight": (6, 4), "layers.0.mlp.weight": (3, 8), "layers.0.norm.weight": (4,)}
+    shapes |= {"layers.0.self_attn_conv.delta.weight": (2, 4), "markov.basis": (5, 4), "fc.weight": (4, 4)}
+    t = TrainerConfig(optimizer="muon", learning_rates={"markov": 0.1}, learning_rate=1e-2, weight_decay=0.1)
+
+    def fresh() -> dict[str, torch.nn.Parameter]:
+        start = torch.Generator().manual_seed(1)
+        return {n: torch.nn.Parameter(torch.randn(shape, generator=start)) for n, shape in shapes.items()}
+
+    mine, theirs = fresh(), fresh()
+    own = make_optimizer(mine, t)
+    assert [g["part"] for g in own.param_groups] == ["", "markov", MATRICES]
+    for group in own.param_groups:
+        group["lr"] = peak_rate(t, group["part"])
+    matrices = ["layers.0.q.weight", "layers.0.mlp.weight"]
+    muon = torch.optim.Muon(
+        [theirs[n] for n in matrices], lr=4e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    options: dict[str, Any] = {"betas": (0.9, 0.98), "weight_decay": 0.1}
+    rest = [p for n, p in theirs.items() if n not in [*matrices, "markov.basis"]]
+    adamw = torch.optim.AdamW(
+        [{"params": rest, "lr": 1e-2}, {"params": [theirs["markov.basis"]], "lr": 0.1}], **options
+    )
+    for step in range(4):
+        for name, shape in shapes.items():
+            mine[name].grad = torch.randn(shape, generator=generator)
+            theirs[name].grad = mine[name].grad.clone()
+        own.step()
+        muon.step()
+        adamw.step()
+        assert all(torch.equal(mine[name], theirs[name]) for name in shapes), step
+        if step == 1:  # a run goes on from what a checkpoint holds
+            saved = own.state_dict()
+            own = make_optimizer(mine, t)
+            own.load_state_dict(saved)
+
+
+def test_muon_without_a_matrix_is_refused() -> None:
+    with pytest.raises(UserError, match="trainer.optimizer=muon: no layer's matrix is trained"):
+        make_optimizer({"fc.weight": torch.nn.Parameter(torch.zeros(2, 2))}, TrainerConfig(optimizer="muon"))

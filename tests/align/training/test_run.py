@@ -56,10 +56,13 @@ def test_golden_losses(tmp_path: Path, debug_data: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", ["0", "1e-4", "1"])  # none, some (rows are 9 kB), all of the target's views
-def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str) -> None:
+@pytest.mark.parametrize(  # none, some (rows are 9 kB), all of the target's views
+    ("kept", "optimizer"), [("0", "adamw"), ("1e-4", "muon"), ("1", "adamw")]
+)
+def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str, optimizer: str) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     words = ("trainer.ema=0.9", "trainer.checkpoint_every=4", f"trainer.keep_features_gb={kept}")
+    words += (f"trainer.optimizer={optimizer}",)
     one = run(whole, debug_data, *words)
 
     recipe = load_recipe(["recipe=debug_block", f"output={parts}", f"data.path={debug_data}", *words])
