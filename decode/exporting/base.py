@@ -19,7 +19,7 @@ from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
-from decode.exporting.content import long_rope
+from decode.exporting.content import vllm_refuses
 from decode.exporting.folder import EMBEDDING, Exported, bullets, card, check_free, unnamed, write_folder
 from decode.exporting.ladder import climb, replay, rest
 from decode.exporting.reader import FilesReader, Reader
@@ -81,9 +81,9 @@ class Format:
             (part / name).write_text(text, encoding="utf-8")
 
     def lines(self, drafter: BlockDrafter, folder: str) -> list[str]:
-        """Lines that serve the folder, without those of an engine that can't turn keys as this drafter does."""
+        """Lines that serve the folder, without vLLM's where it serves no drafter for such a target."""
         lines = self.serve(drafter.config, folder)
-        return [line for line in lines if not line.startswith("vllm")] if long_rope(drafter) else lines
+        return [line for line in lines if not line.startswith("vllm")] if vllm_refuses(drafter) else lines
 
     def card(self, source: Path, drafter: BlockDrafter, name: str) -> str:
         """README.md of an export of the drafter in `source`."""

@@ -31,6 +31,7 @@ from decode.exporting.ladder import TOLERANCE, distance
 from decode.exporting.registry import sglang_line, vllm_line
 from decode.exporting.verdict import Decoded, Verdict, decoded
 
+ROUNDED = "weights are rounded to {}, and what is compared is as rounded; --dtype float32 keeps them"
 _SKIPPED = ("README.md", RECORD, "checksums.json")
 _HUB = ("*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja", "README.md")
 """Of a drafter on the hub."""
@@ -73,7 +74,7 @@ def export(drafter: str, target: str, folders: Mapping[str, Path], dtype: str) -
     if kept:
         notes.append("its weights are quantised and stay as they are, whatever --dtype says")
     elif lost:
-        notes.append(f"weights are rounded to {dtype}, and compared as rounded; --dtype float32 keeps them")
+        notes.append(ROUNDED.format(dtype))
     title = f"{out.name}: a small language model that drafts for {target}"
     tags, lead = ("speculative-decoding", "drafter"), "FOLDER is where this page lies:"
     page = card(source, "transformers", target, tags, title, lead, serve(target, "FOLDER")) + bullets(notes)
@@ -86,7 +87,7 @@ def export(drafter: str, target: str, folders: Mapping[str, Path], dtype: str) -
         if not kept:
             rest = {k: v for k, v in config.items() if k != "torch_dtype"}
             (part / "config.json").write_text(json.dumps({**rest, "dtype": dtype}, indent=2) + "\n")
-            write_weights({name: _cast(t, number).contiguous() for name, t in tensors.items()}, part)
+            write_weights({name: _cast(t, number) for name, t in tensors.items()}, part)
 
     write_folder(out, {"format": form, "target": target}, page, fill)
     return Verdict(form, out, notes=notes, serve=serve(target, str(out)))
@@ -101,7 +102,8 @@ def opened(drafter: str, target: Target) -> Target:
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+    """In storage of its own: tied weights share theirs, which safetensors refuses."""
+    return tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True).contiguous()
 
 
 def in_process(

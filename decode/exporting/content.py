@@ -35,10 +35,24 @@ def rope_parameters(drafter: BlockDrafter, name: str) -> dict[str, Any]:
     return {"rope_type": "default", **found, "rope_theta": float(found.get("rope_theta") or c.rope_theta)}
 
 
-def long_rope(drafter: BlockDrafter) -> bool:
-    """Whether its keys turn by Phi-3's two tables, one for long texts."""
+_VLLM = {
+    "ForCausalLM": "Afmoe Apertus Cohere2Moe DeepseekV2 DeepseekV3 Ernie4_5 Gemma4 GptOss Granite Laguna Llama Llama4 MiMoV2Flash MiniCPM3 "
+    "MiniMaxM2 Ministral3 Mistral NemotronH Phi3 Qwen2 Qwen3 Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe",
+    "ForConditionalGeneration": "Exaone4_5_ Gemma4 Gemma4Unified Llama4 Llava Mistral3 MuseGlimmer Qwen2_5_VL Qwen3VL Qwen3VLMoe Qwen3_5 "
+    "Qwen3_5Moe",
+}
+"""Targets whose hidden states vLLM 0.32 hands to drafters: those of its models that have its interface SupportsEagle3."""
+
+
+def vllm_refuses(drafter: BlockDrafter) -> str:
+    """Why vLLM serves no drafter for this target; empty = it does."""
     rope = getattr(drafter.target.config, "rope_parameters", None) or {}
-    return not drafter.config.rotaries and rope.get("rope_type") == "longrope"
+    if not drafter.config.rotaries and rope.get("rope_type") == "longrope":
+        return "its keys turn by longrope: vLLM's drafters have one table alone, and can't load it"
+    kind = type(drafter.target.model).__name__
+    if not any(kind == name + end for end, names in _VLLM.items() for name in names.split()):
+        return f"vLLM 0.32 gives drafters no hidden states of {kind}, its target's class; a later one may"
+    return ""
 
 
 def _plain_theta(config: BlockConfig) -> float | None:
@@ -124,9 +138,7 @@ def suit_vllm(made: Exported, drafter: BlockDrafter) -> None:
             f"its target multiplies embeddings by {scale:g}: the rows for it are in {EMBEDDING}, in fp32, for vLLM and the "
             "speculators package, which would read the target's without that"
         )
-    if long_rope(drafter):
-        made.notes.append(
-            "its keys turn by longrope: vLLM's drafters have one table alone, and can't load it"
-        )
+    if why := vllm_refuses(drafter):
+        made.notes.append(why)
     if c.hidden_act != "silu":
         made.notes.append(f"its activation is {c.hidden_act}: vLLM and SGLang serve drafters with silu alone")

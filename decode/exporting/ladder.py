@@ -193,11 +193,8 @@ def _layers_cause(drafter: BlockDrafter, reader: Reader) -> str:
     if ours == theirs:
         return "the same layers are read, and the target gives other states: another target, dtype or prompt"
     shift = {b - a for a, b in zip(ours, theirs, strict=False)}
-    why = (
-        f"target_layer_ids are off by {shift.pop()}"
-        if len(shift) == 1 and len(ours) == len(theirs)
-        else "target_layer_ids"
-    )
+    key = "aux_hidden_state_layer_ids" if "speculators_model_type" in reader.config else "target_layer_ids"
+    why = f"{key} are off by {shift.pop()}" if len(shift) == 1 and len(ours) == len(theirs) else key
     return f"{why}: layers {theirs} are read, {ours} were trained (layer i writes transformers' hidden_states[i + 1])"
 
 

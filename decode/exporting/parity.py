@@ -81,8 +81,7 @@ def exported(
     named = hub_id(target) or hub_id(network.config.target) or network.config.target
     network.config = replace(network.config, target=named)
     number = getattr(torch, dtype)
-    lost = f"weights are rounded to {dtype}, and compared as rounded; --dtype float32 keeps them"
-    notes = [lost] if _round(network, number) else []
+    notes = [causal.ROUNDED.format(dtype)] if _round(network, number) else []
     if vocabulary is None and target.endswith(".gguf"):
         vocabulary = Path(target)
     for name in folders:  # all that can be refused, before anything is written

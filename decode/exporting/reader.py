@@ -7,6 +7,7 @@ the published definitions of DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,7 +175,9 @@ class FilesReader(Reader):
         from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
         from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-        config = Qwen3Config(**{k: v for k, v in self.inner.items() if k != "architectures"})
+        # a copy: it fills what is missing in the dicts that it is given
+        said = copy.deepcopy({k: v for k, v in self.inner.items() if k != "architectures"})
+        config = Qwen3Config(**said)
         module = Qwen3RotaryEmbedding(config).to(self.model.device)
         positions = torch.arange(count, device=self.model.device)[None]
         cos, sin = module(torch.zeros(1, device=self.model.device), positions)

@@ -63,6 +63,20 @@ def test_weights_are_stored_in_the_type_that_is_asked_for(tmp_path: Path, target
         assert json.loads(said)["model"] == str(out)
 
 
+def test_tied_weights_that_share_their_storage(tmp_path: Path, target: Target) -> None:
+    """As a file of torch's own holds them; written in the type that they have."""
+    save_causal(causal_drafter(target), tmp_path / "drafter")
+    held = load_file(weights := tmp_path / "drafter" / "model.safetensors")
+    held = {name: tensor.float() for name, tensor in held.items()}
+    held["lm_head.weight"] = held["model.embed_tokens.weight"]
+    torch.save(held, tmp_path / "drafter" / "pytorch_model.bin")
+    weights.unlink()
+    (tmp_path / "drafter" / "checksums.json").unlink(missing_ok=True)
+    config = json.loads((path := tmp_path / "drafter" / "config.json").read_text())
+    path.write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    assert (verdict := made(tmp_path, "float32")).same, verdict.lines
+
+
 def test_an_export_of_other_weights_is_named(
     tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
