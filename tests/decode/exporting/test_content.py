@@ -27,7 +27,7 @@ def test_biases_of_a_target_are_written_with_zeros_where_it_has_none(tmp_path: P
     reader = FilesReader(tmp_path / "out", stock_model(target))
     assert all(r.same for r in climb(drafter, FORMATS["dflash"].make(drafter), reader, PROMPT))
     with pytest.raises(
-        UserError, match="its layers have no biases, .* train with drafter.attention_bias=false"
+        UserError, match="the format's attention has no biases.* train with drafter.attention_bias=false"
     ):
         FORMATS["transformers"].make(drafter)
 

@@ -112,7 +112,7 @@ def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary:
     for options, says in [
         ({"markov_rank": 8, "markov": "tanh"}, "vanilla Markov head alone"),
         ({"markov_rank": 8, "markov": "silu"}, "drafter.markov=vanilla or linear"),
-        ({**FILL_IN, "convolution": True}, "--format gguf: it has no drafter.convolution"),
+        ({**FILL_IN, "convolution": True}, "--format gguf: the format has no drafter.convolution"),
     ]:
         with pytest.raises(UserError, match=says):
             FORMATS["gguf"].make(block_network(target, "taps", whole=True, options=options))
