@@ -156,11 +156,11 @@ def _same_gaps(target: Target, setting: Setting, expected: Written, out: Generat
 def _said(
     name: str, method: str, settings: Sequence[Setting], wrong: list[str], drafted: int, more: str = ""
 ) -> Check:
-    names = ", ".join(s.name for s in settings)
-    words = f"{len(settings) - len(wrong)} of {len(settings)} as asked ({names}){more}"
+    words = f"{len(settings) - len(wrong)} of {len(settings)} as asked{more}"
     words += f"; NOT as asked: {', '.join(wrong)}" if wrong else ""
     words += "" if drafted else "; NOTHING DRAFTED, nothing shown"
-    return Check(name, method, not wrong, len(settings), {"drafted": drafted, "wrong": wrong}, words)
+    figures = {"drafted": drafted, "wrong": wrong, "settings": [s.name for s in settings]}
+    return Check(name, method, not wrong, len(settings), figures, words)
 
 
 @contextmanager
