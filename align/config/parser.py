@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from align.common.commands import command
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
+from align.common.hub import DEFAULT_TARGET
 from align.common.schema import SHORT_DTYPES, convert, type_name
 from align.common.strict_yaml import dump_yaml, parse_yaml
 from align.common.text import cut, say, short
@@ -65,13 +66,25 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     pairs = [pair for key, text in given.items() for pair in _flatten(_word(key, text), key, _COMMAND)]
     layers.append((_COMMAND, _unique(pairs, _COMMAND)))
     values: dict[str, tuple[Any, str]] = {}  # dotted key → value, and where it came from
+    own: object = DEFAULT_TARGET
     for where, flat in layers:
         for key in sorted(flat, key=lambda key: key not in _MAPPINGS):  # the mapping, then its entries
             if key in _MAPPINGS:
                 values = {k: v for k, v in values.items() if not k.startswith(f"{key}.")}
             values.pop(key, None)
             values[key] = (flat[key], where)
+        if where != _COMMAND:
+            own = values.get("target.name", (DEFAULT_TARGET, ""))[0]
+    _keep_apart(values, own)
     return _build(values, path)
+
+
+def _keep_apart(values: dict[str, tuple[Any, str]], own: object) -> None:
+    """A recipe's data.path holds text of its `own` target, and other recipes read it too: for another target the folder has its name."""
+    (folder, of), (name, _) = values.get("data.path", (None, "")), values.get("target.name", (own, ""))
+    if name != own and isinstance(name, str) and isinstance(folder, str) and of != _COMMAND:
+        named = re.sub(r"[^\w.-]+", "--", name.strip("/"))[-80:]
+        values["data.path"] = (f"{folder}-{named}", of)
 
 
 def _pairs(argv: Sequence[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import torch
 
 from align.common.batch import Batch, PackedRow
 from align.common.errors import UserError
+from align.common.text import plural
 from align.data.shards import Texts
 
 
@@ -20,7 +21,10 @@ def split_validation(samples: Texts, fraction: float) -> tuple[Texts, Texts]:
     from another's drafter is not validated on what that was trained on.
     """
     if len(samples) < 2:
-        raise UserError("data: at least 2 samples are needed to hold one out for validation")
+        raise UserError(
+            f"data.path: holds {plural(len(samples), 'sample')}, and one is held out for validation: give more (data.samples, data.prompts) and a "
+            "folder that is not written yet (data.path, output)"
+        )
     order = np.random.default_rng([0, 0x5EED]).permutation(len(samples))
     held = min(max(1, round(fraction * len(samples))), len(samples) - 1)
     training, validation = (torch.from_numpy(np.sort(part)) for part in (order[held:], order[:held]))

@@ -13,7 +13,7 @@ from align.common.errors import UserError, in_one_line, nearest
 from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id, missing
 from align.common.tables import PROMPT_COLUMNS, READERS, data_files, kind_of, read_rows, read_text
-from align.common.text import printable, short
+from align.common.text import plural, printable, say, short
 
 
 def check_source(source: str | None) -> None:
@@ -59,6 +59,9 @@ def read_prompts(
     if not prompts:
         what = "no prompt" if column is None else f"column {column!r}"
         raise UserError(f"data.prompts={source!r}: {what} holds text")
+    if (empty := len(values) - len(prompts)) and not (files and kind_of(files[0]) == ".txt"):
+        said = f"{empty} of {plural(len(values), 'row')} hold no prompt and are passed over"
+        say(f"note: data.prompts={source!r}: {said}", error=True)
     return prompts
 
 

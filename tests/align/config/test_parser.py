@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from align.common.errors import UserError
+from align.common.hub import DEFAULT_TARGET
 from align.common.strict_yaml import parse_yaml
 from align.config.drafter import LOSS_NAMES
 from align.config.parser import FOLDER, help_text, load_recipe, parse_command, shipped
@@ -233,3 +234,17 @@ def test_an_error_names_where_its_value_stands(tmp_path: Path) -> None:
     )
     write(tmp_path, "bad.yaml", "seed: -1\n")
     assert problem(write(tmp_path, "child.yaml", "base: ./bad.yaml\n")).startswith("bad.yaml: seed=-1")
+
+
+def test_text_that_recipes_share_is_one_targets() -> None:
+    """Another target's goes into a folder of its own, the same for all of these recipes; what is asked for stays."""
+    words = ["target.name=org/my model"]
+    for recipe in ("smollm2_taps", "smollm2_variable_prefix"):
+        assert load_recipe([f"recipe={recipe}"]).data.path == "runs/smollm2_block/data"
+        assert load_recipe([f"recipe={recipe}", *words]).data.path == "runs/smollm2_block/data-org--my--model"
+    assert load_recipe(["recipe=smollm2_taps", *words, "data.path=here"]).data.path == "here"
+    assert (
+        load_recipe(["recipe=smollm2_taps", f"target.name={DEFAULT_TARGET}"]).data.path
+        == "runs/smollm2_block/data"
+    )
+    assert load_recipe(["recipe=smollm2_block", *words]).data.path is None

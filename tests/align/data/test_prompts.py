@@ -44,12 +44,18 @@ def test_prompts_from_files(tmp_path: Path) -> None:
     assert read_prompts(str(tmp_path / "p.txt"), "train", "prompt") == ["one", "two"]
 
 
-def test_columns_are_those_of_the_command_s_prompts(tmp_path: Path) -> None:
+def test_columns_are_those_of_the_command_s_prompts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`decode.eval --prompts` reads the same file alike: of each row the first column that holds something."""
     path = tmp_path / "p.jsonl"
     path.write_text('{"text": "a", "id": 1}\n{"prompt": "b", "text": "c"}\n{"prompt": "", "question": "d"}\n')
     assert read_prompts(str(path), "train", None) == ["a", "b", "d"]
     assert [p.content for p in load_prompts_file(path).prompts] == ["a", "b", "d"]
+    path.write_text('{"prompt": "a"}\n{"promt": "b"}\n{"prompt": ""}\n')
+    capsys.readouterr()
+    assert read_prompts(str(path), "train", None) == ["a"]
+    assert "p.jsonl': 2 of 3 rows hold no prompt and are passed over" in capsys.readouterr().err
     path.write_text('{"promt": "a"}\n')
     with pytest.raises(UserError, match="no prompt among its columns .promt. .did you mean 'prompt'"):
         read_prompts(str(path), "train", None)
