@@ -71,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prompts = check(config)
         from decode.losslessness.checks import run
 
-        asked = config.asked() if config.self_test else None
-        earlier = read_tested(config.out, asked) if asked else None
+        asked = config.asked()
+        earlier = read_tested(config.out, asked)
 
         def done(checks: Sequence[Check], pair: Mapping[str, Any], caught: Sequence[Caught]) -> None:
             write_verdict(config.out, checks, pair, False, caught, asked)

@@ -19,7 +19,7 @@ from align.data.index import read_samples
 from align.data.packing import pack, split_validation
 from align.data.shards import Texts
 from align.data.stream import Shuffled, Stream, TextFirst
-from align.data.synthesis import same_settings, synthesize
+from align.data.synthesis import same_settings, synthesize, written_otherwise
 from align.data.texts import is_read, open_text, read_text_manifest, read_texts, text_folder
 from align.target.model import Target
 from align.writing.agreement import PROBES, check_answers
@@ -113,6 +113,9 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
         samples = read_samples(folder, target.vocab_size)
     manifest = data.read_manifest(folder)
     _check_writer(folder, manifest, samples, target)
+    if not quiet and main_process() and (other := written_otherwise(manifest, recipe, target)):
+        said = f"note: {folder} was written with {', '.join(other)}: its texts are taken as they are; for others give another data.path"
+        say(said, error=True)
     return Supply(folder, *split_validation(samples, d.validation_fraction), text, later)
 
 

@@ -6,14 +6,14 @@ import hashlib
 import json
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError
-from align.common.files import sha256_file
-from align.common.text import say
+from align.common.files import expanded, sha256_file
+from align.common.text import say, short
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.batches import Batches, MakeSource
@@ -68,6 +68,33 @@ def same_settings(manifest: dict[str, Any], recipe: Recipe, target: Target) -> b
         for key, value in wanted.items()
         if key not in ("prompts_sha256", "target")
     )
+
+
+_WORDING = (
+    "prompt_temperature", "prompt_openings", "answer_temperatures", "top_p", "top_k", "max_prompt_tokens", "max_answer_tokens", "system",
+    "template_kwargs",
+)  # fmt: skip
+"""Settings that make other texts, beside prompts, seed and target."""
+
+
+def written_otherwise(manifest: dict[str, Any], recipe: Recipe, target: Target) -> list[str]:
+    """How the texts that are there were written where the recipe says otherwise, `data.key=value` each. Prompts in a file are read and
+    compared; a data set is not asked."""
+    d, prompts = recipe.data, None
+    if d.prompts is not None and expanded(d.prompts).is_file():
+        with suppress(UserError):  # it was needed for the writing alone
+            prompts = read_prompts(d.prompts, d.prompts_split, d.prompts_column)
+    wanted, key = (
+        identity(recipe, target, chat_template(target), prompts),
+        "prompts_sha256" if prompts else "prompts",
+    )
+    other = [key for key in (*_WORDING, key) if not _same(manifest, key, wanted[key])]
+    return [
+        f"other prompts than {d.prompts} holds"
+        if key == "prompts_sha256"
+        else f"data.{key}={short(manifest.get(key, _OLDER.get(key)), 60)}"
+        for key in other
+    ]
 
 
 def _same(manifest: dict[str, Any], key: str, value: Any) -> bool:

@@ -58,7 +58,7 @@ class VerifyConfig:
     out: Path = Path("runs/verify")
 
     def asked(self) -> dict[str, Any]:
-        """The options, and the code that runs, as JSON has them: what a stopped self-test goes on with."""
+        """The options, and the code that runs, as JSON has them: what a stopped run goes on with."""
         values = {key: str(value) if isinstance(value, Path) else value for key, value in vars(self).items()}
         return {**values, "code": code_hash(), "versions": decoding_versions()}
 

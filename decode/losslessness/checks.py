@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
+from itertools import islice
 from time import monotonic
 from typing import Any
 
@@ -55,7 +56,7 @@ def run(
     """Run all checks. After each, `say` gets a line and `done` the results so far.
 
     Args:
-        earlier: a self-test that was stopped. Its checks are not run again where target, drafters and prompts are what they were.
+        earlier: a run that was stopped. Its checks are not run again where target, drafters and prompts are what they were.
 
     Returns:
         The checks, what they were run on, and the bugs that the self-test planted, caught or missed.
@@ -68,14 +69,17 @@ def run(
     pair = {"drafter": drafter, "left_out": len(prompts) - len(room), **_about(config, cases, room)}
     plan = _Plan(config, cases, room)
     tested = earlier or Tested()
-    if tested.caught and not (tested.content == pair["content"] and plan.has_all(tested.checks)):
-        say("not the pair or the prompts of the self-test that was stopped here: begun anew")
+    if tested.checks and not (
+        tested.content == pair["content"] and plan.takes(tested.checks, bool(tested.caught))
+    ):
+        say("not the pair or the prompts of the run that was stopped here: begun anew")
         tested = Tested()
     checks, caught = list(tested.checks), list(tested.caught)
-    if caught:
-        say(f"going on after {plural(len(caught), 'planted bug')}: the checks passed before")
+    if checks:
+        planted = f" and {plural(len(caught), 'planted bug')}" if caught else ""
+        say(f"going on after {plural(len(checks), 'check')}{planted}: the checks passed before")
         plan.was_sampled(checks)
-    for work in () if caught else plan.checks():
+    for work in () if caught else islice(plan.checks(), len(checks), None):
         started = monotonic()
         check = work()
         check.seconds = monotonic() - started
@@ -185,18 +189,19 @@ class _Plan:
         self.sampled.append((name, decoder, check))
         return check
 
-    def has_all(self, checks: Sequence[Check]) -> bool:
-        """Whether those of an earlier run passed, and hold every case that is sampled, with numbers for figures."""
+    def takes(self, checks: Sequence[Check], whole: bool) -> bool:
+        """Whether those of an earlier run passed, with numbers for figures; of a `whole` one, whether every case was sampled."""
         sampled = {c.method: c.figures for c in checks if c.name == "sampled"}
-        whole = [sampled.get(name, {}).keys() >= _COUNTED for name, _ in self.drawn]
+        drawn = [name for name, _ in self.drawn if whole or name in sampled]
+        counted = [sampled.get(name, {}).keys() >= _COUNTED for name in drawn]
         numbers = (c.figures.get(k) for c in checks for k in ("sees", "sees_whole", *_COUNTED))
-        return all(whole) and all(c.passed for c in checks) and all(n is None or finite(n) for n in numbers)
+        return all(counted) and all(c.passed for c in checks) and all(n is None or finite(n) for n in numbers)
 
     def was_sampled(self, checks: Sequence[Check]) -> None:
         """Take the sampled checks from an earlier run."""
         for name, case in self.drawn:
-            check = next(c for c in checks if (c.name, c.method) == ("sampled", name))
-            self.sampled.append((name, self.cases.open(self.cases.target, case), check))
+            for check in (c for c in checks if (c.name, c.method) == ("sampled", name)):
+                self.sampled.append((name, self.cases.open(self.cases.target, case), check))
 
     def self_test(self, planted: Container[str] = ()) -> Iterator[Caught]:
         """Plant each bug, but those that are `planted` already, in the case in which it shows most."""

@@ -60,7 +60,7 @@ def _idle(check: Check) -> bool:
 
 @dataclass
 class Tested:
-    """A self-test that was stopped: what it had checked and planted, and `content`: what files it had read."""
+    """A run that was stopped: what it had checked and planted, and `content`: what files it had read."""
 
     checks: list[Check] = field(default_factory=list)
     caught: list[Caught] = field(default_factory=list)
@@ -78,14 +78,13 @@ class _Record(TypedDict):
 
 
 def read_tested(folder: Path, asked: Mapping[str, Any]) -> Tested:
-    """The self-test that was stopped in the folder; nothing where it holds none, or one that was `asked` something else, by other
-    code."""
+    """The run that was stopped in the folder; nothing where it holds none, or one that was `asked` something else, by other code."""
     path = folder / "verdict.json"
     try:
         record = convert(read_json(path), _Record, "", str(path))
     except UserError:  # none, or none of ours
         return Tested()
-    if record["finished"] or not record["self_test"] or record["asked"] != asked:
+    if record["finished"] or record["asked"] != asked:
         return Tested()
     return Tested(record["checks"], record["self_test"], record["pair"].get("content") or {})
 

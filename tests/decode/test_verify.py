@@ -79,7 +79,7 @@ def test_the_self_test_says_what_these_samples_catch(
     main([*arguments(f"block={drafter}", tmp_path), "--methods", "block", "--self-test"])
     said, again = capsys.readouterr().out, json.loads(path.read_text())
     assert again["self_test"] == record["self_test"] and again["finished"]
-    assert f"going on after {len(kept)} planted bugs" in said and "ok  greedy" not in said
+    assert f" and {len(kept)} planted bugs" in said and "ok  greedy" not in said
     # other weights under the same name, or checks that are not all there: nothing was checked before
 
     def stopped(*_: object) -> Check:
@@ -106,7 +106,7 @@ def test_a_standalone_drafter(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_a_stopped_run_found_is_kept(
-    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
@@ -117,3 +117,11 @@ def test_what_a_stopped_run_found_is_kept(
     record = json.loads((tmp_path / "verdict.json").read_text())
     assert len(record["checks"]) == 22 and not record["finished"] and not record["lossless"]
     assert (tmp_path / "verdict.md").read_text().startswith("# UNFINISHED: no bug in the first 22 checks")
+    monkeypatch.undo()
+    capsys.readouterr()
+    main([*arguments(drafter, tmp_path), "--methods", "lookup,block"])
+    said, whole = capsys.readouterr().out, json.loads((tmp_path / "verdict.json").read_text())
+    assert "going on after 22 checks" in said and "ok  greedy fp32" not in said and whole["finished"]
+    assert whole["checks"][:22] == record["checks"] and whole["lossless"]
+    names = [(c["name"], c["method"]) for c in whole["checks"]]
+    assert len(set(names)) == len(names) and ("sampled", "plain") in names

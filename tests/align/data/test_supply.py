@@ -53,6 +53,29 @@ def test_missing_own_words_are_written(tmp_path: Path, target: Target) -> None:
     assert not (recipe.data_folder / LOCK).exists()
 
 
+def test_text_that_was_written_otherwise_is_said(
+    tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Taken as it is, with a note of what differs."""
+    recipe = recipe_of(tmp_path / "run")
+    open_supply(recipe, target, quiet=True)
+    prompts = tmp_path / "prompts.txt"
+
+    def note(*words: str, change: str = "") -> str:
+        again = recipe_of(tmp_path / "run", *words)
+        prompts.write_text(prompts.read_text() + change)
+        capsys.readouterr()
+        open_supply(again, target)
+        return capsys.readouterr().err
+
+    assert note() == note("seed=3") == note("data.samples=7") == ""
+    said = note("data.max_prompt_tokens=70", "data.top_k=2", change="one more\n")
+    start = f"note: {recipe.data_folder} was written with "
+    assert said.startswith(
+        f"{start}data.top_k=0, data.max_prompt_tokens={recipe.data.max_prompt_tokens}, other prompts than {prompts} holds:"
+    )
+
+
 def test_prompts_that_have_ended_are_not_asked_for_again(tmp_path: Path, target: Target) -> None:
     recipe = recipe_of(tmp_path / "run", "data.samples=60")  # of 40 prompts
     assert synthesize(recipe, target, recipe.data_folder, quiet=True)["samples"] == 40

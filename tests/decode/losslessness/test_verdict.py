@@ -59,7 +59,7 @@ def test_methods_that_were_not_seen_stand_in_a_line_each(tmp_path: Path) -> None
     )
 
 
-def test_another_self_test_is_begun_anew(tmp_path: Path) -> None:
+def test_another_run_is_begun_anew(tmp_path: Path) -> None:
     asked = VerifyConfig(self_test=True).asked()
     assert read_tested(tmp_path, asked) == Tested()
     bug, content = Caught("odd", "greedy", "chain", True, ""), {"target": "1"}
