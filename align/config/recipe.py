@@ -146,7 +146,7 @@ class TrainerConfig(Group):
         "longer on a CPU",
     )
     learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0, high=100)
-    muon_learning_rate: float = option(4e-3, "peak learning rate of Muon's matrices", above=0, high=100)
+    muon_learning_rate: float = option(1e-2, "peak learning rate of Muon's matrices", above=0, high=100)
     learning_rates: dict[str, float] = option(
         {},
         f"peak rates of parts of a block drafter, part: rate; the others take learning_rate. Parts: {', '.join(PARTS)}",

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from align.common.errors import UserError
+from align.common.text import say
 from align.config.drafter import PARTS
 from align.config.recipe import TrainerConfig
+from align.target.dtypes import has_fast_bf16
 
 _OPTIONS = {
     "markov": "markov_rank",
@@ -56,6 +58,10 @@ def make_optimizer(trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig) 
     """The optimizer of the weights that are trained, by name. Raises UserError as `parameter_groups`."""
     options: dict[str, Any] = {"lr": t.learning_rate, "betas": (t.betas[0], t.betas[1])}
     if t.optimizer == "muon":
+        device = next(iter(trained.values())).device
+        if not has_fast_bf16(device):
+            said = "Muon's products are bf16, which this processor has no instructions for: its steps take many times as long"
+            say(f"note: trainer.optimizer=muon: {said} (adamw)", error=True)
         return MuonAdamW(parameter_groups(trained, t), **options, weight_decay=t.weight_decay)
     groups: list[Any] = parameter_groups(trained, t) if t.learning_rates else list(trained.values())
     return torch.optim.AdamW(groups, **options, weight_decay=t.weight_decay)

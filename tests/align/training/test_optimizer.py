@@ -51,7 +51,10 @@ def test_muon_moves_matrices_and_adamw_the_rest() -> None:
         group["lr"] = peak_rate(t, group["part"])
     matrices = ["layers.0.q.weight", "layers.0.mlp.weight"]
     muon = torch.optim.Muon(
-        [theirs[n] for n in matrices], lr=4e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+        [theirs[n] for n in matrices],
+        lr=t.muon_learning_rate,
+        weight_decay=0.1,
+        adjust_lr_fn="match_rms_adamw",
     )
     options: dict[str, Any] = {"betas": (0.9, 0.98), "weight_decay": 0.1}
     rest = [p for n, p in theirs.items() if n not in [*matrices, "markov.basis"]]
