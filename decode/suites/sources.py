@@ -56,7 +56,9 @@ def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
             tried.append(f"{where} ({error})")
         else:
             return _loaded(suite, rows, where + (f" ({suite.package_note})" if suite.package_note else ""))
-    advice = f"give a local copy with --data-dir DIR (DIR/{suite.hub or suite.name}/…)"
+    advice = (
+        f"give a local copy with --data-dir DIR (DIR/{suite.hub or suite.name}/… or DIR/{suite.name}.jsonl)"
+    )
     raise UserError(f"suite {suite.name!r} can't be had from {' nor '.join(tried)}: {advice}")
 
 
@@ -123,7 +125,7 @@ def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
     place = next((place for place in places if place.exists()), None)
     if place is None:
         raise UserError(
-            f"suite {suite.name!r} is not in --data-dir={str(data_dir)!r}: expected {data_dir / hub}/…"
+            f"suite {suite.name!r} is not in --data-dir={str(data_dir)!r}: expected {data_dir / hub}/… or {suite.name}.jsonl there"
         )
     files = [place] if place.is_file() else data_files(place, (suite.config, suite.split))
     if not files:
