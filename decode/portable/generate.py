@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.utils.hub import cached_file
 
-from decode.portable.checks import check_call
+from decode.portable.checks import check_call, packed_part
 from decode.portable.drafter import Context, Drafter
 
 
@@ -46,6 +46,15 @@ def generate(
     """
     if assistant_model is not None:
         raise ValueError("assistant_model: this drafter takes its place; leave it out")
+    if settings.get("synced_gpus"):
+        raise ValueError(
+            "synced_gpus: each process calls the model as often as its own drafts allow, so that none can wait for another; leave it out"
+        )
+    if part := packed_part(model):
+        raise ValueError(
+            f"{part}: is quantised by torch.ao.quantization, with one scale for all rows of a call, so that drafts would change the text; "
+            "give the model as it was before"
+        )
     network = _drafter(model, drafter or _asked_for(inspect.currentframe()))
     if tokenizer is not None:
         settings = _with_tokenizer(model, tokenizer, settings)
