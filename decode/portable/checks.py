@@ -83,6 +83,22 @@ def check_call(model: Any, config: Any, model_kwargs: dict[str, Any], input_ids:
     return mask_BL
 
 
+def check_length(model: Any, longest: int) -> None:
+    """Raises ValueError where a text of `longest` tokens may reach the length at which the model's rotary tables change: a call's drafts
+    would change them for the tokens before, and its cache holds keys under the old ones."""
+    config = model.config.get_text_config(decoder=True)
+    given = getattr(config, "rope_parameters", None) or {}
+    for rope in (given, *(group for group in given.values() if isinstance(group, dict))):
+        if (kind := rope.get("rope_type")) in ("dynamic", "longrope"):
+            most = config.max_position_embeddings
+            most = rope.get("original_max_position_embeddings", most) if kind == "longrope" else most
+            if longest > most:
+                raise ValueError(
+                    f"max_length={longest}: the model's rotary tables change at {most} tokens ({kind}), and drafts would change the text; "
+                    "lower max_new_tokens"
+                )
+
+
 def packed_part(model: Any) -> str:
     """The first part of a model that torch.ao.quantization has made to round what it reads by one scale for all rows of a call, so that a
     row's numbers depend on the drafts beside it; empty = none."""

@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.utils.hub import cached_file
 
-from decode.portable.checks import check_call, packed_part
+from decode.portable.checks import check_call, check_length, packed_part
 from decode.portable.drafter import Context, Drafter
 
 
@@ -134,13 +134,14 @@ def decode(
     """
     config, ids = generation_config, input_ids
     mask_BL = check_call(model, config, model_kwargs, input_ids)
+    longest = stopping_criteria.max_length or config.max_length  # a criterion of one's own counts
+    check_length(model, longest)
     texts = [_Text(model, drafter, row[mask][None], accepted) for row, mask in zip(ids, mask_BL, strict=True)]
     ends = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)  # else all go on
     alive = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     returned = config.return_dict_in_generate
     logits: tuple[Tensor, ...] | None = () if returned and config.output_logits else None
     scores: tuple[Tensor, ...] | None = () if returned and config.output_scores else None
-    longest = stopping_criteria.max_length or config.max_length  # a criterion of one's own counts
     while bool(alive.any()):
         raw_BV = torch.stack([text.logits(longest - ids.shape[1]) for text in texts])
         scores_BV = logits_processor(ids, raw_BV.clone())
