@@ -12,13 +12,9 @@ from align.common.text import short
 from align.target.inspection.keys import Rotary
 from align.target.model import Target
 
-KEYS = (
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "max_position_embeddings",
-    "partial_rotary_factor",
-)
+KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
+_SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
+"""How much of a head is turned: engines heed it, and Qwen3's layers in transformers turn all of it whatever stands there."""
 _SAME = 1e-4
 """The largest difference of two tables that is rounding."""
 
@@ -38,6 +34,7 @@ def rotary_entries(
     from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
+    _check(inner, where)
     given = {key: inner[key] for key in KEYS if inner.get(key) is not None}
     written = short(given.get("rope_parameters", given.get("rope_scaling")))
     with in_one_line(f"{where}: rope_parameters={written} make no rotary tables"):
@@ -63,6 +60,22 @@ def rotary_entries(
         )
     kept = Rotary("half", 0, tuple(module.inv_freq.tolist()), float(module.attention_scaling))
     return [kept.entry()], rope
+
+
+def _check(inner: dict[str, Any], where: str) -> None:
+    """Raises UserError for what Qwen3's own code passes over, and for a base of which it would speak in other words."""
+    for place in (inner, inner.get("rope_scaling"), inner.get("rope_parameters")):
+        if not isinstance(place, dict):
+            continue
+        for name in _SHARES:
+            if place.get(name) not in (None, 1):
+                raise UserError(
+                    f"{where}: {name}={short(place[name])}: engines turn that share of a head, Qwen3's own layers all of it; take "
+                    "the key out if the drafter was trained with all of it"
+                )
+        theta = place.get("rope_theta")
+        if theta is not None and not (type(theta) in (int, float) and 0 < theta < 1e38):
+            raise UserError(f"{where}: rope_theta={short(theta)}: must be a finite number above 0")
 
 
 @torch.no_grad()

@@ -146,9 +146,10 @@ def _check_kind(s: Settings) -> None:
 
 def _check_attention(s: Settings, target: Target) -> None:
     """Every row sees the whole context and its whole block."""
-    causal = s.get("is_causal", s.nested.get("causal"))
-    if causal:
-        raise s.refused("is_causal=true: a block's rows see one another both ways here")
+    causal = {name: value for name in ("is_causal", "causal") if (value := s.get(name)) is not None}
+    for name, value in causal.items():
+        if value:
+            raise s.refused(f"{name}={str(value).lower():.60}: a block's rows see one another both ways here")
     kinds = s.get("layer_types")
     if kinds is None:  # Qwen3's own choice
         slides = s.get("use_sliding_window", False) and s.whole("max_window_layers", 28) < s.whole(
@@ -160,7 +161,7 @@ def _check_attention(s: Settings, target: Target) -> None:
     for kind in kinds:
         if kind == "sliding_attention":
             window = s.whole("sliding_window", low=1)
-            both_ways = causal is not None or s.get("sliding_window_non_causal", False)
+            both_ways = bool(causal) or s.get("sliding_window_non_causal", False)
             if not both_ways or window < target.context_limit:
                 raise s.refused(
                     f"layer_types has sliding_attention (sliding_window={window}): layers see the whole context here"

@@ -56,6 +56,14 @@ def _choosing_few(model: Any) -> Iterator[None]:
 
 def _proven(model: Any, tokenizer: Any, spec: str, fast: bool, round_to_bf16: bool) -> Target:
     name = model.config.model_type
+    if model.dtype not in _TOLERANCE:
+        held = str(model.dtype).removeprefix("torch.")
+        raise UserError(f"target {spec!r}: its weights are {held}; float32, bfloat16 and float16 are run")
+    if part := _packed(model):
+        raise UserError(
+            f"target {spec!r}: {part} is quantised by torch.ao.quantization, with one scale for all rows of a call, so that drafts would "
+            "change the text; give the model as it was before"
+        )
     try:
         own = own_output(model.eval(), tokenizer)
     except Exception as error:  # a model's failures have no common class
@@ -100,6 +108,12 @@ def _proven(model: Any, tokenizer: Any, spec: str, fast: bool, round_to_bf16: bo
             " (config.json: is_decoder=false)" if getattr(model.config, "is_decoder", None) is False else ""
         )
     raise UserError(f"target {spec!r}: architecture {name!r} can't be run exactly: {said}")
+
+
+def _packed(model: Any) -> str:
+    """The first part that rounds what it reads by one scale for a call's rows; empty = none."""
+    named = model.named_modules()
+    return next((name for name, part in named if "quantized.dynamic" in type(part).__module__), "")
 
 
 @torch.no_grad()

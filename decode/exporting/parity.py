@@ -209,7 +209,7 @@ def served(
     a call as the server does. role: its kind.
 
     Raises:
-        UserError: no such server, or one without a drafter.
+        UserError: no such server, one without a drafter, or one that drafted nothing meanwhile.
     """
     server = Server(url)
     before = server.counts()
@@ -218,6 +218,12 @@ def served(
     asked = tokens_of(opened, prompts)
     theirs = [server.greedy(prompt, max_new_tokens) for prompt in asked]
     counts = server.counts().since(before)
+    if counts.calls <= 0 or min(counts.drafted, counts.accepted, *counts.at_position) < 0:
+        raise UserError(
+            f"{server.url}/metrics: after {len(asked)} prompts {counts.calls:.0f} drafting calls, {counts.drafted:.0f} drafted and "
+            f"{counts.accepted:.0f} accepted tokens more than before, so that nothing can be compared: it does not draft for them, or was "
+            "started anew meanwhile"
+        )
     if isinstance(network, BlockDrafter):
         ours: Drafter = BlockProposer(network, min(counts.drafts, network.config.block_size), tree_nodes=0)
     else:
@@ -233,7 +239,7 @@ def served(
     own = Counts.of(texts.accepted, counts.drafts)
     verdict.add(
         name,
-        abs(own.tau - counts.tau) < SERVED * own.tau,
+        own.alike(counts, ties / len(theirs)) and abs(own.tau - counts.tau) < SERVED * own.tau,
         f"acceptance: ours: {own.line}; the server's: {counts.line}",
     )
     return verdict

@@ -42,6 +42,10 @@ class _Opened:
 
     def __init__(self, model: Any) -> None:
         name = getattr(model, "name_or_path", "") or type(model).__name__
+        if away := next((name for name, p in model.named_parameters() if p.is_meta), ""):
+            raise UserError(
+                f"{away}: lies outside of the model until a call reads it (offloading); load the model whole, without a device_map that offloads"
+            )
         self.target, self.decoders = proven(model, _NoTokenizer(), name, fast=False), dict[Any, Decoder]()
         self.weights = _weights(model)
 
@@ -71,8 +75,8 @@ class _Opened:
 
 
 def _weights(model: Any) -> list[tuple[int, int]]:
-    """Changes with every change of a weight."""
-    return [(p.data_ptr(), p._version) for p in model.parameters()]
+    """Changes with every change of a weight; within torch.inference_mode those are not counted."""
+    return [(p.data_ptr(), -1 if p.is_inference() else p._version) for p in model.parameters()]
 
 
 class _NoTokenizer:
@@ -120,6 +124,11 @@ def custom_generate(
         if length > target.context_limit:
             raise UserError(
                 f"max_length={length}: the context of {target.spec!r} holds {target.context_limit} tokens; lower max_new_tokens"
+            )
+        if target.switch is not None and length > target.switch and not bool(masks.all()):
+            raise UserError(
+                f"attention_mask: the rotary tables of {target.spec!r} change at {target.switch} tokens, and generate counts those of the "
+                "longest text, padding too; give one text at a time, without padding, or lower max_new_tokens"
             )
         decoder = ours.decoder(drafter, method)
         verifier = decoder.verifier_for(drafting)

@@ -92,6 +92,10 @@ def check_call(
             raise UserError(f"{name}: only tokens and attention_mask are taken as input")
     if ids_BL.shape[1] == 0:
         raise UserError("input_ids: there is no token to continue")
+    if asked.get("synced_gpus"):
+        raise UserError(
+            "synced_gpus: each process calls the model as often as its own drafts allow, so that none can wait for another; leave it out"
+        )
     if asked.get("streamer") is not None and len(ids_BL) > 1:
         raise UserError(f"streamer: {len(ids_BL)} texts are written at once; a streamer takes one")
 
@@ -140,10 +144,23 @@ def masks_of(ids_BL: Tensor, inputs: Mapping[str, Any]) -> Tensor:
     """Which tokens of each text are no padding, (B, L) bool.
 
     Raises:
-        UserError: padding stands elsewhere than left, a text is nothing else, positions are not counted from its first token.
+        UserError: padding stands elsewhere than left, a text is nothing else, positions are not counted from its first token;
+            either of another shape than the tokens.
     """
     mask_BL, positions = inputs.get("attention_mask"), inputs.get("position_ids")
-    mask_BL = torch.ones_like(ids_BL) if mask_BL is None else mask_BL
+    for given, most in (
+        (mask_BL, 2),
+        (positions, 3),
+    ):  # of a mask of ones `generate` hands on positions alone
+        if given is not None and not (
+            given.dim() <= most
+            and given.shape[-1:] == ids_BL.shape[1:]
+            and given.shape[-2:-1] in (ids_BL.shape[:1], (1,))
+        ):
+            raise UserError(
+                f"attention_mask (position_ids): has the shape {tuple(given.shape)}, input_ids {tuple(ids_BL.shape)}; give one number a token"
+            )
+    mask_BL = torch.ones_like(ids_BL) if mask_BL is None else mask_BL.expand_as(ids_BL)
     mask_BL = mask_BL.bool()
     if bool((mask_BL[:, 1:] < mask_BL[:, :-1]).any()):
         raise UserError("attention_mask: padding stands behind tokens; pad on the left (padding_side='left')")

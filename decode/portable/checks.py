@@ -57,19 +57,53 @@ def check_call(model: Any, config: Any, model_kwargs: dict[str, Any], input_ids:
     if input_ids.shape[1] == 0:
         raise ValueError("input_ids: there is no token to continue")
     mask = model_kwargs.get("attention_mask")
-    mask_BL = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
+    positions = model_kwargs.get("position_ids")  # (B, L), or one such table for each kind of position
+    for given, most in ((mask, 2), (positions, 3)):  # of a mask of ones `generate` hands on positions alone
+        if given is not None and not (
+            given.dim() <= most
+            and given.shape[-1:] == input_ids.shape[1:]
+            and given.shape[-2:-1] in (input_ids.shape[:1], (1,))
+        ):
+            raise ValueError(
+                f"attention_mask (position_ids): has the shape {tuple(given.shape)}, input_ids {tuple(input_ids.shape)}; give one number "
+                "a token"
+            )
+    mask_BL = torch.ones_like(input_ids) if mask is None else mask.expand_as(input_ids)
+    mask_BL = mask_BL.bool()
     if not bool(mask_BL.any(dim=1).all()):
         raise ValueError("attention_mask: a text has no token but padding")
     if bool((mask_BL[:, 1:] < mask_BL[:, :-1]).any()):
         raise ValueError(
             "attention_mask: padding stands behind tokens; pad on the left (padding_side='left')"
         )
-    positions = model_kwargs.get("position_ids")  # (B, L), or one such table for each kind of position
     if positions is not None and not bool(((positions == mask_BL.cumsum(1) - 1) | ~mask_BL).all()):
         raise ValueError(
             "position_ids: others than 0, 1, 2, … from a text's first token are not taken; leave them out"
         )
     return mask_BL
+
+
+def check_length(model: Any, longest: int) -> None:
+    """Raises ValueError where a text of `longest` tokens may reach the length at which the model's rotary tables change: a call's drafts
+    would change them for the tokens before, and its cache holds keys under the old ones."""
+    config = model.config.get_text_config(decoder=True)
+    given = getattr(config, "rope_parameters", None) or {}
+    for rope in (given, *(group for group in given.values() if isinstance(group, dict))):
+        if (kind := rope.get("rope_type")) in ("dynamic", "longrope"):
+            most = config.max_position_embeddings
+            most = rope.get("original_max_position_embeddings", most) if kind == "longrope" else most
+            if longest > most:
+                raise ValueError(
+                    f"max_length={longest}: the model's rotary tables change at {most} tokens ({kind}), and drafts would change the text; "
+                    "lower max_new_tokens"
+                )
+
+
+def packed_part(model: Any) -> str:
+    """The first part of a model that torch.ao.quantization has made to round what it reads by one scale for all rows of a call, so that a
+    row's numbers depend on the drafts beside it; empty = none."""
+    named = model.named_modules()
+    return next((name for name, part in named if "quantized.dynamic" in type(part).__module__), "")
 
 
 def _empty(value: Any) -> bool:

@@ -53,7 +53,12 @@ class Drafter:
         weights = {name: t for name, t in tensors.items() if name not in ("draft_vocab", "head")}
         weights = {name: t.to(self.device, self.dtype) for name, t in weights.items()}
         self.weights = _Held(weights, f"{where}model.safetensors")
-        self.embedding, head = model.get_input_embeddings(), model.get_output_embeddings().weight
+        self.embedding = model.get_input_embeddings()
+        head = getattr(model.get_output_embeddings(), "weight", None)
+        if not isinstance(head, Tensor):
+            raise ValueError(
+                f"{type(model).__name__}: its output head has no weights that a drafter could read"
+            )
         if tuple(head.shape) != (c["vocab_size"], c["hidden_size"]):
             raise ValueError(
                 f"the drafter was made for {c['target']}, whose head is {c['vocab_size']} × {c['hidden_size']}; this model's is "

@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.utils.hub import cached_file
 
-from decode.portable.checks import check_call
+from decode.portable.checks import check_call, check_length, packed_part
 from decode.portable.drafter import Context, Drafter
 
 
@@ -46,6 +46,15 @@ def generate(
     """
     if assistant_model is not None:
         raise ValueError("assistant_model: this drafter takes its place; leave it out")
+    if settings.get("synced_gpus"):
+        raise ValueError(
+            "synced_gpus: each process calls the model as often as its own drafts allow, so that none can wait for another; leave it out"
+        )
+    if part := packed_part(model):
+        raise ValueError(
+            f"{part}: is quantised by torch.ao.quantization, with one scale for all rows of a call, so that drafts would change the text; "
+            "give the model as it was before"
+        )
     network = _drafter(model, drafter or _asked_for(inspect.currentframe()))
     if tokenizer is not None:
         settings = _with_tokenizer(model, tokenizer, settings)
@@ -125,13 +134,14 @@ def decode(
     """
     config, ids = generation_config, input_ids
     mask_BL = check_call(model, config, model_kwargs, input_ids)
+    longest = stopping_criteria.max_length or config.max_length  # a criterion of one's own counts
+    check_length(model, longest)
     texts = [_Text(model, drafter, row[mask][None], accepted) for row, mask in zip(ids, mask_BL, strict=True)]
     ends = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)  # else all go on
     alive = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     returned = config.return_dict_in_generate
     logits: tuple[Tensor, ...] | None = () if returned and config.output_logits else None
     scores: tuple[Tensor, ...] | None = () if returned and config.output_scores else None
-    longest = stopping_criteria.max_length or config.max_length  # a criterion of one's own counts
     while bool(alive.any()):
         raw_BV = torch.stack([text.logits(longest - ids.shape[1]) for text in texts])
         scores_BV = logits_processor(ids, raw_BV.clone())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -48,3 +49,24 @@ def test_what_frequencies_do_not_hold_is_refused(target: Target, rope: Any) -> N
     with pytest.raises(UserError, match="here: rope_parameters") as refused:
         rotary_entries(inner, 16, target, "here")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"])
+@pytest.mark.parametrize("place", ["", "rope_parameters", "rope_scaling"])
+def test_a_share_of_a_head_is_refused_wherever_it_stands(target: Target, name: str, place: str) -> None:
+    def inner(share: float) -> dict[str, Any]:
+        held = {"rope_type": "default", "rope_theta": 1e6, name: share}
+        return {"max_position_embeddings": 512, **({place: held} if place else held)}
+
+    with pytest.raises(UserError, match=f"^here: {name}=0.5: .*take the key out"):
+        rotary_entries(inner(0.5), 16, target, "here")
+    assert rotary_entries(inner(1.0), 16, target, "here")[0]
+
+
+@pytest.mark.parametrize("theta", ["1e6", 0, -5.0, True, [1e4], float("inf"), float("nan"), 10**60])
+def test_a_base_that_is_none_is_named_with_its_value(target: Target, theta: Any) -> None:
+    said = re.escape(f"here: rope_theta={theta!r:.20}")
+    for inner in ({"rope_theta": theta}, {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}):
+        with pytest.raises(UserError, match=f"^{said}.*: must be a finite number above 0$") as refused:
+            rotary_entries({"max_position_embeddings": 512, **inner}, 16, target, "here")
+        assert "\n" not in str(refused.value)

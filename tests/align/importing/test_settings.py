@@ -37,6 +37,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dflash", {"num_key_value_heads": 3}, "num_attention_heads=4 is no multiple of num_key_value_heads=3"),
     ("dflash", {"hidden_act": "no_such"}, "hidden_act='no_such' is unknown"),
     ("dflash", {"is_causal": True}, "is_causal=true"),
+    ("dflash", {"causal": True}, "causal=true: a block's rows"),
+    ("dflash", {"is_causal": False, "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2], "causal": True}}, " causal=true"),
+    ("speculators", {"causal": True}, "causal=true: a block's rows"),
     ("dflash", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}, "sliding_attention"),
     ("dflash", {"layer_types": None, "use_sliding_window": True, "max_window_layers": 0, "sliding_window": 64}, "sliding_attention"),
     ("dflash", {"layer_types": ["linear_attention"] * 2}, "layer_types has 'linear_attention'"),
@@ -145,9 +148,10 @@ REAL: dict[str, tuple[str, dict[str, Any], str]] = {
         "dspark", {"architectures": ["DFlashDraftModel"], "attn_output_gate": True, "full_attention_interval": 4, "num_anchors": 64,
                    "rope_parameters": {"rope_theta": 1e7, "rope_type": "default"},
                    "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2], "markov_rank": 4}}, ""),
-    "satgeze/Qwen3.6-27B-DSpark": (  # its target's share of a head that is turned; its own layers turn all of it
+    "satgeze/Qwen3.6-27B-DSpark": (  # its target's share of a head that is turned, which layers of its own need not have
         "dspark", {"partial_rotary_factor": 0.25, "rope_parameters": {
-            "rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}}, ""),
+            "rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}},
+        "partial_rotary_factor=0.25"),
     "stanleyphoong/Ornith-1.0-9B-DSpark": (
         "dspark", {"architectures": ["Qwen35DSparkModel"], "model_type": "qwen3_5"}, "architectures="),
     "satgeze/Qwen3.5-0.8B-DSpark": ("dspark", {"model_type": "qwen3_5_text"}, "model_type='qwen3_5_text'"),

@@ -29,7 +29,7 @@ from decode.exporting import server as server_module
 from decode.exporting.server import Server
 from decode.exporting.verdict import Counts
 from decode.suites.prompt import Prompt
-from tests.builders import PROMPT, causal_drafter, overfit_block_network
+from tests.builders import PROMPT, block_network, causal_drafter, overfit_block_network
 
 PROMPTS = [Prompt(id=str(i), content=text, category="") for i, text in enumerate(("x", "Once upon"))]
 
@@ -174,6 +174,30 @@ def test_a_server_that_does_not(tmp_path: Path, drafter: BlockDrafter, served: t
     app.change = {"/metrics": lambda text: text.replace("num_accepted_tokens_total", "other_total")}
     verdict = parity.served(str(tmp_path / "drafter"), "block", "debug", PROMPTS, 12, url, device="cpu")
     assert not verdict.same and "τ 1.000" in verdict.lines[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: re.sub(r" [0-9]+\.0", " 7.0", text), "after 2 prompts 0 drafting calls"),
+        (lambda text: re.sub(r" ([0-9]+)\.0", lambda m: f" {900 - int(m[1])}.0", text), "after 2 prompts -[0-9]+ drafting calls"),
+        (lambda text: re.sub(r"tokens_total(.*) ([0-9]+)\.0", lambda m: f"tokens_total{m[1]} {900 - int(m[2])}.0", text), "after 2 prompts [0-9]+ drafting calls, -"),
+    ],
+    ids=["idle", "started anew", "counts that fall"],
+)  # fmt: skip
+def test_a_server_that_drafted_nothing_meanwhile(
+    tmp_path: Path, target: Target, served: tuple[App, str], change: Callable[[str], str], says: str
+) -> None:
+    """With a drafter of which nothing is accepted, so that τ is 1 on both sides."""
+    app, url = served
+    save_drafter(network := block_network(target, "taps"), tmp_path / "drafter")
+    app.use(target, BlockProposer(network, tree_nodes=0))
+    arguments: Any = (str(tmp_path / "drafter"), "block", "debug", PROMPTS, 8, url)
+    assert parity.served(*arguments, device="cpu").same
+    app.change["/metrics"] = change
+    with pytest.raises(UserError, match=f"/metrics: {says}.*started anew meanwhile") as refused:
+        parity.served(*arguments, device="cpu")
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from decode.exporting.verdict import Counts, Decoded, Verdict
 
 
@@ -25,9 +27,38 @@ def test_counts_of_outputs() -> None:
     assert found.line == "4 calls, τ 2.750, accepted at each position 3 2 1 1"
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "parted", "same"),
+    [
+        ((416, 114, 17, 1, 0), (416, 117, 19, 1, 0), 0.0, True),  # measured: docs/serving.md
+        ((417, 114, 17, 1, 0), (415, 117, 19, 1, 0), 0.0, True),
+        ((146, 35, 7, 0, 0), (146, 35, 7, 0, 0), 0.0, True),
+        ((522, 39, 3, 0, 0), (533, 28, 3, 0, 0), 0.0, False),  # vLLM's fault
+        ((420, 16, 0, 0, 0), (420, 0, 0, 0, 0), 0.0, False),  # τ 1.04
+        ((146, 6, 0, 0, 0), (152, 0, 0, 0, 0), 0.0, False),
+        ((420, 16, 0, 0, 0), (420, 0, 0, 0, 0), 1.0, False),
+        ((416, 114, 17, 1, 0), (416, 132, 0, 0, 0), 0.0, False),  # as many, at other positions
+        ((416, 114, 17, 1, 0), (416, 128, 17, 1, 0), 0.25, True),  # a quarter of the texts part
+        ((208, 57, 8, 0, 0), (416, 114, 17, 1, 0), 0.0, True),  # of twice the calls
+        ((10, 0), (0, 0), 0.0, False),
+        ((0, 0), (0, 0), 0.0, True),
+        ((416, 114, 17, 1), (416,), 0.0, False),
+    ],
+)
+def test_accepted_drafts_are_compared_at_each_position(
+    ours: tuple[int, ...], theirs: tuple[int, ...], parted: float, same: bool
+) -> None:
+    own, other = (Counts(c, 4 * c, sum(at), tuple(map(float, at))) for c, *at in (ours, theirs))
+    assert own.alike(other, parted) is same
+    nowhere = Counts(other.calls, other.drafted, other.accepted)
+    assert own.alike(nowhere, parted) is same or sum(ours[1:]) == sum(theirs[1:])
+
+
 def test_whole_outputs_are_alike_up_to_near_ties() -> None:
     texts = Decoded([[1], [2]], [[3, 4], [5, 6]], [[1] * 60, [0] * 60])
     assert texts.as_plain([[3, 4], [5, 7]]) == 1
     same, line = texts.alike([[1] * 60, [0] * 59 + [1]], 4)
     assert same and line.startswith("1 of 2 prompts accepted call for call alike; ours: 120 calls, τ 1.500")
     assert not texts.alike([[1] * 60, [0] * 55 + [1] * 5], 4)[0]
+    rare = Decoded([[1]], [[3]], [[0] * 120 + [1] * 4])
+    assert rare.alike([[0] * 120 + [1] * 4], 4)[0] and not rare.alike([[0] * 128], 4)[0]

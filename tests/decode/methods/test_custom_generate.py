@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.ao.quantization import quantize_dynamic
 from transformers import (
     DynamicCache,
     LogitsProcessor,
@@ -285,6 +287,8 @@ def test_the_random_state(model: Any, drafter: str) -> None:
         ({"past_key_values": DynamicCache()}, "past_key_values .*neither read nor filled"),
         ({"token_type_ids": torch.ones_like(IDS)}, "token_type_ids|not used by the model"),
         ({"max_new_tokens": 100000}, "max_length=100006"),
+        ({"synced_gpus": True}, "synced_gpus: each process"),
+        ({"attention_mask": torch.ones(1, 9, dtype=torch.long)}, "^attention_mask .* has the shape"),
         ({"drafter": 3}, "drafter=int"),
         ({"drafter": "nowhere/at-all"}, "nowhere/at-all"),
     ],
@@ -293,6 +297,66 @@ def test_what_it_cannot_honour_is_refused(model: Any, drafter: str, words: dict[
     given = {"drafter": drafter, "max_new_tokens": 4, "pad_token_id": 0, **words}
     with pytest.raises(ValueError, match=says):  # a UserError is one; transformers refuses some first
         model.generate(IDS, custom_generate=decode.custom_generate, **given)
+
+
+def _offloaded(model: Any) -> Any:
+    """As accelerate leaves a model whose weights lie elsewhere until a call reads them."""
+    model.model.layers[1].mlp.up_proj.to("meta")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda m: m.double(), "its weights are float64; float32, bfloat16 and float16 are run"),
+        (lambda m: quantize_dynamic(m, {torch.nn.Linear}), "q_proj is quantised by torch.ao"),
+        (lambda m: quantize_dynamic(m, {"lm_head"}), "lm_head is quantised by torch.ao"),
+        (_offloaded, "^model.layers.1.mlp.up_proj.weight: lies outside .* load the model whole"),
+    ],
+    ids=["float64", "int8", "int8 head", "offloaded"],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization")
+def test_models_that_it_cannot_run_exactly(model: Any, change: Callable[[Any], Any], says: str) -> None:
+    """Also where the model was opened before."""
+    words: dict[str, Any] = {"custom_generate": decode.custom_generate, "drafter": "lookup"}
+    words |= {"max_new_tokens": 4, "pad_token_id": 0}
+    other = copy.deepcopy(model)
+    other.generate(IDS, **words)
+    with pytest.raises(UserError, match=says) as refused:
+        change(other).generate(IDS, **words)
+    assert "\n" not in str(refused.value)
+
+
+def test_weights_made_in_inference_mode(model: Any, drafter: str) -> None:
+    words: dict[str, Any] = {"max_new_tokens": 8, "pad_token_id": 0, "do_sample": False}
+    with torch.inference_mode():
+        own = copy.deepcopy(model)
+    for factor in (1, -3):  # changed in place, which nothing counts
+        with torch.inference_mode():
+            own.model.layers[1].mlp.down_proj.weight.mul_(factor)
+        for chosen in (drafter, "lookup"):
+            ours = own.generate(IDS, custom_generate=decode.custom_generate, drafter=chosen, **words)
+            assert torch.equal(ours, own.generate(IDS, **words)), (factor, chosen)
+
+
+def test_padding_where_rotary_tables_change_with_the_length() -> None:
+    """Texts of one length change their table in one step, as in `generate`; padded ones are refused where they may reach it."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 24}
+    rope |= {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
+    model = tiny_model("phi3", 260, rope_parameters=rope, original_max_position_embeddings=24)
+    ids, mask = torch.tensor([PROMPT * 2, PROMPT[::-1] * 2]), torch.ones(2, 12, dtype=torch.long)
+    words: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    ours: dict[str, Any] = {"custom_generate": decode.custom_generate, "drafter": "lookup"}
+    own, found = (model.generate(ids, max_new_tokens=18, **words, **more) for more in ({}, ours))
+    assert torch.equal(own, found)
+    mask[0, :3] = 0
+    words |= {"attention_mask": mask}
+    own, found = (model.generate(ids, max_new_tokens=12, **words, **more) for more in ({}, ours))
+    assert torch.equal(own, found)
+    for rows in (2, 1):
+        given = {**words, "attention_mask": mask[:rows]}
+        with pytest.raises(UserError, match="change at 24 tokens, .* one text at a time, without padding"):
+            model.generate(ids[:rows], max_new_tokens=13, **given, **ours)
 
 
 def test_ended_rows_are_padded_as_generate_pads_them(model: Any, drafter: str) -> None:

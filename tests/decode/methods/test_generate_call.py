@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,3 +82,11 @@ def test_masks() -> None:
         masks_of(IDS, {"position_ids": 2 * many})
     with pytest.raises(UserError, match="no token but padding"):
         masks_of(IDS, {"attention_mask": torch.tensor([[0, 0, 0], [1, 1, 1]])})
+    assert masks_of(IDS, {"attention_mask": mask[:1]}).tolist() == mask[:1].bool().tolist() * 2
+    for shape in ((2, 9), (3, 3), (2, 1, 2, 3), (3,)):
+        with pytest.raises(
+            UserError, match=rf"^attention_mask .*{re.escape(str(shape))}, input_ids \(2, 3\)"
+        ):
+            masks_of(IDS, {"attention_mask": torch.ones(shape)})
+    with pytest.raises(UserError, match=r"^attention_mask \(position_ids\): has the shape \(1, 9\)"):
+        masks_of(IDS, {"position_ids": torch.arange(9)[None]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +45,20 @@ KINDS: dict[str, tuple[str, bool, dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def model(target: Target) -> Any:
     return stock_model(target)
+
+
+def test_a_head_without_weights_is_refused(target: Target, model: Any) -> None:
+    drafter = block_network(target, "taps")
+    exported = FORMATS["custom_generate"].make(drafter)
+    for head in (None, SimpleNamespace(weight=lambda: None)):
+        other = SimpleNamespace(
+            get_input_embeddings=model.get_input_embeddings,
+            get_output_embeddings=lambda head=head: head,
+            device=model.device,
+            dtype=model.dtype,
+        )
+        with pytest.raises(ValueError, match="^SimpleNamespace: its output head has no weights"):
+            Drafter(exported.config, exported.tensors, other)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.ao.quantization import quantize_dynamic
 from transformers import (
     DynamicCache,
     GenerationConfig,
@@ -96,6 +98,23 @@ def test_outputs_are_generates_own(model: Any, folder: str, name: str) -> None:
     assert torch.equal(found, own)
     if name == "greedy":
         assert sum(accepted) > 8
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization")
+def test_processes_that_wait_and_packed_weights_are_refused(model: Any, folder: str) -> None:
+    """The latter also of a model that drafted before, whose head it has read."""
+    words: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    with pytest.raises(ValueError, match="^synced_gpus: each process"):
+        written(model, folder, synced_gpus=True, **words)
+    for drafted in (False, True):
+        for parts in ({torch.nn.Linear}, {"model.layers.1.mlp.up_proj"}, {"lm_head"}):
+            own = copy.deepcopy(model)
+            if drafted:
+                written(own, folder, **words)
+            packed = quantize_dynamic(own, parts)
+            with pytest.raises(ValueError, match="^(model|lm_head).*is quantised by torch.ao") as refused:
+                written(packed, folder, **words)
+            assert "\n" not in str(refused.value)
 
 
 def test_a_processor_is_called_once_a_token_in_order(model: Any, folder: str) -> None:
