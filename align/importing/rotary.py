@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from align.common.errors import UserError, in_one_line
-from align.common.text import short
+from align.common.text import say, short
 from align.target.inspection.keys import Rotary
 from align.target.model import Target
 
 KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 _SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
-"""How much of a head is turned: engines heed it, and Qwen3's layers in transformers turn all of it whatever stands there."""
+"""How much of a head is turned: Qwen3's layers in transformers, in which drafters are trained, turn all of it whatever stands there
+(often what its target's config says), and vLLM's heed it."""
 _SAME = 1e-4
 """The largest difference of two tables that is rounding."""
 
@@ -63,19 +65,23 @@ def rotary_entries(
 
 
 def _check(inner: dict[str, Any], where: str) -> None:
-    """Raises UserError for what Qwen3's own code passes over, and for a base of which it would speak in other words."""
+    """Says what Qwen3's own code passes over. Raises UserError for a base of which it would speak in other words."""
     for place in (inner, inner.get("rope_scaling"), inner.get("rope_parameters")):
         if not isinstance(place, dict):
             continue
         for name in _SHARES:
             if place.get(name) not in (None, 1):
-                raise UserError(
-                    f"{where}: {name}={short(place[name])}: engines turn that share of a head, Qwen3's own layers all of it; take "
-                    "the key out if the drafter was trained with all of it"
-                )
+                _note_share(where, f"{name}={short(place[name])}")
         theta = place.get("rope_theta")
         if theta is not None and not (type(theta) in (int, float) and 0 < theta < 1e38):
             raise UserError(f"{where}: rope_theta={short(theta)}: must be a finite number above 0")
+
+
+@cache
+def _note_share(where: str, said: str) -> None:
+    """Once."""
+    line = "passed over, as Qwen3's layers in transformers do, which turn whole heads; vLLM's turn that share"
+    say(f"note: {where}: {said} is {line}", error=True)
 
 
 @torch.no_grad()

@@ -148,10 +148,9 @@ REAL: dict[str, tuple[str, dict[str, Any], str]] = {
         "dspark", {"architectures": ["DFlashDraftModel"], "attn_output_gate": True, "full_attention_interval": 4, "num_anchors": 64,
                    "rope_parameters": {"rope_theta": 1e7, "rope_type": "default"},
                    "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2], "markov_rank": 4}}, ""),
-    "satgeze/Qwen3.6-27B-DSpark": (  # its target's share of a head that is turned, which layers of its own need not have
+    "satgeze/Qwen3.6-27B-DSpark": (  # its target's share of a head that is turned, which layers of its own don't heed
         "dspark", {"partial_rotary_factor": 0.25, "rope_parameters": {
-            "rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}},
-        "partial_rotary_factor=0.25"),
+            "rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}}, ""),
     "stanleyphoong/Ornith-1.0-9B-DSpark": (
         "dspark", {"architectures": ["Qwen35DSparkModel"], "model_type": "qwen3_5"}, "architectures="),
     "satgeze/Qwen3.5-0.8B-DSpark": ("dspark", {"model_type": "qwen3_5_text"}, "model_type='qwen3_5_text'"),
