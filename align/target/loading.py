@@ -162,7 +162,7 @@ def resolve_folder(spec: str) -> Path | str:
 def _note_weights(spec: str) -> None:
     """Once, before what may take minutes: what is measured and written is of these."""
     say(
-        f"note: {spec}: the hub does not answer; its weights are {stand_in(spec)}, rounded as that says",
+        f"note: {spec}: the hub does not answer; its weights are taken from a package, rounded: {stand_in(spec)}",
         error=True,
     )
 
