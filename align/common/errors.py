@@ -158,7 +158,9 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
 def _raised_in_freeing(before: Callable[[Any], Any], what: Any) -> None:
     """Python prints what is raised while an object is freed, and goes on. Ctrl-C just then comes once more, when that is over."""
     if what.exc_type is KeyboardInterrupt:
-        threading.Timer(0.05, _thread.interrupt_main).start()
+        threading.Timer(
+            0.05, _thread.interrupt_main, [signal.SIGTERM]
+        ).start()  # SIGINT may be ignored, as behind `&`
     else:
         before(what)
 
