@@ -2,11 +2,24 @@
  * fp32, W in fp32, bf16 or int8. */
 #include "rows.h"
 
+int second_cache = 0;
+
 #ifdef ROWS_HERE
+#include <cpuid.h>
 #include <omp.h>
+
+/* AMD's family 25 with AVX512. */
+static int is_zen4(void)
+{
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid(0, &a, &b, &c, &d) || b != 0x68747541) return 0; /* Auth(enticAMD) */
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
+    return (a >> 8 & 15) + (a >> 20 & 255) == 25 && __builtin_cpu_supports("avx512f");
+}
 
 int rows_available(void)
 {
+    second_cache = is_zen4();
 #ifdef ROWS512
     if (!__builtin_cpu_supports("avx512f")) return 0;
 #endif
