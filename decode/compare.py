@@ -15,7 +15,7 @@ from align.common.claims import Claim
 from align.common.errors import cli
 from align.common.files import write_atomically, write_text
 from align.common.terminal import PlainConsole
-from align.common.text import markdown_text
+from align.common.text import markdown_text, titled
 from decode.cli import Parser, path, whole
 from decode.suites.registry import GROUPS, SUITES, prompts_of
 
@@ -122,8 +122,7 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     reached = points([m for candidate in found for m in candidate.reached], records)
     text = table(reached, {candidate.name: candidate.parameters for candidate in found})
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
-    named = f"{t['name']} ({target.weights})" if target.weights else t["name"]
-    title = f"{named} · {how} · {', '.join(suite.title for suite in suites)}"
+    title = f"{titled(t['name'], target.weights)} · {how} · {', '.join(suite.title for suite in suites)}"
     title += f" · {config.method}" if config.method else ""
     title += f" · {target.chat.said}" if target.chat else ""
     write_text(config.out / "compare.md", f"{markdown_text(title)}\n\n{text}")

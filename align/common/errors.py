@@ -156,11 +156,10 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _raised_in_freeing(before: Callable[[Any], Any], what: Any) -> None:
-    """Python prints what is raised while an object is freed, and goes on. Ctrl-C just then comes once more, when that is over."""
+    """Python prints what is raised while an object is freed, and goes on. Ctrl-C just then comes once more, when that is over; as SIGTERM,
+    for SIGINT may be ignored, as behind `&`."""
     if what.exc_type is KeyboardInterrupt:
-        threading.Timer(
-            0.05, _thread.interrupt_main, [signal.SIGTERM]
-        ).start()  # SIGINT may be ignored, as behind `&`
+        threading.Timer(0.05, _thread.interrupt_main, [signal.SIGTERM]).start()
     else:
         before(what)
 

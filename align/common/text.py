@@ -46,6 +46,11 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}…"
 
 
+def titled(spec: str, weights: str | None) -> str:
+    """A target in a title, with what stands in for its weights."""
+    return f"{spec} ({weights})" if weights else spec
+
+
 def plural(count: int, word: str) -> str:
     """`1 prompt`, `2 prompts`."""
     return f"{count} {word}{'s' * (count != 1)}"

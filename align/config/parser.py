@@ -66,16 +66,14 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     pairs = [pair for key, text in given.items() for pair in _flatten(_word(key, text), key, _COMMAND)]
     layers.append((_COMMAND, _unique(pairs, _COMMAND)))
     values: dict[str, tuple[Any, str]] = {}  # dotted key → value, and where it came from
-    own: object = DEFAULT_TARGET
     for where, flat in layers:
         for key in sorted(flat, key=lambda key: key not in _MAPPINGS):  # the mapping, then its entries
             if key in _MAPPINGS:
                 values = {k: v for k, v in values.items() if not k.startswith(f"{key}.")}
             values.pop(key, None)
             values[key] = (flat[key], where)
-        if where != _COMMAND:
-            own = values.get("target.name", (DEFAULT_TARGET, ""))[0]
-    _keep_apart(values, own)
+    files = (flat["target.name"] for _, flat in reversed(layers[:-1]) if "target.name" in flat)
+    _keep_apart(values, next(files, DEFAULT_TARGET))
     return _build(values, path)
 
 

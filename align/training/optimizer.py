@@ -86,9 +86,8 @@ class MuonAdamW(torch.optim.AdamW):
         return [group for group in self.param_groups if group["part"] == MATRICES]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        torch.optim.Optimizer.__setstate__(
-            self, state
-        )  # AdamW's own looks for its numbers in every weight's state
+        # AdamW's own looks for its numbers in every weight's state
+        torch.optim.Optimizer.__setstate__(self, state)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -117,11 +116,9 @@ def parameter_groups(trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig
     if t.optimizer == "muon":
         groups[MATRICES] = []
     for name, parameter in trained.items():
-        if MATRICES in groups and _is_matrix(name, parameter):
-            groups[MATRICES].append(parameter)
-            continue
+        matrix = MATRICES in groups and _is_matrix(name, parameter)
         own = (part for part in t.learning_rates if PARTS[part] in name)
-        groups[next(own, "")].append(parameter)
+        groups[MATRICES if matrix else next(own, "")].append(parameter)
     for part, members in groups.items():
         if part and not members:
             if part == MATRICES:

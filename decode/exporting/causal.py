@@ -185,13 +185,11 @@ def _whole(verdict: Verdict, model: Any, assistant: Any, texts: Decoded) -> None
     settings.assistant_confidence_threshold = 0.0  # draft them all
     written, accepted = list[list[int]](), list[list[int]]()
     for prompt, output in zip(texts.prompts, texts.outputs, strict=True):
-        first, rest = (
-            output[:1],
-            len(output) - 1,
-        )  # it drafts before the first token, too; here drafts begin behind it
-        tokens, starts = (
-            assisted(model, prompt + first, rest, assistant_model=assistant) if rest > 0 else ([], [0])
-        )
+        # it drafts before the first token, too; here drafts begin behind it
+        first, rest = output[:1], len(output) - 1
+        tokens, starts = list[int](), [0]
+        if rest > 0:
+            tokens, starts = assisted(model, prompt + first, rest, assistant_model=assistant)
         written.append(first + tokens)
         accepted.append([b - a - 1 for a, b in pairwise([len(prompt), *starts[1:]])])
     equal = texts.as_plain(written)

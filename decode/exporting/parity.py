@@ -59,13 +59,13 @@ def exported(
     for name, out in folders.items():
         check_free(out, name)
     if role == "autoregressive":
-        if not limit:
-            return [causal.export(drafter, hub_id(target) or target, folders, dtype)]
         causal.check_format(folders)
-        opened = load_target(target, "float32", device, trust_remote_code=trust_remote_code)
+        opened = (
+            load_target(target, "float32", device, trust_remote_code=trust_remote_code) if limit else None
+        )
         verdict = causal.export(drafter, hub_id(target) or target, folders, dtype)
-        prompts = tokens_of(opened, prompts_of("builtin", limit=limit)[0][0].prompts)
-        causal.compare(verdict, drafter, opened, prompts, max_new_tokens)
+        if opened is not None:
+            causal.compare(verdict, drafter, opened, _builtin(opened, limit), max_new_tokens)
         return [verdict]
     if role == "diffusion":
         raise UserError(
@@ -86,8 +86,7 @@ def exported(
         vocabulary = Path(target)
     for name in folders:  # all that can be refused, before anything is written
         FORMATS[name].check(made_for(name, network), vocabulary)
-    suites = prompts_of("builtin", limit=limit)[0] if limit else []
-    prompts = [tokens for suite in suites for tokens in tokens_of(network.target, suite.prompts)]
+    prompts = _builtin(network.target, limit) if limit else []
     source = model_folder(drafter, "drafter", ["config.json", "README.md"])
     verdicts = list[Verdict]()
     for name, out in folders.items():
@@ -99,6 +98,13 @@ def exported(
     if prompts:
         compare(network, verdicts, prompts, max_new_tokens)
     return verdicts
+
+
+def _builtin(target: Target, limit: int) -> list[list[int]]:
+    """So many of this project's own prompts."""
+    return tokens_of(
+        target, [prompt for suite in prompts_of("builtin", limit=limit)[0] for prompt in suite.prompts]
+    )
 
 
 def made_for(name: str, network: BlockDrafter) -> Exported:

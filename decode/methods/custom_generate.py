@@ -23,6 +23,7 @@ from align.common.hub import local_path
 from align.models.block import BlockDrafter
 from align.models.standalone import DiffusionDrafter
 from align.target.interface import install
+from align.target.model import Target
 from align.target.proof import proven
 from decode.drafters.base import Drafter
 from decode.engine.decoder import Decoder
@@ -121,15 +122,7 @@ def custom_generate(
     drafting = _drafting(config)
     with _ONE, _no_offsets(model), _ours(model) as ours:
         target = ours.target
-        if length > target.context_limit:
-            raise UserError(
-                f"max_length={length}: the context of {target.spec!r} holds {target.context_limit} tokens; lower max_new_tokens"
-            )
-        if target.switch is not None and length > target.switch and not bool(masks.all()):
-            raise UserError(
-                f"attention_mask: the rotary tables of {target.spec!r} change at {target.switch} tokens, and generate counts those of the "
-                "longest text, padding too; give one text at a time, without padding, or lower max_new_tokens"
-            )
+        _check_length(target, length, masks)
         decoder = ours.decoder(drafter, method)
         verifier = decoder.verifier_for(drafting)
         scored = bool(config.return_dict_in_generate and config.output_scores)
@@ -159,6 +152,19 @@ def custom_generate(
     longest = max(engine.end for engine in engines)
     new = [engine.out.tokens[:longest] for engine in engines]
     return output_of(config, input_ids, new, [engine.kept or ([], []) for engine in engines])
+
+
+def _check_length(target: Target, length: int, masks_BL: Tensor) -> None:
+    """Raises UserError where texts of so many tokens do not fit, or padding would count in `generate`."""
+    if length > target.context_limit:
+        raise UserError(
+            f"max_length={length}: the context of {target.spec!r} holds {target.context_limit} tokens; lower max_new_tokens"
+        )
+    if target.switch is not None and length > target.switch and not bool(masks_BL.all()):
+        raise UserError(
+            f"attention_mask: the rotary tables of {target.spec!r} change at {target.switch} tokens, and generate counts those of the "
+            "longest text, padding too; give one text at a time, without padding, or lower max_new_tokens"
+        )
 
 
 def _drafting(config: Any) -> Sampling:

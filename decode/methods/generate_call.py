@@ -148,10 +148,8 @@ def masks_of(ids_BL: Tensor, inputs: Mapping[str, Any]) -> Tensor:
             either of another shape than the tokens.
     """
     mask_BL, positions = inputs.get("attention_mask"), inputs.get("position_ids")
-    for given, most in (
-        (mask_BL, 2),
-        (positions, 3),
-    ):  # of a mask of ones `generate` hands on positions alone
+    # of a mask of ones `generate` hands on positions alone
+    for given, most in ((mask_BL, 2), (positions, 3)):
         if given is not None and not (
             given.dim() <= most
             and given.shape[-1:] == ids_BL.shape[1:]

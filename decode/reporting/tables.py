@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from align.common.text import markdown_text
+from align.common.text import markdown_text, titled
 from align.folder.chat import Chat
 from decode.method_names import MAIN, PLAIN
 from decode.reporting.summary import interval, named, number, plural, titles
@@ -26,8 +26,8 @@ def headline(summary: dict[str, Any]) -> str:
     how = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
     chat = Chat(settings.get("template_kwargs") or {}, settings.get("system"))
     prompted = f" · {chat.said}" if chat else ""
-    weights = f" ({settings['weights']})" if settings.get("weights") else ""
-    return f"{settings['target']}{weights} · {how} · {settings['dtype']} · {', '.join(titles(summary).values())}{prompted}"
+    target = titled(settings["target"], settings.get("weights"))
+    return f"{target} · {how} · {settings['dtype']} · {', '.join(titles(summary).values())}{prompted}"
 
 
 def rows(summary: dict[str, Any]) -> list[dict[str, str]]:

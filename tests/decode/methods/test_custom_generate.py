@@ -10,100 +10,27 @@ import pytest
 import torch
 from torch.ao.quantization import quantize_dynamic
 from transformers import (
-    DynamicCache,
-    LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
-    StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
-    SynthIDTextWatermarkLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 import decode
 from align.common.errors import UserError
-from align.models.checkpoints.block import save_drafter
 from align.target.loading import load_target
 from decode.engine.engine import run_together
 from decode.engine.processed import ProcessedEngine
 from decode.methods.custom_generate import _ours
 from decode.speculation.sampling import Sampling
-from tests.builders import PROMPT, overfit_block_network
+from tests.builders import PROMPT
 from tests.fakes import Streamer
+from tests.own_processors import EndsAt, Impossible, NoRepeats, RowEnds, Sure, Ticks
 from tests.target_models import tiny_model
 from tests.target_wrappers import tiny_wrapper
 
 IDS = torch.tensor([PROMPT])
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return load_target("debug", "float32", "cpu", fast=False).model
-
-
-@pytest.fixture(scope="module")
-def drafter(model: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("drafter")
-    save_drafter(overfit_block_network(load_target("debug", "float32", "cpu"), PROMPT), folder)
-    return str(folder)
-
-
-@pytest.fixture(autouse=True)
-def stock(model: Any) -> None:
-    model.set_attn_implementation("sdpa")
-
-
-class NoRepeats(LogitsProcessor):
-    """A user's own: the last two tokens may not come again."""
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        return scores.scatter(1, input_ids[:, -2:], -torch.inf)
-
-
-class EndsAt(StoppingCriteria):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
-        return torch.full((input_ids.shape[0],), input_ids.shape[1] >= self.length)
-
-
-class RowEnds(StoppingCriteria):
-    """The text that begins with 5 ends at a length."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
-        return (input_ids[:, 0] == 5) & (input_ids.shape[1] >= self.length)
-
-
-class Sure(StoppingCriteria):
-    """Ends where the last token was far above the others: needs scores."""
-
-    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
-        best = scores[-1].topk(2).values
-        return (best[:, 0] - best[:, 1] > 0.15) & (len(scores) > 3)
-
-
-class Ticks(StoppingCriteria):
-    """A clock that ticks when it is looked at: ends everything after so many looks."""
-
-    def __init__(self, ticks: int) -> None:
-        self.left = ticks
-
-    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
-        self.left -= 1
-        return torch.full((len(input_ids),), self.left < 0)
-
-
-class Impossible(LogitsProcessor):
-    """From a length on no token is left."""
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        return torch.full_like(scores, -torch.inf) if input_ids.shape[1] > 8 else scores
-
+pytestmark = pytest.mark.usefixtures("stock")
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -272,33 +199,6 @@ def test_the_random_state(model: Any, drafter: str) -> None:
         assert one.generate(IDS, **options)[0, len(PROMPT) :].tolist() == own
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ({"num_beams": 2}, "num_beams=2"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha: drafts are"),
-        ({"dola_layers": "low"}, "dola_layers: drafts are"),
-        ({"force_words_ids": [[7]]}, "force_words_ids: drafts are"),
-        ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
-        ({"guidance_scale": 1.5}, "guidance_scale"),
-        ({"position_ids": 3 * torch.arange(6)[None]}, "position_ids"),
-        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens: `drafter` takes its place"),
-        ({"assistant_early_exit": 1}, "assistant_early_exit: `drafter` takes its place"),
-        ({"past_key_values": DynamicCache()}, "past_key_values .*neither read nor filled"),
-        ({"token_type_ids": torch.ones_like(IDS)}, "token_type_ids|not used by the model"),
-        ({"max_new_tokens": 100000}, "max_length=100006"),
-        ({"synced_gpus": True}, "synced_gpus: each process"),
-        ({"attention_mask": torch.ones(1, 9, dtype=torch.long)}, "^attention_mask .* has the shape"),
-        ({"drafter": 3}, "drafter=int"),
-        ({"drafter": "nowhere/at-all"}, "nowhere/at-all"),
-    ],
-)
-def test_what_it_cannot_honour_is_refused(model: Any, drafter: str, words: dict[str, Any], says: str) -> None:
-    given = {"drafter": drafter, "max_new_tokens": 4, "pad_token_id": 0, **words}
-    with pytest.raises(ValueError, match=says):  # a UserError is one; transformers refuses some first
-        model.generate(IDS, custom_generate=decode.custom_generate, **given)
-
-
 def _offloaded(model: Any) -> Any:
     """As accelerate leaves a model whose weights lie elsewhere until a call reads them."""
     model.model.layers[1].mlp.up_proj.to("meta")
@@ -420,40 +320,6 @@ def test_a_text_without_probabilities_is_refused_where_it_is_reached(model: Any,
         assert model.generate(IDS, max_new_tokens=3, drafter=chosen, **words).shape == (1, 9)
         greedy = {**words, "do_sample": False}
         assert model.generate(IDS, max_new_tokens=6, drafter=chosen, **greedy)[0, 9:].tolist() == [0, 0, 0]
-
-
-def test_processors_that_remember_their_calls_are_refused(model: Any) -> None:
-    synth = SynthIDTextWatermarkLogitsProcessor(
-        ngram_len=3,
-        keys=[1, 2],
-        sampling_table_size=64,
-        sampling_table_seed=0,
-        context_history_size=8,
-        device="cpu",
-    )
-    guide = UnbatchedClassifierFreeGuidanceLogitsProcessor(
-        1.5, model, unconditional_ids=torch.tensor([[5, 9]])
-    )
-    for one in (synth, guide, LogitsProcessorList([guide])):
-        with pytest.raises(UserError, match="^logits_processor: .* remembers the order of its calls"):
-            model.generate(
-                IDS,
-                max_new_tokens=4,
-                pad_token_id=0,
-                logits_processor=LogitsProcessorList([NoRepeats(), one]),
-                custom_generate=decode.custom_generate,
-            )
-
-
-def test_another_drafter_is_refused(model: Any) -> None:
-    with pytest.raises(UserError, match="assistant_model: `drafter` takes its place"):
-        model.generate(
-            IDS,
-            max_new_tokens=4,
-            pad_token_id=0,
-            assistant_model=model,
-            custom_generate=decode.custom_generate,
-        )
 
 
 def test_stop_strings_as_a_criterion(model: Any) -> None:

@@ -9,13 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, GenerationConfig
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 
+import decode
 from align.common.errors import UserError
 from decode.methods.generate_call import _says_nothing, asked_of, check_call, masks_of
+from tests.builders import PROMPT
+from tests.own_processors import NoRepeats
 from tests.target_models import tiny_model
 
-IDS = torch.tensor([[0, 3, 4], [5, 6, 7]])
+IDS, PROMPTED = torch.tensor([[0, 3, 4], [5, 6, 7]]), torch.tensor([PROMPT])
 
 
 class Model:
@@ -90,3 +99,67 @@ def test_masks() -> None:
             masks_of(IDS, {"attention_mask": torch.ones(shape)})
     with pytest.raises(UserError, match=r"^attention_mask \(position_ids\): has the shape \(1, 9\)"):
         masks_of(IDS, {"position_ids": torch.arange(9)[None]})
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"num_beams": 2}, "num_beams=2"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha: drafts are"),
+        ({"dola_layers": "low"}, "dola_layers: drafts are"),
+        ({"force_words_ids": [[7]]}, "force_words_ids: drafts are"),
+        ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
+        ({"guidance_scale": 1.5}, "guidance_scale"),
+        ({"position_ids": 3 * torch.arange(6)[None]}, "position_ids"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens: `drafter` takes its place"),
+        ({"assistant_early_exit": 1}, "assistant_early_exit: `drafter` takes its place"),
+        ({"past_key_values": DynamicCache()}, "past_key_values .*neither read nor filled"),
+        ({"token_type_ids": torch.ones_like(PROMPTED)}, "token_type_ids|not used by the model"),
+        ({"max_new_tokens": 100000}, "max_length=100006"),
+        ({"synced_gpus": True}, "synced_gpus: each process"),
+        ({"attention_mask": torch.ones(1, 9, dtype=torch.long)}, "^attention_mask .* has the shape"),
+        ({"drafter": 3}, "drafter=int"),
+        ({"drafter": "nowhere/at-all"}, "nowhere/at-all"),
+    ],
+)
+@pytest.mark.usefixtures("stock")
+def test_what_it_cannot_honour_is_refused(model: Any, drafter: str, words: dict[str, Any], says: str) -> None:
+    given = {"drafter": drafter, "max_new_tokens": 4, "pad_token_id": 0, **words}
+    with pytest.raises(ValueError, match=says):  # a UserError is one; transformers refuses some first
+        model.generate(PROMPTED, custom_generate=decode.custom_generate, **given)
+
+
+@pytest.mark.usefixtures("stock")
+def test_processors_that_remember_their_calls_are_refused(model: Any) -> None:
+    synth = SynthIDTextWatermarkLogitsProcessor(
+        ngram_len=3,
+        keys=[1, 2],
+        sampling_table_size=64,
+        sampling_table_seed=0,
+        context_history_size=8,
+        device="cpu",
+    )
+    guide = UnbatchedClassifierFreeGuidanceLogitsProcessor(
+        1.5, model, unconditional_ids=torch.tensor([[5, 9]])
+    )
+    for one in (synth, guide, LogitsProcessorList([guide])):
+        with pytest.raises(UserError, match="^logits_processor: .* remembers the order of its calls"):
+            model.generate(
+                PROMPTED,
+                max_new_tokens=4,
+                pad_token_id=0,
+                logits_processor=LogitsProcessorList([NoRepeats(), one]),
+                custom_generate=decode.custom_generate,
+            )
+
+
+@pytest.mark.usefixtures("stock")
+def test_another_drafter_is_refused(model: Any) -> None:
+    with pytest.raises(UserError, match="assistant_model: `drafter` takes its place"):
+        model.generate(
+            PROMPTED,
+            max_new_tokens=4,
+            pad_token_id=0,
+            assistant_model=model,
+            custom_generate=decode.custom_generate,
+        )
