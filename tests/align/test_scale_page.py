@@ -71,6 +71,7 @@ def test_a_command_of_the_page(
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 300, **sizes}))
     with Loopback(load_target("debug"), states=tmp_path, layers=(0, 2, 3)) as server:
         for theirs, mine in (
+            ("20", "2"),  # before the ports and paths of this machine, which may hold it too
             ("smollm2_block", "debug_block"),
             ("smollm2_taps", "debug_taps"),
             ("runs/mine", str(tmp_path / "run")),
@@ -78,7 +79,6 @@ def test_a_command_of_the_page(
             ("YOUR/MODEL", "debug"),
             ("http://127.0.0.1:8000", server.url),
             ("devices=4", "devices=2"),
-            ("20", "2"),
         ):
             words = [word.replace(theirs, mine) for word in words]
         if module == "align.sweep":
