@@ -82,6 +82,9 @@ class MatrixFields(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("weight", "bias", "scale")] + [("kind", ctypes.c_int64)]
 
 
+_LONGEST, _TINY = 1 << 14, 1e-30
+"""Columns of an int8 weight that meets rounded rows, at most, and below what a row is taken for 0: those of rows.h."""
+
 KINDS = (torch.float32, torch.bfloat16, torch.int8)
 """Of a weight's numbers, by their number in rows.h."""
 
@@ -108,23 +111,42 @@ def rounded(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> M
     return Matrix((weight.float() / scale[:, None]).round().to(torch.int8), bias, scale)
 
 
+def eight_bits(matrix: Matrix) -> bool:
+    """Whether `rows.c` multiplies this matrix with rows that are rounded to eight bits too: an int8 weight where the processor has
+    products of such numbers (AVX512 VNNI)."""
+    library = rows_library()
+    return (
+        library is not None
+        and matrix.weight.dtype == torch.int8
+        and matrix.weight.shape[1] <= _LONGEST
+        and bool(ctypes.c_int.in_dll(library, "eight_bits").value)
+    )
+
+
+def rounded_rows(x: Tensor) -> Tensor:
+    """Rows (…, in) rounded so that the largest number of each becomes ±127 steps, as `rows.c` does where `eight_bits`."""
+    most = x.abs().amax(dim=-1, keepdim=True)
+    return (x * torch.where(most > _TINY, 127 / most, 0.0)).round() * (most / 127)
+
+
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out); by `rows.c` where it applies.
 
     `x` in fp32 may be multiplied with a weight in bf16, or in int8 with a `scale` for each row (`rounded`): a half or a quarter is
-    read; sums are fp32.
+    read; sums are fp32. Where `eight_bits`, x is rounded as well, and sums are exact.
     """
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
     fits = 0 < rows <= MOST_ROWS and weight.is_contiguous() and weight.device.type == "cpu"
     known = x.dtype == torch.float32 and weight.dtype in KINDS
     if not fits or not known or rows_library() is None:
-        return many_rows(x, Matrix(weight, bias, scale).dense(x.dtype), bias)
+        matrix = Matrix(weight, bias, scale)
+        return many_rows(rounded_rows(x) if eight_bits(matrix) else x, matrix.dense(x.dtype), bias)
     x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], outputs))
     where = [None if t is None else t.data_ptr() for t in (weight, bias, scale)]
-    matrix = MatrixFields(*where, KINDS.index(weight.dtype))
-    rows_library().matrix_product(ctypes.byref(matrix), x.data_ptr(), y.data_ptr(), rows, inputs, outputs)
+    given = MatrixFields(*where, KINDS.index(weight.dtype))
+    rows_library().matrix_product(ctypes.byref(given), x.data_ptr(), y.data_ptr(), rows, inputs, outputs)
     return y
 
 

@@ -2,7 +2,7 @@
  * fp32, W in fp32, bf16 or int8. */
 #include "rows.h"
 
-int second_cache = 0;
+int second_cache = 0, eight_bits = 0;
 
 #ifdef ROWS_HERE
 #include <cpuid.h>
@@ -22,6 +22,7 @@ int rows_available(void)
     second_cache = is_zen4();
 #ifdef ROWS512
     if (!__builtin_cpu_supports("avx512f")) return 0;
+    eight_bits = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni");
 #endif
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }

@@ -156,7 +156,10 @@ SHAPES = [
 @pytest.mark.parametrize(
     ("past", "rows", "see"), [(0, 1, None), (5, 4, None), (126, 5, TREE), (300, 7, None), (1, 32, None)]
 )
-def test_right_against_float64(shape: dict[str, int], past: int, rows: int, see: Tensor | None) -> None:
+def test_right_against_float64(
+    shape: dict[str, int], past: int, rows: int, see: Tensor | None, round_rows: Callable[[bool], None]
+) -> None:
+    round_rows(False)
     stack = random_stack(**shape)  # type: ignore[arg-type]
     request = Request(stack, past, rows, see)
     wanted, outputs, kept = request.expected(stack)
@@ -177,10 +180,25 @@ def test_right_against_float64(shape: dict[str, int], past: int, rows: int, see:
         )
 
 
+@pytest.mark.parametrize("shape", [{}, {"groups": 5}])
+def test_int8_with_rounded_rows_is_near(shape: dict[str, int], round_rows: Callable[[bool], None]) -> None:
+    """Rows are rounded one by one, by 1/254 of their largest number at most."""
+    round_rows(True)
+    stack = random_stack(dtype=torch.int8, **shape)  # type: ignore[arg-type]
+    request = Request(stack, 126, 5)
+    wanted, _, _ = request.expected(stack)
+    hidden, _ = stack(request.x, request.cos, request.sin, [request.rows])
+    assert not torch.allclose(hidden.double(), wanted, rtol=2e-4, atol=2e-4)
+    assert (hidden - wanted).norm() < 0.03 * wanted.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_gives_the_same_numbers_alone_among_drafts_and_in_a_batch(threads: int) -> None:
+def test_a_row_gives_the_same_numbers_alone_among_drafts_and_in_a_batch(
+    threads: int, dtype: torch.dtype
+) -> None:
     """To the bit, across the parts of the keys: plain decoding and verification of a chain can't part."""
-    stack, count = random_stack(), 9
+    stack, count = random_stack(dtype=dtype), 9
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,9 @@ def test_few_rows(outputs: int, inputs: int, bias: bool) -> None:
         torch.testing.assert_close(got.double(), exact[:rows], rtol=1e-5, atol=1e-4)
         for dtype in (torch.bfloat16, torch.int8):
             matrix = linear.rounded(weight, dtype, offset)
+            read = linear.rounded_rows(x[:rows]) if linear.eight_bits(matrix) else x[:rows]
             close = F.linear(
-                x[:rows].double(), matrix.dense(torch.float64), None if offset is None else offset.double()
+                read.double(), matrix.dense(torch.float64), None if offset is None else offset.double()
             )
             torch.testing.assert_close(
                 linear.few_rows(x[:rows], *matrix).double(), close, rtol=1e-5, atol=1e-4
@@ -73,6 +75,54 @@ def test_a_weight_is_rounded_to_int8_by_half_a_step_of_each_row() -> None:
     step = weight.abs().amax(1, keepdim=True) / 127
     assert (matrix.dense(torch.float32) - weight).abs().le(0.501 * step).all()
     assert matrix.weight.abs().amax(1).tolist() == [127] * 4 + [0] + [127] * 4
+
+
+def test_rows_are_rounded_by_half_a_step_of_each() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(9, 40) * torch.logspace(-3, 3, 9)[:, None]
+    x[4] = 0
+    step = x.abs().amax(1, keepdim=True) / 127
+    assert (linear.rounded_rows(x) - x).abs().le(0.501 * step).all()
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_that_is_not_finite_is_so_for_int8_too(wrong: float) -> None:
+    matrix, x = linear.rounded(torch.randn(9, 130), torch.int8), torch.randn(3, 130)
+    x[1, 77] = wrong
+    for rows in (x, x.repeat(12, 1)):
+        y = linear.few_rows(rows, *matrix)
+        assert not y[1].isfinite().any()
+        assert y[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_int8_with_rows_rounded_and_not(on: bool, round_rows: Callable[[bool], None]) -> None:
+    """The processor chooses; either way is that of the definition, and sums of rounded rows are exact."""
+    round_rows(on)
+    torch.manual_seed(0)
+    matrix, x = linear.rounded(torch.randn(7, 200), torch.int8), torch.randn(40, 200)
+    assert linear.eight_bits(matrix) == on
+    read = linear.rounded_rows(x) if on else x
+    exact = F.linear(read.double(), matrix.dense(torch.float64))
+    near = 1e-5 if on else 1e-4
+    torch.testing.assert_close(linear.few_rows(x[:8], *matrix).double(), exact[:8], rtol=near / 10, atol=near)
+    torch.testing.assert_close(linear.few_rows(x, *matrix).double(), exact, rtol=1e-5, atol=1e-4)
+
+
+def test_a_wide_int8_weight_meets_whole_rows(round_rows: Callable[[bool], None]) -> None:
+    """Room for rounded rows is on the stack."""
+    round_rows(True)
+    narrow, wide = (linear.rounded(torch.randn(2, size), torch.int8) for size in (1 << 14, (1 << 14) + 1))
+    assert linear.eight_bits(narrow) and not linear.eight_bits(wide)
+    for matrix, near in ((narrow, 1e-3), (wide, 1e-3)):
+        x = torch.randn(32, matrix.weight.shape[1])
+        read = linear.rounded_rows(x) if matrix is narrow else x
+        torch.testing.assert_close(
+            linear.few_rows(x, *matrix).double(),
+            F.linear(read.double(), matrix.dense(torch.float64)),
+            rtol=near,
+            atol=near,
+        )
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -79,14 +80,29 @@ def plainly(
     ],
 )
 def test_the_tree_is_that_of_float64(
-    columns: int, width: int, rank: int, dtype: torch.dtype, levels: int, nodes: int, scale: float, kind: str
-) -> None:
+    columns: int, width: int, rank: int, dtype: torch.dtype, levels: int, nodes: int, scale: float, kind: str,
+    round_rows: Callable[[bool], None],
+) -> None:  # fmt: skip
+    round_rows(False)
     head, ids, markov = weights(columns, width, rank, 2 * columns, dtype, kind)
     hidden = torch.randn(levels, width)
     wanted = plainly(hidden, 1, nodes, scale, head, ids, markov)
     got = TreeHead(head, ids, markov)(hidden, 1, nodes, scale)
     assert got[:2] == wanted[:2]
     assert got[2] == pytest.approx(wanted[2], abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["silu", "linear", ""])
+def test_a_tree_of_rounded_rows_is_near(kind: str, round_rows: Callable[[bool], None]) -> None:
+    head, ids, markov = weights(700, 32, 12 if kind else 0, 900, torch.int8, kind)
+    hidden = torch.randn(4, 32)
+    round_rows(False)
+    whole = dict(zip(*TreeHead(head, ids, markov)(hidden, 1, 40, 1.0)[::2], strict=True))
+    round_rows(True)
+    near = dict(zip(*TreeHead(head, ids, markov)(hidden, 1, 40, 1.0)[::2], strict=True))
+    both = whole.keys() & near.keys()
+    assert whole != near and len(both) > 0.8 * len(whole)
+    assert [near[t] for t in sorted(both)] == pytest.approx([whole[t] for t in sorted(both)], abs=0.3)
 
 
 def test_one_thread_or_two_build_the_same_tree() -> None:
@@ -148,8 +164,11 @@ def test_weights_of_other_shapes_are_refused() -> None:
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("kind", ["silu", "tanh", "linear", ""])
 @pytest.mark.parametrize("columns", [5, 700, 1024])
-def test_a_drawn_chain(columns: int, kind: str, dtype: torch.dtype) -> None:
+def test_a_drawn_chain(
+    columns: int, kind: str, dtype: torch.dtype, round_rows: Callable[[bool], None]
+) -> None:
     """Each row of q is the softmax given the tokens drawn before, and each token stands where its number falls in that row."""
+    round_rows(False)
     head, ids, m = weights(columns, 24, 8 if kind else 0, 2 * columns, dtype, kind)
     drafts, drawn = TreeHead(head, ids, m), set()
     for seed in range(20):
