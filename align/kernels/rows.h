@@ -240,7 +240,9 @@ extern int eight_bits;
 
 #ifdef ROWS512
 #define BYTES __attribute__((target("avx512f,avx512bw,avx512vnni,avx2,fma")))
-enum { LONGEST = 1 << 14, STEP = 64 }; /* columns of a weight that is multiplied so; of one step */
+/* Columns of a weight that is multiplied so; of one step; how many bytes further on what is fetched lies: a strip takes less time than
+ * the memory's answer. */
+enum { LONGEST = 1 << 14, STEP = 64, FURTHER = 8192 };
 
 /* A row of x rounded so that its largest number becomes ±127, zeros up to a whole step behind it. Returns what 1 stands for, NaN
  * where a number is not finite; sum: of the rounded numbers. */
@@ -264,7 +266,7 @@ static BYTES float rounded_row(const float *x, int8_t *to, int64_t K, int32_t *s
 }
 
 /* sums[i] (STRIP): m rounded rows, `apart` from each other, times a strip. The instruction takes one side without a sign, so W is
- * raised by 128. ahead: the strip that comes next, which is fetched; 0 = none. m is a constant wherever this is called. */
+ * raised by 128. ahead: as many bytes as a strip has, which are fetched; 0 = none. m is a constant wherever this is called. */
 static inline __attribute__((always_inline)) BYTES void strip_of_bytes(
     const int8_t *x, int64_t apart, const char *const *w, __m128i *sums, int64_t K, const char *ahead, const int m)
 {
@@ -287,7 +289,7 @@ static inline __attribute__((always_inline)) BYTES void strip_of_bytes(
     int64_t k = 0;
     for (; k + STEP <= K; k += STEP) {
 #pragma GCC unroll 4
-        for (int j = 0; j < STRIP && ahead; j++) FETCH(ahead + j * K + k, m);
+        for (int j = 0; j < STRIP && ahead; j++) FETCH(ahead + k * STRIP + j * STEP, m);
         ADD(_mm512_loadu_si512(w[j] + k));
     }
     const __mmask64 left = ((__mmask64)1 << (K - k)) - 1;
@@ -317,7 +319,7 @@ static __attribute__((unused)) BYTES void product_of_bytes(
         const char *w[STRIP], *lowest = (const char *)m->weight + n * STRIP * K;
         for (int64_t j = 0; j < STRIP; j++) w[j] = lowest + (n * STRIP + j < N ? j : 0) * K;
         __m128i sums[M];
-        const char *ahead = n + 1 < last ? lowest + STRIP * K : 0;
+        const char *ahead = (last - n) * STRIP * K > FURTHER ? lowest + FURTHER : 0;
         for (int64_t i = 0; i < M; i += most, ahead = 0) {
             const int8_t *its = rows + i * apart;
             switch (M - i < most ? M - i : most) {
