@@ -1,5 +1,5 @@
 /* The layers of a decoder over a few rows in one call: norm, queries keys values, rotary positions, attention over a cache,
- * output, norm, gated feed-forward; x and all sums in fp32, weights in fp32, bf16 or int8.
+ * output, norm, gated feed-forward; x and all sums in fp32, weights in fp32, bf16 or int8 (where rounded rows meet them: rows.h).
  *
  * A round of small operators for each of these takes longer than their arithmetic. Here the threads stay in one parallel
  * region for all layers. Whatever is computed of a row is computed in the same order whatever other rows come with it, and

@@ -32,7 +32,7 @@ def test_a_lightened_drafter_drafts_the_same_up_to_rounding(
         logits, inputs = drafter.logits(hidden), session.bias_inputs(hidden)
         results.append(logits if inputs is None else logits + session.bias(inputs[1], torch.tensor(9)))
     scale = float(results[0].abs().max())
-    torch.testing.assert_close(results[1], results[0], atol=4e-2 * scale, rtol=4e-2)
+    torch.testing.assert_close(results[1], results[0], atol=6e-2 * scale, rtol=6e-2)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
