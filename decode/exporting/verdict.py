@@ -124,11 +124,21 @@ class Decoded:
 
     def alike(self, theirs: Sequence[list[int]], drafts: int) -> tuple[bool, str]:
         """Whether somebody accepts as much, and a line for people. `drafts`: K."""
-        own, other = (Counts.of(accepted, drafts) for accepted in (self.accepted, theirs))
-        equal = sum(a == b for a, b in zip(self.accepted, theirs, strict=True))
+        each = zip(self.accepted, self.outputs, strict=True)
+        ours = [_without_end(accepted, len(output)) for accepted, output in each]
+        own, other = (Counts.of(accepted, drafts) for accepted in (ours, theirs))
+        equal = sum(a == b for a, b in zip(ours, theirs, strict=True))
         line = f"{equal} of {plural(len(theirs), 'prompt')} accepted call for call alike; ours: {own.line}, theirs: {other.line}"
         # another order of sums may turn a near-tie of two drafts; a fault turns many
         return own.alike(other) and abs(own.tau - other.tau) < 0.02 * own.tau, line
+
+
+def _without_end(accepted: list[int], tokens: int) -> list[int]:
+    """Accepted drafts of each call of an output of so many tokens, without an accepted end of text."""
+    # Each call writes its accepted drafts and a token of p's, the prefill one of p's before them. Only an accepted end of text has none
+    # of p's behind it. Those who are asked for as many tokens as the output has can't draft its last one: they take it as p's own.
+    ended = sum(accepted) + len(accepted) == tokens
+    return [*accepted[:-1], accepted[-1] - 1] if ended else accepted
 
 
 def decoded(target: Target, drafter: Drafter, prompts: Sequence[list[int]], max_new_tokens: int) -> Decoded:

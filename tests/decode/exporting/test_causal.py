@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from align.common.errors import UserError
 from align.models.checkpoints.causal import save_causal
+from align.target.loading import load_target
 from align.target.model import Target
 from decode.exporting import causal
 from decode.exporting.causal import export
@@ -25,11 +26,11 @@ from tests.builders import PROMPT, causal_drafter
 PROMPTS = [Prompt("a", "Why is the sky blue?")]
 
 
-def made(folder: Path, dtype: str, out: Path | None = None) -> Verdict:
+def made(folder: Path, dtype: str, out: Path | None = None, **other: Any) -> Verdict:
     """What is said of the export of the drafter in `folder`."""
     folders = {"draft_model": out or folder / "out"}
-    options: dict[str, Any] = {"dtype": dtype, "device": "cpu", "limit": 1, "max_new_tokens": 12}
-    return exported(str(folder / "drafter"), "autoregressive", "debug", folders, **options)[0]
+    options = {"target": "debug", "dtype": dtype, "device": "cpu", "limit": 1, "max_new_tokens": 12, **other}
+    return exported(str(folder / "drafter"), "autoregressive", folders=folders, **options)[0]
 
 
 def test_the_folder_is_an_assistant_of_transformers(tmp_path: Path, target: Target) -> None:
@@ -103,6 +104,15 @@ def test_an_engine_that_drafts_otherwise_is_named(
     monkeypatch.setattr(causal, "assisted", fewer)
     verdict = made(tmp_path, "float32", tmp_path / "again")
     assert not verdict.same and "1 of 1 outputs" in verdict.lines[1] and "0 of 1 prompt" in verdict.lines[2]
+
+
+def test_a_drafter_that_drafts_the_end_of_the_text(tmp_path: Path) -> None:
+    """The target itself, all of whose drafts are accepted; its outputs of 7, 12 and 4 tokens end in any place of a call."""
+    target = load_target("debug-qwen2", "float32", "cpu")
+    target.model.save_pretrained(tmp_path / "drafter")
+    target.tokenizer.save_pretrained(tmp_path / "drafter")
+    verdict = made(tmp_path, "float32", target="debug-qwen2", limit=3)
+    assert verdict.same and "3 of 3 prompts accepted call for call alike" in verdict.lines[2], verdict.lines
 
 
 def test_later_and_in_one_process(tmp_path: Path, target: Target) -> None:
