@@ -40,7 +40,9 @@ class DrafterConfig(Group):
     )
     context: Literal["shared_kv", "taps"] = option("shared_kv", "how the block drafter sees the context")
     init: str | None = option(
-        None, "drafter folder, published checkpoint or hub id to start from; its architecture stays"
+        None,
+        "drafter folder, published checkpoint or hub id to start from; its architecture stays, and a note says which keys of the "
+        "recipe that passes over",
     )
     block_size: int = option(4, "K: tokens drafted in one pass", low=1, high=64)
     block_layout: Literal["anchor_first", "fill_in"] | None = option(
@@ -58,14 +60,18 @@ class DrafterConfig(Group):
     draft_vocab: int = option(8192, "size of the draft vocabulary, the commonest tokens; 0 = all", low=0)
     init_from_target: bool = option(True, "start from the target's layers")
     markov_rank: int = option(
-        192, "rank of the bias from the token before; 0 = independent positions", low=0, high=2**16
+        192,
+        "rank of the bias from the token before; 0 = independent positions. Any other than 192 replaces what drafter.init has, fresh, "
+        "and 0 leaves it out",
+        low=0,
+        high=2**16,
     )
     markov: Literal["silu", "tanh", "linear", "mlp", "vanilla", "gated", "mixed", "table"] | None = option(
         None,
         "block: how that bias is made. silu, tanh = one layer over hidden state and embedding, mlp = two, linear = the embedding "
         "alone, vanilla = a row for each token, gated = the same times a gate (mixed, table: silu's and vanilla's names of old). "
         "DSpark's engines serve linear and vanilla (vLLM), tanh and gated (SGLang). null = silu, or what drafter.init has; another "
-        "kind or rank than that replaces it, fresh",
+        "kind, or a kind and another rank, replaces that, fresh",
     )
     markov_width: int = option(
         0, "width of the first layer of drafter.markov=mlp; 0 = twice the rank", low=0, high=2**16

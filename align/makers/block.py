@@ -37,6 +37,7 @@ from align.models.block_parts import (
     with_markov,
     with_self_conditioning,
     without_confidence,
+    without_markov,
 )
 from align.models.checkpoints.block import load_drafter
 from align.models.markov import OLD_NAMES
@@ -60,6 +61,7 @@ def make_block(
     else:
         drafter = load_drafter(options.init, target)
         _check_layout(drafter, options)
+        _say_kept(drafter, options)
         if options.confidence_head:
             drafter = with_confidence(drafter)
         elif drafter.confidence is not None:
@@ -72,7 +74,7 @@ def make_block(
             drafter = with_convolution(drafter)
         if options.self_conditioning:
             drafter = with_self_conditioning(drafter)
-        drafter = _asked_markov(drafter, options, seed)
+        drafter = _with_asked_markov(drafter, options, seed)
         # the same weights in another dtype are another target, and what is learnt here is this one
         drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
     if options.lora_rank:
@@ -92,27 +94,63 @@ def _check_layout(drafter: BlockDrafter, options: DrafterConfig) -> None:
         )
 
 
-def _asked_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> BlockDrafter:
-    """The drafter of `drafter.init` with the Markov head that `drafter.markov` names, fresh where its own is another; its own
-    where it names none."""
-    if options.markov is None:
-        return drafter
-    check_rank(drafter.target, options.markov_rank)
-    kind, width = markov_kind(options)
-    config = drafter.config
-    if (config.markov, config.markov_rank, config.markov_width) == (kind, options.markov_rank, width):
-        return drafter
-    if config.markov_rank:
+def _say_kept(drafter: BlockDrafter, options: DrafterConfig) -> None:
+    """Say what the recipe asks for and `drafter.init` has otherwise. No error: a recipe that this one is based on may have set it."""
+    own, default = drafter.config, DrafterConfig()
+    has: dict[str, Any] = {
+        "context": own.context,
+        "block_size": own.block_size,
+        "layers": len(own.init_layer_ids),
+        "target_layers": own.target_layer_ids,
+        "draft_vocab": own.draft_vocab_size,
+        "mask_token_id": own.mask_token_id,
+    }
+    if own.context == "taps" and options.target_layers is None:
+        has["taps"] = len(own.target_layer_ids)
+    asked = {name: getattr(options, name) for name in has}
+    if options.target_layers is not None:
+        count = own.num_target_layers
+        asked["target_layers"] = [i + count if i < 0 else i for i in options.target_layers]
+    passed_over = [name for name in has if asked[name] not in (getattr(default, name), has[name])]
+    if passed_over:
+        kept = ", ".join(f"{name}={has[name]} ({asked[name]})" for name in passed_over)
         say(
-            f"drafter.init: its Markov head ({config.markov_kind}, rank {config.markov_rank}) gives way to a fresh one",
-            error=True,
+            f"note: drafter.init={options.init} keeps its own {kept.replace('(', '(recipe: ', 1)}", error=True
         )
-    return with_markov(drafter, kind, options.markov_rank, width, seed)
 
 
-def markov_kind(options: DrafterConfig) -> tuple[str, int]:
-    """`markov` and `markov_width` of the config."""
-    kind = OLD_NAMES.get(options.markov or "silu", options.markov or "silu")
+def _with_asked_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> BlockDrafter:
+    """The drafter of `drafter.init` with the Markov head that the recipe asks for, fresh where its own is another."""
+    config, asked = drafter.config, asked_markov(drafter.config, options)
+    kind, rank, width = asked
+    if asked == (config.markov, config.markov_rank, config.markov_width) or rank == config.markov_rank == 0:
+        return drafter
+    check_rank(drafter.target, rank)
+    own = f"its Markov head ({config.markov_kind}, rank {config.markov_rank})"
+    fresh = f"a fresh one ({kind or 'silu'}, rank {rank})"
+    if not rank:
+        say(f"drafter.init: {own} is left out (drafter.markov_rank=0)", error=True)
+    elif config.markov_rank:
+        say(f"drafter.init: {own} gives way to {fresh}", error=True)
+    else:
+        say(f"drafter.init: it has no Markov head and gets {fresh}", error=True)
+    return with_markov(drafter, kind, rank, width, seed) if rank else without_markov(drafter)
+
+
+def asked_markov(config: BlockConfig, options: DrafterConfig) -> tuple[str, int, int]:
+    """`markov`, `markov_rank` and `markov_width` of a drafter that starts from `drafter.init`, `config`: its own where the recipe
+    names neither kind nor rank (the default's can't be told from none)."""
+    unnamed = (DrafterConfig().markov_rank, config.markov_rank)
+    if options.markov is None and options.markov_rank in unnamed:
+        return config.markov, config.markov_rank, config.markov_width
+    kind, width = markov_kind(options, config.markov_kind)
+    return kind, options.markov_rank, width
+
+
+def markov_kind(options: DrafterConfig, usual: str = "") -> tuple[str, int]:
+    """`markov` and `markov_width` of the config. usual: the kind where the recipe names none; "" = silu."""
+    named = options.markov or usual or "silu"
+    kind = OLD_NAMES.get(named, named)
     kind = "" if kind == "silu" or not options.markov_rank else kind
     return kind, options.markov_width if kind == "mlp" else 0
 

@@ -86,13 +86,8 @@ def with_self_conditioning(drafter: BlockDrafter) -> BlockDrafter:
 @torch.no_grad()
 def with_markov(drafter: BlockDrafter, kind: str, rank: int, width: int, seed: int) -> BlockDrafter:
     """The same drafter with a fresh Markov head, its bias zero, in place of the one that it has; random weights from `seed`."""
-    if drafter.config.confidence_input == "markov":  # which reads the head that goes
-        drafter = without_confidence(drafter)
-        drafter.config = replace(drafter.config, confidence_head=True)
-        drafter.confidence = drafter.new_confidence().to(drafter.norm.weight.device)
-    drafter.config = replace(
-        drafter.config, markov=kind, markov_rank=rank, markov_width=width, markov_bias=False
-    )
+    drafter = without_markov(drafter)
+    drafter.config = replace(drafter.config, markov=kind, markov_rank=rank, markov_width=width)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         markov = drafter.new_markov()
@@ -101,6 +96,15 @@ def with_markov(drafter: BlockDrafter, kind: str, rank: int, width: int, seed: i
     markov.to(drafter.norm.weight.device)
     drafter.markov = markov
     _start_markov(drafter, markov)
+    return drafter
+
+
+def without_markov(drafter: BlockDrafter) -> BlockDrafter:
+    """The same drafter, its positions independent given the context."""
+    if drafter.config.confidence_input == "markov":  # which reads the head that goes
+        drafter = with_confidence(without_confidence(drafter))
+    drafter.config = replace(drafter.config, markov="", markov_rank=0, markov_width=0, markov_bias=False)
+    drafter.markov = None
     return drafter
 
 

@@ -16,7 +16,7 @@ from align.common.schema import read_object
 from align.config.drafter import PARTS, DrafterConfig
 from align.config.parser import load_recipe, shipped
 from align.config.recipe import Recipe
-from align.makers.block import check_rank, fresh_config, markov_kind
+from align.makers.block import asked_markov, check_rank, fresh_config
 from align.makers.geometry import check_count, first_layers, named_layers, shared_layers, tap_layers
 from align.makers.standalone import ddit_config
 from align.models.block import BlockDrafter
@@ -120,9 +120,8 @@ def _block(d: DrafterConfig, target: Skeleton) -> DrafterSize:
     config.confidence_head = d.confidence_head
     config.convolution |= d.convolution
     config.self_conditioning |= d.self_conditioning
-    if d.init is not None and d.markov is not None:
-        config.markov, config.markov_width = markov_kind(d)
-        config.markov_rank = d.markov_rank
+    if d.init is not None:
+        config.markov, config.markov_rank, config.markov_width = asked_markov(config, d)
     nowhere: Any = None
     with torch.device("meta"):
         drafter = BlockDrafter(config, nowhere)

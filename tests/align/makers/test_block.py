@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,15 @@ import pytest
 import torch
 
 from align.common.errors import UserError
+from align.config.drafter import DrafterConfig
+from align.config.parser import load_recipe, shipped
 from align.data import shards as data
-from align.makers.block import from_target, make_block
+from align.makers.block import asked_markov, from_target, make_block
 from align.makers.geometry import tap_layers
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import load_drafter, save_drafter
+from align.planning.drafter import drafter_size
+from align.planning.skeleton import skeleton
 from align.target.model import Target
 from tests.builders import block_options as options
 from tests.builders import trained_block
@@ -68,8 +73,78 @@ def test_what_is_asked_for_is_added_to_a_trained_drafter(
     assert (made.config.markov, made.config.markov_width, made.config.markov_rank) == ("mlp", 12, 8)
     assert "its Markov head (silu, rank 8) gives way to a fresh one" in capsys.readouterr().err
     save_drafter(made, tmp_path / "again", dtype=torch.float32)
-    kept_own = make_block(target, options(init=str(tmp_path / "again")), None)  # the recipe names neither
-    assert kept_own.config == made.config
+    neither = options(init=str(tmp_path / "again"), markov_rank=DrafterConfig().markov_rank)
+    assert make_block(target, neither, None).config == made.config
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "kind", "rank", "said"),
+    [
+        ({"markov_rank": 8, "markov": "tanh"}, {"markov_rank": 4}, "tanh", 4, "(tanh, rank 8) gives way to a fresh one (tanh, rank 4)"),
+        ({"markov_rank": 8}, {"markov_rank": 0}, "", 0, "(silu, rank 8) is left out"),
+        ({"markov_rank": 8}, {"markov_rank": 0, "markov": "gated"}, "", 0, "(silu, rank 8) is left out"),
+        ({}, {"markov_rank": 4}, "silu", 4, "has no Markov head and gets a fresh one (silu, rank 4)"),
+        ({}, {"markov_rank": 0}, "", 0, ""),
+        ({"markov_rank": 8, "markov": "mlp", "markov_width": 6}, {"markov_rank": 8}, "mlp", 8, ""),
+    ],
+)  # fmt: skip
+def test_a_rank_that_is_asked_for_is_had(
+    target: Target,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    own: dict[str, Any],
+    asked: dict[str, Any],
+    kind: str,
+    rank: int,
+    said: str,
+) -> None:
+    """Whether or not the recipe names a kind; a plan counts the same parameters."""
+    save_drafter(from_target(target, options(**own), torch.arange(4, 68)), tmp_path)
+    words = options(init=str(tmp_path), **asked)
+    made = make_block(target, words, None)
+    assert (made.config.markov_kind, made.config.markov_rank) == (kind, rank) and (made.markov is None) == (
+        rank == 0
+    )
+    assert said in (err := capsys.readouterr().err) and bool(err) == bool(said), err
+    save_drafter(made, tmp_path / "again")
+    assert load_drafter(tmp_path / "again", target).config == made.config
+    recipe = load_recipe(["recipe=debug_block"])
+    recipe.drafter = words
+    assert drafter_size(recipe, skeleton("debug")).parameters == sum(p.numel() for p in made.parameters())
+
+
+def test_what_an_init_keeps_though_the_recipe_asks_otherwise_is_said(
+    target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for context in ("taps", "shared_kv"):
+        own = {"context": context, "block_size": 3, "layers": 1, "target_layers": [3], "mask_token_id": 5}
+        drafter = from_target(target, options(**own), torch.arange(4, 68))
+        save_drafter(drafter, init := tmp_path / context)
+        for same in ({}, {**own, "draft_vocab": 64}, {"target_layers": [-1]}):
+            make_block(target, options(init=str(init), **{"taps": 5, **same}), None)
+            assert capsys.readouterr().err == ""
+        other = {"block_size": 8, "layers": 4, "draft_vocab": 0, "target_layers": [-4, 1], "mask_token_id": 7}
+        made = make_block(target, options(init=str(init), context="taps", **other), None)
+        assert made.config == replace(drafter.config, extra=made.config.extra)
+        kept = "block_size=3 (recipe: 8), "
+        if context == "shared_kv":
+            kept = "context=shared_kv (recipe: taps), block_size=3 (8), "
+        assert capsys.readouterr().err == (
+            f"note: drafter.init={init} keeps its own {kept}layers=1 (4), target_layers=[3] ([0, 1]), draft_vocab=64 (0), "
+            "mask_token_id=5 (7)\n"
+        )
+    make_block(target, options(init=str(tmp_path / "taps"), taps=3), None)
+    assert "keeps its own taps=1 (recipe: 3)\n" in capsys.readouterr().err
+
+
+def test_shipped_recipes_keep_the_markov_head_that_they_start_from(target: Target) -> None:
+    config = from_target(target, options(), None).config
+    for name in shipped():
+        asked = load_recipe([f"recipe={name}"]).drafter
+        if asked.kind == "block" and asked.init is not None:
+            maker = Path(asked.init).parent.name  # runs/NAME/drafter, or the shipped drafter
+            rank = load_recipe([f"recipe={maker}"]).drafter.markov_rank if maker in shipped() else 192
+            assert asked_markov(replace(config, markov_rank=rank), asked)[1] == rank, name
 
 
 def test_a_layout_is_that_of_the_drafter_to_start_from(
