@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,15 @@ def write_out(writer: gguf.GGUFWriter) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def asking_target(folder: Path, target: Target, **asks: Any) -> str:
+    """The target in a folder whose generation config asks for this."""
+    target.model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    given = json.loads((path := folder / "generation_config.json").read_text())
+    path.write_text(json.dumps(given | asks))
+    return str(folder)
 
 
 def write_gguf(

@@ -55,16 +55,7 @@ def against_transformers(
 
 
 def _stock_tokens(model: Any, target: Target, tokens: list[int], max_new_tokens: int) -> list[int]:
-    from transformers import GenerationConfig
-
     limit = min(max_new_tokens, target.context_limit - len(tokens))
-    config = GenerationConfig(
-        max_new_tokens=limit,
-        do_sample=False,
-        repetition_penalty=1.0,
-        eos_token_id=list(target.eos_ids) or None,
-        pad_token_id=(target.eos_ids or (0,))[0],
-    )
     ids = torch.tensor([tokens], device=target.device)
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, do_sample=False)
     return output[0, len(tokens) :].tolist()

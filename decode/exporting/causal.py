@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from align.common.checksums import check_checksums
 from align.common.claims import scratch
@@ -180,9 +181,12 @@ def _logits(verdict: Verdict, source: Path) -> Any:
 
 def _whole(verdict: Verdict, model: Any, assistant: Any, texts: Decoded) -> None:
     """Compare whole outputs. model: the target as transformers runs it."""
-    settings = assistant.to(model.device).generation_config
-    settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = DRAFTS, "constant"
-    settings.assistant_confidence_threshold = 0.0  # draft them all
+    # anew: what its own asks for beside (repetition_penalty) is not applied to drafts here
+    assistant.to(model.device).generation_config = GenerationConfig(
+        num_assistant_tokens=DRAFTS,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,  # draft them all
+    )
     written, accepted = list[list[int]](), list[list[int]]()
     for prompt, output in zip(texts.prompts, texts.outputs, strict=True):
         # it drafts before the first token, too; here drafts begin behind it

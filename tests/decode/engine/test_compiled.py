@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from align.common.errors import UserError
 from align.target.loading import load_target
+from align.target.model import Target
 from decode.engine.compiled import compiled, stock_model
-from tests.target_models import tiny_target
+from decode.engine.decoder import Decoder
+from tests.builders import PROMPT
+from tests.target_models import asking_target, tiny_target
 
 
 @pytest.mark.slow
@@ -62,3 +67,21 @@ def test_the_stock_model_has_the_attention_that_its_architecture_has(
     target = tiny_target(kind)
     monkeypatch.setattr("decode.engine.compiled.reload", lambda *_, **__: target)
     assert stock_model(target).config._attn_implementation == attention
+
+
+def test_the_stock_model_writes_by_the_models_own_p(tmp_path: Path, target: Target) -> None:
+    """Whatever its generation config asks for; texts end where it says."""
+    tokens = Decoder(target).generate(PROMPT, max_new_tokens=12).tokens
+    end = next(i for i, token in enumerate(tokens) if i > 3 and token not in tokens[:i])
+    asks = {
+        "repetition_penalty": 1.8,
+        "no_repeat_ngram_size": 2,
+        "suppress_tokens": tokens[:1],
+        "num_beams": 2,
+    }
+    folder = asking_target(tmp_path, target, eos_token_id=[tokens[end], 3], min_new_tokens=12, **asks)
+    ids = torch.tensor([PROMPT])
+    for words in ({"do_sample": False}, {"generation_config": GenerationConfig(do_sample=False)}):
+        model = stock_model(load_target(folder, "float32", "cpu"))
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, **words)
+        assert found[0, len(PROMPT) :].tolist() == tokens[: end + 1]

@@ -17,7 +17,7 @@ from decode.exporting.engine_reader import TransformersReader
 from decode.exporting.parity import exported, in_process, made_for
 from decode.suites.registry import prompts_of
 from tests.builders import block_network
-from tests.target_models import write_gguf
+from tests.target_models import asking_target, write_gguf
 
 
 @pytest.fixture
@@ -57,6 +57,19 @@ def test_a_pruned_vocabulary_is_compared_as_each_engine_drafts_with_it(
     words = {"device": "cpu", "limit": 1, "max_new_tokens": 8, "vocabulary": vocabulary}
     for verdict in exported(str(tmp_path / "drafter"), "block", "debug", folders, **words):
         assert verdict.same and any("whole outputs" in line for line in verdict.lines), verdict.lines[-1]
+
+
+def test_a_target_whose_generation_config_asks_for_other_text(
+    tmp_path: Path, target: Target, drafter: str
+) -> None:
+    """Penalties and the like are applied neither here nor where transformers itself writes, with a drafter of either kind."""
+    folder = asking_target(tmp_path / "its", target, repetition_penalty=1.8, no_repeat_ngram_size=2)
+    names = ("transformers", "custom_generate", "draft_model")
+    for name in names:
+        own, role = (folder, "autoregressive") if name == "draft_model" else (drafter, "block")
+        words: dict[str, Any] = {"device": "cpu", "dtype": "float32", "limit": 1, "max_new_tokens": 12}
+        (verdict,) = exported(own, role, folder, {name: tmp_path / name}, **words)
+        assert verdict.same, verdict.lines
 
 
 def test_weights_that_are_rounded(tmp_path: Path, drafter: str) -> None:
