@@ -14,7 +14,7 @@ from safetensors import safe_open
 from align.common.claims import scratch
 from align.common.errors import UserError, in_one_line
 from align.common.files import check_ordinary
-from align.common.hub import hub_id, model_folder
+from align.common.hub import hub_id, local_path, model_folder
 from align.common.text import short
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import load_drafter
@@ -78,8 +78,10 @@ def exported(
             "drafter.kind=autoregressive"
         )
     network = _opened(drafter, target, device, trust_remote_code)
-    named = hub_id(target) or hub_id(network.config.target) or network.config.target
-    network.config = replace(network.config, target=named)
+    # a folder may hold a finetuned model, of which the name that the drafter was made under says nothing
+    own = network.config.target
+    known = target if local_path(target).is_dir() else hub_id(own) or own
+    network.config = replace(network.config, target=hub_id(target) or known)
     number = getattr(torch, dtype)
     notes = [causal.ROUNDED.format(dtype)] if _round(network, number) else []
     if vocabulary is None and target.endswith(".gguf"):

@@ -114,6 +114,22 @@ def test_others_are_told_the_target(tmp_path: Path, target: Target, monkeypatch:
     assert found == {str(tmp_path): 1, "org/model": 0}
 
 
+@pytest.mark.parametrize("made_for", ["some/model", "runs/code"])
+def test_a_folder_that_is_given_as_the_target_is_named(tmp_path: Path, target: Target, made_for: str) -> None:
+    """It may hold a finetuned model, whatever the drafter was made for; in the hub's cache it has that name."""
+    network = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
+    network.config.target = made_for
+    save_drafter(network, tmp_path / "drafter")
+    cached = tmp_path / "models--org--finetune/snapshots/0"
+    for place, name, notes in ((tmp_path / "its", str(tmp_path / "its"), 1), (cached, "org/finetune", 0)):
+        folder, out = asking_target(place, target), tmp_path / f"out{notes}"
+        words: dict[str, Any] = {"device": "cpu", "limit": 0, "dtype": "float32"}
+        (verdict,) = exported(str(tmp_path / "drafter"), "block", folder, {"dflash": out}, **words)
+        assert sum("no hub id" in note for note in verdict.notes) == notes
+        page, record = (out / "README.md").read_text(), json.loads((out / "export.json").read_text())
+        assert record["target"] == name and name in page and made_for not in page + verdict.serve[0]
+
+
 def test_nothing_is_written_where_a_vocabulary_does_not_fit(
     tmp_path: Path, target: Target, drafter: str
 ) -> None:
