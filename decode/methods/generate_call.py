@@ -13,6 +13,8 @@ from align.common.errors import UserError
 
 _PREPARED = {"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}  # fmt: skip
 """What `generate` prepares itself for a text of tokens."""
+_SHOWN = ("output_hidden_states", "output_attentions")
+"""What is returned beside the text, and without `return_dict_in_generate` is not."""
 _OTHER_WAY = ("penalty_alpha", "dola_layers", "force_words_ids", "constraints")
 """The settings that ask for another choice of tokens than greedy ones or samples from processed logits."""
 _OTHER_DRAFTER = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type")
@@ -69,7 +71,7 @@ def check_call(
     drafters |= {name: getattr(config, name, None) for name in _OTHER_DRAFTER}
     if name := next((name for name, value in drafters.items() if value), ""):
         raise UserError(f"{name}: `drafter` takes its place; leave it out")
-    for name in ("output_hidden_states", "output_attentions"):
+    for name in _SHOWN:
         if config.return_dict_in_generate and getattr(config, name, None):
             raise UserError(f"{name}: the states of rejected drafts are among them; leave it out")
     for one in _each(processors):
@@ -88,7 +90,7 @@ def check_call(
             "cache_implementation: drafts are verified with exact keys, and quantised ones give another text; leave it out"
         )
     for name, value in inputs.items():
-        if name not in _PREPARED and not _says_nothing(model, ids_BL, name, value):
+        if name not in (*_PREPARED, *_SHOWN) and not _says_nothing(model, ids_BL, name, value):
             raise UserError(f"{name}: only tokens and attention_mask are taken as input")
     if ids_BL.shape[1] == 0:
         raise UserError("input_ids: there is no token to continue")

@@ -18,6 +18,8 @@ _PREPARED = {
     "cache_position",
 }
 """What `generate` makes by itself for a text of tokens."""
+_SHOWN = ("output_hidden_states", "output_attentions")
+"""What is returned beside the text, and without `return_dict_in_generate` is not."""
 _KINDS = {"token_type_ids", "mm_token_type_ids"}
 """Where a model takes images too, which tokens stand for them; 0 = text."""
 
@@ -36,13 +38,13 @@ def check_call(model: Any, config: Any, model_kwargs: dict[str, Any], input_ids:
         raise ValueError(
             f"{type(model).__name__}: its states can't be taken back, so drafts can't be checked"
         )
-    for name in ("output_hidden_states", "output_attentions"):
+    for name in _SHOWN:
         if config.return_dict_in_generate and getattr(config, name, None):
             raise ValueError(f"{name}: the states of rejected drafts are among them; leave it out")
     images = "pixel_values" in inspect.signature(model.forward).parameters
     for name, value in model_kwargs.items():
         text = images and name in _KINDS and isinstance(value, Tensor) and not bool(value.any())
-        if name not in _PREPARED and not text and not _empty(value):
+        if name not in (*_PREPARED, *_SHOWN) and not text and not _empty(value):
             raise ValueError(f"{name}: only tokens and attention_mask are taken as input; leave it out")
     for name in ("cache", "past_key_values"):
         held = model_kwargs.get(name)

@@ -44,6 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "own criterion": {"stopping_criteria": StoppingCriteriaList([EndsAt(13)])},
     "a longer criterion of one's own": {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(40)])},
     "one token": {"max_new_tokens": 1},
+    "states that are not returned": {"output_hidden_states": True},
 }
 
 

@@ -89,6 +89,7 @@ def test_what_holds_nothing(model: Any) -> None:
     mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
     given: dict[str, Any] = {
         "mm_encoder_outputs": {"image": None}, "inputs_embeds": None, "images": [], "output_router_logits": False,
+        "output_attentions": True,
         "pixel_values": torch.zeros(0, 3, 4, 4), "attention_mask": mask, "cache": DynamicCache(),
         "position_ids": torch.tensor([[0, 1, 2, 3], [1, 1, 0, 1]]), "use_cache": True,
     }  # fmt: skip

@@ -74,6 +74,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "minimum": {"min_new_tokens": 12, "eos_token_id": [17, 203, 4]},
     "own criterion": {"stopping_criteria": StoppingCriteriaList([EndsAt()])},
     "one token": {"max_new_tokens": 1},
+    "states that are not returned": {"output_hidden_states": True},
     "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 0},
     "sampled, filtered": {"do_sample": True, "top_p": 0.8, "top_k": 20, "temperature": 1.3},
     "beside another model": {"guidance_scale": 1.5, "negative_prompt_ids": torch.tensor([[5, 9]])},
