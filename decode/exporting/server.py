@@ -15,7 +15,8 @@ from align.common.errors import UserError
 from align.common.text import short
 from decode.exporting.verdict import Counts
 
-_SAMPLE = re.compile(r"^(?P<name>[\w:]+?)(?:_total)?(?:\{(?P<labels>[^}]*)\})? (?P<value>[-+.\deE]+)$")
+_LABELS = r'(?:[^"}]|"(?:\\.|[^"\\])*")*'  # their values may hold a brace
+_SAMPLE = re.compile(rf"^(?P<name>[\w:]+?)(?:_total)?(?:\{{(?P<labels>{_LABELS})\}})? (?P<value>[-+.\deE]+)$")
 _COUNTERS = re.compile(r"^(?:vllm|llamacpp):spec_decode_num_(?P<name>\w+)$")
 """Both count the same under the same names."""
 _GREEDY = {

@@ -200,6 +200,15 @@ def test_a_server_that_drafted_nothing_meanwhile(
     assert "\n" not in str(refused.value)
 
 
+def test_a_model_is_called_whatever_it_is(served: tuple[App, str], drafter: BlockDrafter) -> None:
+    """A label's value may hold any character, quotes with a backslash before."""
+    app, url = served
+    app.accepted, app.drafted = [3, 1], [4, 4]
+    named = r'model="a {b} \\ \"}\", c=\"} 7"'
+    app.change["/metrics"] = lambda text: text.replace('model="mine"', named)
+    assert Server(url).counts() == Counts(2, 8, 4, (2, 1, 1, 0))
+
+
 @pytest.mark.parametrize(
     ("path", "sent", "says"),
     [
