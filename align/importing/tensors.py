@@ -73,6 +73,10 @@ def read_vocabulary(
         if name == TARGETS[0] and rows is not None:
             _check_related(rows, target.embedding_VD, f"{where}: {name}", target)
     if offsets is None:
+        if known is not None and not bool(known.all()):
+            raise UserError(
+                f"{where}: t2d marks a draft vocabulary, and d2t, which numbers its tokens, is missing"
+            )
         if head is not None:
             _check_related(head, target.head_weight_VD, f"{where}: lm_head.weight", target)
         return None, None

@@ -15,6 +15,7 @@ from align.common.errors import UserError
 from align.common.files import write_atomically, write_json, write_text
 from align.common.hub import model_folder
 from align.common.schema import read_config
+from align.common.text import short
 from align.importing.heads import take_heads
 from align.importing.layouts import RECORD, layout_of, made_for
 from align.importing.settings import read_settings
@@ -123,6 +124,10 @@ def _imported(path: Path, values: dict[str, Any], layout: str, target: Target) -
     tensors = checked(read_tensors(path), f"{path}/model.safetensors")
     check_embedding(tensors, layout, target, path)
     vocab, head = read_vocabulary(tensors, target, path)
+    said, count = values.get("draft_vocab_size"), found["vocab_size"] if vocab is None else len(vocab)
+    if (vocab is not None or layout == "speculators") and said not in (None, count):
+        held = "no d2t" if vocab is None else f"a d2t for {count} draft tokens"
+        raise UserError(f"{where}: draft_vocab_size={short(said, 40)}, and model.safetensors holds {held}")
     heads = take_heads(tensors, found, found["hidden_size"], path)
     sizes = {"draft_vocab_size": 0 if vocab is None else len(vocab), "own_head": head is not None}
     config = _config({**found, **heads.settings, **sizes, "target": found["target"] or target.spec}, where)

@@ -43,6 +43,7 @@ def _set(name: str, value: Callable[[Tensor], Tensor]) -> Callable[[Tensors], No
         (_set("d2t", lambda d: d + 300), "d2t must name distinct tokens"),
         (_set("d2t", lambda d: torch.zeros_like(d) - torch.arange(len(d))), "d2t must name distinct tokens"),
         (_set("t2d", lambda known: ~known), "t2d does not mark the tokens"),
+        (lambda t: t.pop("d2t"), "t2d marks a draft vocabulary, and d2t, .* is missing"),
         (_set("lm_head.weight", lambda w: w[:-1]), "lm_head.weight has shape"),
         (_set("lm_head.weight", lambda w: w[0, 0]), r"lm_head.weight has shape \(\)"),
         (_set("lm_head.weight", lambda w: w.flip(0)), "lm_head.weight holds another target's rows"),

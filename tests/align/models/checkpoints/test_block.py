@@ -18,8 +18,27 @@ from align.target.model import Target
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import block_network, block_options
 from tests.builders import trained_block as build
-from tests.published_blocks import backbone, dflash_config, write
+from tests.published_blocks import IDS, backbone, dflash_config, pruned, speculators_config, write
 from tests.target_models import tiny_target
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_another_engines_draft_vocabulary_has_the_size_that_its_config_says(
+    tmp_path: Path, target: Target, whole: bool
+) -> None:
+    """In the speculators layout; DFlash knows no such key, which counts there where a vocabulary is stored."""
+    tensors = backbone(target) | ({} if whole else pruned(target))
+    fits, held = (target.vocab_size, "no d2t") if whole else (len(IDS), f"a d2t for {len(IDS)} draft tokens")
+    for config in (speculators_config(target), dflash_config(target)):
+        for said in (None, fits, 77, "x"):
+            folder = write(tmp_path / "theirs", {**config, "draft_vocab_size": said}, tensors)
+            if said in (None, fits) or (whole and "speculators_model_type" not in config):
+                assert load_drafter(folder, target).draft_size == fits
+            else:
+                with pytest.raises(
+                    UserError, match=f"draft_vocab_size={said!r}, and model.safetensors holds {held}$"
+                ):
+                    load_drafter(folder, target)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
