@@ -20,6 +20,7 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.common.hub import local_path
+from align.common.text import say
 from align.models.block import BlockDrafter
 from align.models.standalone import DiffusionDrafter
 from align.target.interface import install
@@ -32,7 +33,9 @@ from decode.engine.processed import ProcessedEngine
 from decode.methods.generate_call import asked_of, check_call, masks_of
 from decode.methods.generate_output import output_of
 from decode.methods.load import load
+from decode.methods.spec import read_method
 from decode.speculation.sampling import Sampling
+from decode.speculation.verifiers import find
 
 _KEPT = "_specalign"
 """The attribute of a model under which what was opened for it is kept, as long as the model lives."""
@@ -65,7 +68,17 @@ class _Opened:
         if weights is not None and weights.is_file():  # trained again into the same folder
             key = (*key, weights.stat().st_mtime_ns, weights.stat().st_ino)
         if key not in self.decoders:
-            self.decoders[key] = load(self.target, drafter, method=method)
+            if method is not None and read_method(method).system.target is not None:
+                raise UserError(
+                    f"method={method}: decodes with a copy of the model, loaded anew; take it with decode.load, or leave it out"
+                )
+            made = self.decoders[key] = load(self.target, drafter, method=method)
+            if made.verifier != "auto" and find(made.verifier).lossy:
+                say(
+                    f"note: method={method}: {made.verifier} does not keep the model's distribution: texts differ from plain generate's, "
+                    "greedy ones too",
+                    error=True,
+                )
         return self.decoders[key]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:

@@ -211,7 +211,7 @@ def _why_law(law: str, verifier: Verifier, temperature: float) -> str:
     if law in verifier.laws:
         return f"it compares drafts with the argmax, which is exact only at temperature 0, not at {temperature:g}"
     if law == "point" and temperature == 0:
-        return "at temperature 0 drafts are argmaxes, not draws: leave it at auto, or sample (--temperature)"
+        return "at temperature 0 drafts are argmaxes, not draws: leave it at auto, or sample (a temperature above 0)"
     return _WHY.get(law, f"it is exact only for {', '.join(sorted(verifier.laws))} drafts")
 
 

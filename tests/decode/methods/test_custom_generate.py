@@ -59,6 +59,27 @@ def test_greedy_outputs_are_generates_own(model: Any, drafter: str, name: str, k
     )
 
 
+def test_methods_that_are_not_generates_own_are_said(
+    model: Any, drafter: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lossy verifier once, by a note; one that would run another model is refused before that is made."""
+    words: dict[str, Any] = {
+        "max_new_tokens": 2,
+        "pad_token_id": 0,
+        "custom_generate": decode.custom_generate,
+    }
+    for method, notes in (("block:verifier=lossy_typical", 1), ("block:verifier=gumbel", 0), ("block", 0)):
+        for _ in range(2):
+            model.generate(IDS, **words, drafter=drafter, method=method)
+        said = capsys.readouterr().err
+        assert (
+            said.count(f"note: method={method}: lossy_typical does not keep") == notes == said.count("note")
+        )
+    with pytest.raises(UserError, match="^method=compiled: .* take it with decode.load, or leave it out$"):
+        model.generate(IDS, **words, method="compiled")
+    assert capsys.readouterr().err == ""
+
+
 def test_drafts_are_accepted_and_the_model_stays_as_it_was(model: Any, drafter: str) -> None:
     model.train().requires_grad_(True)
     before = model.config._attn_implementation
