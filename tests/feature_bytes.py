@@ -22,7 +22,7 @@ TARGETS = {
     "Llama-3.1-70B": LlamaConfig(vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8),
 }  # fmt: skip
 RECIPES = {
-    "shared keys of two layers": "smollm2_block",
+    "shared keys of four layers": "smollm2_block",
     "taps of five layers": "smollm2_taps",
     "nothing (standalone)": "smollm2_mdlm",
 }

@@ -35,14 +35,15 @@ def tap_layers(num_layers: int, taps: int) -> list[int]:
 
 
 def shared_layers(num_layers: int, layers: int) -> list[int]:
-    """Target layers that a drafter starts from: the first, made for embeddings, then the last, whose outputs the head reads.
+    """Target layers that a drafter starts from: the first, made for embeddings, the last, whose outputs the head reads, and as many
+    between them, evenly.
 
     After 60 steps on SmolLM2 the drafter's argmax agreed with the target's on 17% of first positions with layers
     (0, 29), on 10% with (28, 29): an embedding has a two-hundredth of the size that a late layer expects.
     """
     if layers == 1:
         return [num_layers - 1]
-    return [0, *range(num_layers - layers + 1, num_layers)]
+    return [-(-i * (num_layers - 1) // (layers - 1)) for i in range(layers)]
 
 
 class Sizes(Protocol):

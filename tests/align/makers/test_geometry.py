@@ -6,7 +6,7 @@ import pytest
 
 from align.common.errors import UserError
 from align.makers.block import block_config
-from align.makers.geometry import activation, first_layers, inner_size, own_shape, start_layers
+from align.makers.geometry import activation, first_layers, inner_size, own_shape, shared_layers, start_layers
 from align.target.slabs import LayerShape
 from tests.builders import block_options as options
 from tests.target_models import tiny_target
@@ -19,6 +19,18 @@ def test_layers_without_keys_are_left_out() -> None:
     assert start_layers(target, 3) == [1, 3, 3]
     with pytest.raises(UserError, match=r"shared_kv: layer 0 of target 'lfm2' has no keys .*context=taps"):
         block_config(target, options(layers=2, target_layers=[0, 1]), None)
+
+
+def test_layers_are_spread_from_the_first_to_the_last() -> None:
+    assert [shared_layers(30, count) for count in (1, 2, 3, 4)] == [
+        [29],
+        [0, 29],
+        [0, 15, 29],
+        [0, 10, 20, 29],
+    ]
+    for count in range(2, 13):
+        chosen = shared_layers(12, count)
+        assert (chosen[0], chosen[-1], len(set(chosen))) == (0, 11, count)
 
 
 def test_layers_that_run_several_times_are_counted_once() -> None:
