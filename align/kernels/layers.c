@@ -1,5 +1,5 @@
 /* The layers of a decoder over a few rows in one call: norm, queries keys values, rotary positions, attention over a cache,
- * output, norm, gated feed-forward; x and all sums in fp32, weights in fp32, bf16 or int8 (where rounded rows meet them: rows.h).
+ * output, norm, gated feed-forward; x and all sums in fp32, weights in fp32, bf16 or int8 (where rounded rows meet them: bytes.h).
  *
  * A round of small operators for each of these takes longer than their arithmetic. Here the threads stay in one parallel
  * region for all layers. Whatever is computed of a row is computed in the same order whatever other rows come with it, and
@@ -53,7 +53,7 @@ int64_t layers_layout(void) { return sizeof(Stack) << 40 | sizeof(Layer) << 20 |
 #else
 #define TOGETHER 3
 #endif
-enum { PART = 128 }; /* keys a part; TOGETHER: queries at a time */
+enum { PART = 256 }; /* keys a part; TOGETHER: queries at a time */
 
 /* y = x / rms(x) · weight */
 static AVX2 void rms_norm(const float *x, const float *weight, float *y, int64_t size, float eps)
@@ -164,9 +164,9 @@ static inline __attribute__((always_inline)) WIDE void scores_at(
     }
 }
 
-static inline __attribute__((always_inline)) void fetch_numbers(const float *from, int64_t count)
+static inline __attribute__((always_inline)) void fetch_numbers(const float *from, int64_t count, const int m)
 {
-    for (int64_t i = 0; i < count; i += 16) _mm_prefetch((const char *)(from + i), _MM_HINT_T0);
+    for (int64_t i = 0; i < count; i += 16) FETCH((const char *)(from + i), m);
 }
 
 /* Scores of m queries with all keys, four keys at a time: scores[i] (count). ahead: where the numbers lie that are read next, as many
@@ -179,7 +179,7 @@ static inline __attribute__((always_inline)) WIDE void scores_of(
     for (int64_t j = 0; j < count;) {
         for (int n = 0; n < m; n++) at[n] = scores[n] + j;
         const int64_t many = j + 4 <= count ? 4 : 1;
-        if (ahead) fetch_numbers(ahead + j * width, many * width);
+        if (ahead) fetch_numbers(ahead + j * width, many * width, m);
         if (many == 4)
             scores_at(q, keys, at, width, m, 4);
         else
@@ -200,7 +200,7 @@ static inline __attribute__((always_inline)) WIDE void mixed_columns(
 #pragma GCC unroll 4
         for (int c = 0; c < four; c++) sums[n][c] = ZERO;
     for (int64_t j = 0; j < count; j++) {
-        if (ahead) fetch_numbers(ahead + j * width, width);
+        if (ahead) fetch_numbers(ahead + j * width, width, m);
         Lanes v[4];
 #pragma GCC unroll 4
         for (int c = 0; c < four; c++) v[c] = load(values + j * width + at, c * LANES, LANES, FP32);

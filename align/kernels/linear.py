@@ -52,6 +52,7 @@ def opened(name: str) -> Any:
                 pointers, number = ctypes.c_void_p, ctypes.c_int64
                 for function, arguments, result in (
                     (library.matrix_product, [pointers] * 3 + [number] * 3, None),
+                    (library.rows_rounded, [number], ctypes.c_int),
                     (library.layers_layout, [], number),
                     (library.layers_scratch, [pointers] * 2 + [number], number),
                     (library.layers_forward, [pointers] * 6 + [number] + [pointers] * 2, None),
@@ -77,16 +78,16 @@ def opened(name: str) -> Any:
 
 
 class MatrixFields(ctypes.Structure):
-    """`Matrix` of rows.h."""
+    """`Matrix` of lanes.h."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("weight", "bias", "scale")] + [("kind", ctypes.c_int64)]
 
 
-_LONGEST, _TINY = 1 << 14, 1e-30
-"""Columns of an int8 weight that meets rounded rows, at most, and below what a row is taken for 0: those of rows.h."""
+_TINY = 1e-30
+"""A row of no larger number is rounded to zeros (bytes.h)."""
 
 KINDS = (torch.float32, torch.bfloat16, torch.int8)
-"""Of a weight's numbers, by their number in rows.h."""
+"""Of a weight's numbers, by their number in lanes.h."""
 
 
 class Matrix(NamedTuple):
@@ -111,6 +112,14 @@ def rounded(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> M
     return Matrix((weight.float() / scale[:, None]).round().to(torch.int8), bias, scale)
 
 
+def settled(*matrices: Matrix) -> list[Matrix]:
+    """The same matrices with their weights copied into one piece of memory (`pages.together`)."""
+    places = together([matrix.weight for matrix in matrices])
+    return [
+        matrix._replace(weight=at.copy_(matrix.weight)) for matrix, at in zip(matrices, places, strict=True)
+    ]
+
+
 def eight_bits(matrix: Matrix) -> bool:
     """Whether `rows.c` multiplies this matrix with rows that are rounded to eight bits too: an int8 weight where the processor has
     products of such numbers (AVX512 VNNI)."""
@@ -118,8 +127,7 @@ def eight_bits(matrix: Matrix) -> bool:
     return (
         library is not None
         and matrix.weight.dtype == torch.int8
-        and matrix.weight.shape[1] <= _LONGEST
-        and bool(ctypes.c_int.in_dll(library, "eight_bits").value)
+        and bool(library.rows_rounded(matrix.weight.shape[1]))
     )
 
 

@@ -2,7 +2,7 @@
  * fp32, W in fp32, bf16 or int8. */
 #include "rows.h"
 
-int second_cache = 0, eight_bits = 0;
+int second_cache = 0, eight_bits = 0; /* by what this processor is; switched in tests */
 
 #ifdef ROWS_HERE
 #include <cpuid.h>
@@ -22,9 +22,19 @@ int rows_available(void)
     second_cache = is_zen4();
 #ifdef ROWS512
     if (!__builtin_cpu_supports("avx512f")) return 0;
-    eight_bits = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni");
+    eight_bits = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
 #endif
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+/* Whether rows that meet an INT8 weight of K columns are rounded to eight bits too. */
+int rows_rounded(int64_t K)
+{
+#ifdef ROWS512
+    return eight_bits && K <= LONGEST;
+#else
+    return 0;
+#endif
 }
 
 void matrix_product(const Matrix *w, const float *x, float *y, int64_t M, int64_t K, int64_t N)
@@ -38,5 +48,6 @@ void matrix_product(const Matrix *w, const float *x, float *y, int64_t M, int64_
 }
 #else
 int rows_available(void) { return 0; }
+int rows_rounded(int64_t K) { return 0; }
 void matrix_product(const Matrix *w, const float *x, float *y, int64_t M, int64_t K, int64_t N) {}
 #endif

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from align.common.batch import Anchors, Batch
 from align.kernels.layers import LayerStack
-from align.kernels.linear import Matrix, RowsLinear, fast_linear, few_rows, rounded, speed_up_linears
+from align.kernels.linear import Matrix, RowsLinear, fast_linear, few_rows, rounded, settled, speed_up_linears
 from align.kernels.tree import TreeHead
 from align.models.block_config import BlockConfig
 from align.models.block_layers import BlockLayer, ConfidenceHead, RMSNorm
@@ -292,5 +292,7 @@ class BlockDrafter(nn.Module):
             basis = rounded(self.markov.basis_Vr(folded=True), kept)
         if not speed_up_linears(self, dtype, target.device, torch.int8):
             return
+        head, *rest = settled(*(m for m in (head, basis) if m is not None))
+        basis = rest[0] if rest else None
         self._rounded = _RoundedWeights(head, basis)
         self.stack, self.tree = draft_stack(self), tree_head(self, head, basis)

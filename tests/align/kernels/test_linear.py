@@ -109,6 +109,14 @@ def test_int8_with_rows_rounded_and_not(on: bool, round_rows: Callable[[bool], N
     torch.testing.assert_close(linear.few_rows(x, *matrix).double(), exact, rtol=1e-5, atol=1e-4)
 
 
+def test_settled_matrices_are_the_same_ones_side_by_side() -> None:
+    given = [linear.rounded(torch.randn(3, 64), dtype) for dtype in (torch.int8, torch.float32)]
+    found = linear.settled(*given)
+    for mine, theirs in zip(found, given, strict=True):
+        assert torch.equal(mine.weight, theirs.weight) and mine.scale is theirs.scale
+    assert found[1].weight.data_ptr() == found[0].weight.data_ptr() + 3 * 64
+
+
 def test_a_wide_int8_weight_meets_whole_rows(round_rows: Callable[[bool], None]) -> None:
     """Room for rounded rows is on the stack."""
     round_rows(True)
