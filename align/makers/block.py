@@ -11,7 +11,7 @@ from torch import Tensor
 from align.common.errors import UserError
 from align.common.text import say
 from align.config.drafter import DrafterConfig
-from align.makers.choices import lora_alpha, mask_token
+from align.makers.choices import lora_alpha, mask_token, say_kept
 from align.makers.geometry import (
     Sizes,
     activation,
@@ -95,8 +95,8 @@ def _check_layout(drafter: BlockDrafter, options: DrafterConfig) -> None:
 
 
 def _say_kept(drafter: BlockDrafter, options: DrafterConfig) -> None:
-    """Say what the recipe asks for and `drafter.init` has otherwise. No error: a recipe that this one is based on may have set it."""
-    own, default = drafter.config, DrafterConfig()
+    """Say what the recipe asks for and `drafter.init` has otherwise."""
+    own, asked = drafter.config, {}
     has: dict[str, Any] = {
         "context": own.context,
         "block_size": own.block_size,
@@ -107,16 +107,10 @@ def _say_kept(drafter: BlockDrafter, options: DrafterConfig) -> None:
     }
     if own.context == "taps" and options.target_layers is None:
         has["taps"] = len(own.target_layer_ids)
-    asked = {name: getattr(options, name) for name in has}
     if options.target_layers is not None:
         count = own.num_target_layers
         asked["target_layers"] = [i + count if i < 0 else i for i in options.target_layers]
-    passed_over = [name for name in has if asked[name] not in (getattr(default, name), has[name])]
-    if passed_over:
-        kept = ", ".join(f"{name}={has[name]} ({asked[name]})" for name in passed_over)
-        say(
-            f"note: drafter.init={options.init} keeps its own {kept.replace('(', '(recipe: ', 1)}", error=True
-        )
+    say_kept(options, has, asked)
 
 
 def _with_asked_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> BlockDrafter:

@@ -7,9 +7,8 @@ import transformers
 
 from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
-from align.makers.geometry import (
-    first_layers,
-)
+from align.makers.choices import say_kept
+from align.makers.geometry import first_layers
 from align.models.causal import CausalConfig, CausalDrafter
 from align.models.checkpoints.adapted import own_layers
 from align.models.checkpoints.opened import check_served, first_tokens_logits, refused
@@ -43,6 +42,7 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
                 f"{target.vocab_size}"
             )
         model, layers = start.model.requires_grad_(True), []
+        say_kept(options, {"layers": start.num_layers})
         if not _share_vocabulary(start, target):
             embedding_VD, head_VD = start.embedding_VD, start.head_weight_VD
     else:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
-from align.makers.choices import lora_alpha, mask_token
-from align.makers.geometry import (
-    first_layers,
-)
+from align.makers.choices import lora_alpha, mask_token, say_kept
+from align.makers.geometry import first_layers
 from align.models.checkpoints.adapted import adapt
 from align.models.checkpoints.standalone import architecture, load_standalone
 from align.models.ddit import DDiT
@@ -34,6 +33,7 @@ def make_standalone(target: Target, options: DrafterConfig, seed: int = 0) -> Di
             raise UserError(f"drafter.init: {error}") from None
         if type(drafter.network) is not {"ddit": DDiT, "masked_lm": MaskedLM}[options.kind]:
             raise UserError(f"drafter.init={options.init!r} is not of drafter.kind={options.kind}")
+        say_kept(options, _own(drafter))
         config = replace(drafter.config, block_size=options.block_size, window=options.window)
         drafter = DiffusionDrafter(drafter.network, config, target)
     else:
@@ -58,6 +58,31 @@ def make_standalone(target: Target, options: DrafterConfig, seed: int = 0) -> Di
             raise UserError("drafter.lora_rank needs drafter.kind=masked_lm")
         with_lora(drafter.network, options.lora_rank, lora_alpha(options), options.lora_targets, seed)
     return drafter.to(target.device)
+
+
+def _own(drafter: DiffusionDrafter) -> dict[str, Any]:
+    """What options of a recipe's drafter group a drafter has of its own."""
+    network = drafter.network
+    if isinstance(network, MaskedLM):
+        layers = network.model.config.num_hidden_layers
+        return {
+            "layers": layers,
+            "mask_token_id": network.mask_token_id,
+            "attention": network.family.attention,
+        }
+    c, process = network.config, drafter.config
+    return {
+        "hidden_size": c.hidden_size,
+        "layers": c.n_blocks,
+        "heads": c.n_heads,
+        "cond_dim": c.cond_dim,
+        "dropout": c.dropout,
+        "time_input": c.time_input,
+        "attention": c.attention,
+        "graph": process.graph,
+        "schedule": process.schedule["name"],
+        "prediction": process.prediction,
+    }
 
 
 def _fresh_network(target: Target, options: DrafterConfig) -> DDiT | MaskedLM:

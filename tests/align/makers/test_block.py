@@ -126,15 +126,16 @@ def test_what_an_init_keeps_though_the_recipe_asks_otherwise_is_said(
         other = {"block_size": 8, "layers": 4, "draft_vocab": 0, "target_layers": [-4, 1], "mask_token_id": 7}
         made = make_block(target, options(init=str(init), context="taps", **other), None)
         assert made.config == replace(drafter.config, extra=made.config.extra)
-        kept = "block_size=3 (recipe: 8), "
-        if context == "shared_kv":
-            kept = "context=shared_kv (recipe: taps), block_size=3 (8), "
+        own_first, other_first = (
+            ("context=shared_kv, ", "context=taps, ") if context == "shared_kv" else ("", "")
+        )
         assert capsys.readouterr().err == (
-            f"note: drafter.init={init} keeps its own {kept}layers=1 (4), target_layers=[3] ([0, 1]), draft_vocab=64 (0), "
-            "mask_token_id=5 (7)\n"
+            f"note: drafter.init={init} keeps its own {own_first}block_size=3, layers=1, target_layers=[3], draft_vocab=64, "
+            f"mask_token_id=5; the recipe asks for {other_first}block_size=8, layers=4, target_layers=[0, 1], draft_vocab=0, "
+            "mask_token_id=7\n"
         )
     make_block(target, options(init=str(tmp_path / "taps"), taps=3), None)
-    assert "keeps its own taps=1 (recipe: 3)\n" in capsys.readouterr().err
+    assert "keeps its own taps=1; the recipe asks for taps=3\n" in capsys.readouterr().err
 
 
 def test_shipped_recipes_keep_the_markov_head_that_they_start_from(target: Target) -> None:

@@ -8,6 +8,7 @@ from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
 from align.makers.causal import make_causal
 from align.target.debug import debug_model
+from align.target.loading import load_target
 from align.target.proof import proven
 from tests.target_drafters import of_own_layers
 from tests.target_models import some_text, tiny_target
@@ -22,6 +23,14 @@ def test_drafters_out_of_the_layers_of_a_wrapped_text_model(kind: str) -> None:
     assert model.config.text_config.tie_word_embeddings and not model.config.tie_word_embeddings
     target = proven(model, debug_model("Llama")[1], "wrapped")
     assert of_own_layers(target, kind, [some_text(target, 9)[0].tolist()], 8) == "yes"
+
+
+def test_a_causal_lm_that_is_named_keeps_its_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    target = load_target("debug")
+    for layers, said in ((2, ""), (4, ""), (3, "layers=4; the recipe asks for layers=3")):
+        make_causal(target, DrafterConfig(kind="autoregressive", init="debug", layers=layers))
+        note = f"note: drafter.init=debug keeps its own {said}\n" if said else ""
+        assert capsys.readouterr().err == note
 
 
 @pytest.mark.parametrize(
