@@ -25,6 +25,7 @@ typedef __m512 Lanes;
 #define FMA _mm512_fmadd_ps
 #define SAME _mm512_set1_ps
 #define STORE _mm512_storeu_ps
+#define LARGER _mm512_max_ps
 #else
 #define WIDE AVX2
 #define LANES 8
@@ -34,6 +35,7 @@ typedef __m256 Lanes;
 #define FMA _mm256_fmadd_ps
 #define SAME _mm256_set1_ps
 #define STORE _mm256_storeu_ps
+#define LARGER _mm256_max_ps
 #endif
 /* Rows of x: whose sums stay in registers, of one call at most, and so few that fetching does not wait (below). */
 enum { GROUP = 6, MOST = 32, FEW = 2 };
@@ -137,6 +139,48 @@ static inline AVX2 __m256 exp8(__m256 x)
     y = _mm256_add_ps(_mm256_fmadd_ps(y, _mm256_mul_ps(x, x), x), _mm256_set1_ps(1.0f));
     const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return _mm256_andnot_ps(gone, _mm256_mul_ps(y, _mm256_castsi256_ps(power)));
+}
+
+/* The same of lanes, to the bit. */
+static inline __attribute__((always_inline)) WIDE Lanes exp_of(Lanes x)
+{
+#ifdef ROWS512
+    const __m512 least = SAME(-87.0f);
+    const __mmask16 there = _mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ);
+    x = _mm512_min_ps(SAME(88.0f), _mm512_max_ps(least, x));
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, SAME(1.44269504088896341f)), 8);
+    x = _mm512_fnmadd_ps(n, SAME(0.693359375f), x);
+    x = _mm512_fnmadd_ps(n, SAME(-2.12194440e-4f), x);
+    __m512 y = SAME(1.9875691500e-4f);
+    y = FMA(y, x, SAME(1.3981999507e-3f));
+    y = FMA(y, x, SAME(8.3334519073e-3f));
+    y = FMA(y, x, SAME(4.1665795894e-2f));
+    y = FMA(y, x, SAME(1.6666665459e-1f));
+    y = FMA(y, x, SAME(5.0000001201e-1f));
+    y = _mm512_add_ps(FMA(y, _mm512_mul_ps(x, x), x), SAME(1.0f));
+    return _mm512_maskz_scalef_ps(there, y, n);
+#else
+    return exp8(x);
+#endif
+}
+
+/* The sum of all lanes, and the largest. */
+static inline __attribute__((always_inline)) WIDE float total_of(Lanes v)
+{
+#ifdef ROWS512
+    return total(halves(v));
+#else
+    return total(v);
+#endif
+}
+
+static inline __attribute__((always_inline)) WIDE float most_of(Lanes v)
+{
+#ifdef ROWS512
+    return largest_of(_mm256_max_ps(_mm512_castps512_ps256(v), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1))));
+#else
+    return largest_of(v);
+#endif
 }
 #endif
 #endif

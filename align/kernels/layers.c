@@ -36,7 +36,9 @@ typedef struct {
 /* One request: its rows follow `past` positions that its cache holds. */
 typedef struct {
     float *const *keys, *const *values; /* by layer, (kv_heads, capacity, head_width) */
-    int64_t stride;                     /* numbers from one head to the next */
+    float *columns;                     /* the keys again, (layers, kv_heads, capacity / TILE rounded up, head_width, TILE) */
+    int64_t stride, columns_stride;     /* numbers from one head to the next */
+    int64_t turned;                     /* how many of the first keys stand in `columns` */
     int64_t past, rows;
     const uint8_t *see; /* (rows, rows), which of the new rows each one sees; 0 = those up to itself */
     int64_t apart;      /* whether its rows' keys and values stay out of the cache, which is then only read */
@@ -53,7 +55,11 @@ int64_t layers_layout(void) { return sizeof(Stack) << 40 | sizeof(Layer) << 20 |
 #else
 #define TOGETHER 3
 #endif
-enum { PART = 256 }; /* keys a part; TOGETHER: queries at a time */
+/* Keys of a part; keys that stand side by side in `columns`; TOGETHER: queries at a time. */
+enum { PART = 256, TILE = 16 };
+
+/* How many tiles hold so many keys. */
+#define TILES(KEYS) (((KEYS) + TILE - 1) / TILE)
 
 /* y = x / rms(x) · weight */
 static AVX2 void rms_norm(const float *x, const float *weight, float *y, int64_t size, float eps)
@@ -132,59 +138,82 @@ static AVX2 void rotate(float *x, const float *norm, float eps, const float *cos
     }
 }
 
-/* Scores of m queries with the next `many` keys, at most four: scores[i] (many). m and many are constants wherever this is called;
- * however many, a score is summed in the same order. */
+/* A key (width) becomes column `place` of tiles (…, width, TILE). */
+static inline void turn(const float *key, float *tiles, int64_t place, int64_t width)
+{
+    tiles += place / TILE * TILE * width + place % TILE;
+    for (int64_t i = 0; i < width; i++) tiles[i * TILE] = key[i];
+}
+
+/* Fetches the tiles that the new keys of a request will be written to, a line for every number of them. head: of all layers'. */
+static inline void fetch_tiles(const Request *r, int64_t head, int64_t width)
+{
+    const float *columns = r->columns + head * r->columns_stride + r->turned / TILE * TILE * width;
+    const int64_t tiles = TILES(r->past + (r->apart ? 0 : r->rows)) - r->turned / TILE;
+    for (int64_t i = 0; i < tiles * width && i < 4 * width; i++) __builtin_prefetch(columns + i * TILE, 1);
+}
+
+/* Numbers of the part that comes next, fetched while this one is looked at: of so many lines of the cache as are read here, the `share`
+ * of `all` that these queries are of those that look at it, so that the memory is never idle and never waited for. */
+typedef struct {
+    const char *at, *end;
+    int64_t share, all;
+} Soon;
+
+static inline __attribute__((always_inline)) void fetch_soon(Soon *soon, int64_t lines, const int m)
+{
+    const int64_t step = (lines * soon->share + soon->all - 1) / soon->all;
+    if (soon->at >= soon->end) return;
+    for (int64_t i = 0; i < step; i++) FETCH(soon->at + 64 * i, m);
+    soon->at += 64 * step;
+}
+
+/* scores[i][at …]: of m queries with `many` times LANES keys of tiles from key `at` on; m and many are constants wherever this is called.
+ * However many, a score is summed in the same order. */
 static inline __attribute__((always_inline)) WIDE void scores_at(
-    const float *const *q, const float *keys, float *const *scores, int64_t width, const int m, const int many)
+    const float *const *q, const float *columns, float (*scores)[PART], int64_t at, int64_t width, Soon *soon, const int m,
+    const int many)
 {
-    const int64_t whole = width / LANES * LANES;
-    Lanes sums[TOGETHER][4];
-#pragma GCC unroll 6
-    for (int n = 0; n < m; n++) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = ZERO;
-#define ADD(AT, COUNT)                                                                                                 \
-    do {                                                                                                               \
-        Lanes y[4];                                                                                                    \
-        _Pragma("GCC unroll 4") for (int c = 0; c < many; c++) y[c] = load(keys + c * width, AT, COUNT, FP32);         \
-        _Pragma("GCC unroll 6") for (int n = 0; n < m; n++)                                                            \
-        {                                                                                                              \
-            const Lanes x = load(q[n], AT, COUNT, FP32);                                                               \
-            _Pragma("GCC unroll 4") for (int c = 0; c < many; c++) sums[n][c] = FMA(x, y[c], sums[n][c]);              \
-        }                                                                                                              \
-    } while (0)
-    for (int64_t i = 0; i < whole; i += LANES) ADD(i, LANES);
-    if (whole < width) ADD(whole, width - whole);
-#undef ADD
-#pragma GCC unroll 6
-    for (int n = 0; n < m; n++) {
-        const __m128 found = four_totals(sums[n]);
-        if (many == 4)
-            _mm_storeu_ps(scores[n], found);
-        else
-            _mm_store_ss(scores[n], found);
+    const float *of[8];
+    Lanes sums[TOGETHER][8];
+#pragma GCC unroll 8
+    for (int c = 0; c < many; c++) {
+        const int64_t key = at + c * LANES;
+        of[c] = columns + key / TILE * TILE * width + key % TILE;
     }
+#pragma GCC unroll 6
+    for (int n = 0; n < m; n++)
+#pragma GCC unroll 8
+        for (int c = 0; c < many; c++) sums[n][c] = ZERO;
+    for (int64_t i = 0; i < width; i++) {
+        fetch_soon(soon, (many * LANES + 15) / 16, m);
+        Lanes y[8];
+#pragma GCC unroll 8
+        for (int c = 0; c < many; c++) y[c] = load(of[c], i * TILE, LANES, FP32);
+#pragma GCC unroll 6
+        for (int n = 0; n < m; n++) {
+            const Lanes x = SAME(q[n][i]);
+#pragma GCC unroll 8
+            for (int c = 0; c < many; c++) sums[n][c] = FMA(x, y[c], sums[n][c]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int n = 0; n < m; n++)
+#pragma GCC unroll 8
+        for (int c = 0; c < many; c++) STORE(scores[n] + at + c * LANES, sums[n][c]);
 }
 
-static inline __attribute__((always_inline)) void fetch_numbers(const float *from, int64_t count, const int m)
-{
-    for (int64_t i = 0; i < count; i += 16) FETCH((const char *)(from + i), m);
-}
-
-/* Scores of m queries with all keys, four keys at a time: scores[i] (count). ahead: where the numbers lie that are read next, as many
- * as the keys have; they are fetched meanwhile. 0 = nowhere. */
+/* Scores of m queries with all keys of a part: scores[i] (count), and numbers without meaning up to the next whole register. */
 static inline __attribute__((always_inline)) WIDE void scores_of(
-    const float *const *q, const float *keys, float (*scores)[PART], int64_t count, int64_t width, const float *ahead,
-    const int m)
+    const float *const *q, const float *columns, float (*scores)[PART], int64_t count, int64_t width, Soon *soon, const int m)
 {
-    float *at[TOGETHER];
-    for (int64_t j = 0; j < count;) {
-        for (int n = 0; n < m; n++) at[n] = scores[n] + j;
-        const int64_t many = j + 4 <= count ? 4 : 1;
-        if (ahead) fetch_numbers(ahead + j * width, many * width, m);
-        if (many == 4)
-            scores_at(q, keys, at, width, m, 4);
-        else
-            scores_at(q, keys, at, width, m, 1);
-        j += many, keys += many * width;
+    const int most = m == 1 ? 8 : m <= 3 ? 4 : 2; /* so many sums are on their way as multiplying takes time */
+    int64_t at = 0;
+    for (; at + most * LANES <= count; at += most * LANES) {
+        scores_at(q, columns, scores, at, width, soon, m, most);
+    }
+    for (; at < count; at += LANES) {
+        scores_at(q, columns, scores, at, width, soon, m, 1);
     }
 }
 
@@ -192,7 +221,7 @@ static inline __attribute__((always_inline)) WIDE void scores_of(
  * called. */
 static inline __attribute__((always_inline)) WIDE void mixed_columns(
     float (*weights)[PART], const float *values, float *const *out, int64_t at, int64_t count, int64_t width, const int m,
-    const float *ahead, const int four)
+    Soon *soon, const int four)
 {
     Lanes sums[TOGETHER][4];
 #pragma GCC unroll 6
@@ -200,7 +229,7 @@ static inline __attribute__((always_inline)) WIDE void mixed_columns(
 #pragma GCC unroll 4
         for (int c = 0; c < four; c++) sums[n][c] = ZERO;
     for (int64_t j = 0; j < count; j++) {
-        if (ahead) fetch_numbers(ahead + j * width, width, m);
+        fetch_soon(soon, (width + 15) / 16, m);
         Lanes v[4];
 #pragma GCC unroll 4
         for (int c = 0; c < four; c++) v[c] = load(values + j * width + at, c * LANES, LANES, FP32);
@@ -218,19 +247,18 @@ static inline __attribute__((always_inline)) WIDE void mixed_columns(
 }
 
 static inline __attribute__((always_inline)) WIDE void mixed(
-    float (*weights)[PART], const float *values, float *const *out, int64_t count, int64_t width,
-    const float *ahead, const int m)
+    float (*weights)[PART], const float *values, float *const *out, int64_t count, int64_t width, Soon *soon, const int m)
 {
     int64_t i = 0;
     while (i + LANES <= width) {
         const int64_t columns = (width - i) / LANES;
         switch (columns) {
-        case 1: mixed_columns(weights, values, out, i, count, width, m, ahead, 1); break;
-        case 2: mixed_columns(weights, values, out, i, count, width, m, ahead, 2); break;
-        case 3: mixed_columns(weights, values, out, i, count, width, m, ahead, 3); break;
-        default: mixed_columns(weights, values, out, i, count, width, m, ahead, 4); break;
+        case 1: mixed_columns(weights, values, out, i, count, width, m, soon, 1); break;
+        case 2: mixed_columns(weights, values, out, i, count, width, m, soon, 2); break;
+        case 3: mixed_columns(weights, values, out, i, count, width, m, soon, 3); break;
+        default: mixed_columns(weights, values, out, i, count, width, m, soon, 4); break;
         }
-        i += (columns < 4 ? columns : 4) * LANES, ahead = 0;
+        i += (columns < 4 ? columns : 4) * LANES;
     }
     for (; i < width; i += 8) /* half a register is left */
         for (int n = 0; n < m; n++) {
@@ -243,70 +271,68 @@ static inline __attribute__((always_inline)) WIDE void mixed(
 
 /* Scores become exp(score − the largest); returns the largest, −∞ where nothing is seen, and their sum. see: of the keys from
  * `fresh` on, 0 = all up to `row` of them. */
-static AVX2 float softmax_part(
+static WIDE float softmax_part(
     float *scores, int64_t count, float scale, int64_t fresh, int64_t row, const uint8_t *see, float *sum)
 {
     const int64_t old = fresh < count ? (fresh > 0 ? fresh : 0) : count;
-    const __m256 factor = _mm256_set1_ps(scale), none = _mm256_set1_ps(-INFINITY);
     for (int64_t j = old; j < count; j++)
         if (see ? !see[j - fresh] : j - fresh > row) scores[j] = -INFINITY;
-    for (int64_t j = count; j < (count + 7) / 8 * 8; j++) scores[j] = -INFINITY;
-    __m256 top = none;
-    for (int64_t j = 0; j < count; j += 8) {
-        const __m256 s = _mm256_mul_ps(_mm256_loadu_ps(scores + j), factor);
-        _mm256_storeu_ps(scores + j, s);
-        top = _mm256_max_ps(top, s);
+    for (int64_t j = count; j < (count + LANES - 1) / LANES * LANES; j++) scores[j] = -INFINITY;
+    Lanes top = SAME(-INFINITY), all = ZERO;
+    for (int64_t j = 0; j < count; j += LANES) {
+        const Lanes s = load(scores, j, LANES, FP32) * SAME(scale);
+        STORE(scores + j, s);
+        top = LARGER(top, s);
     }
-    const float most = largest_of(top);
+    const float most = most_of(top);
     *sum = 0.0f;
     if (most == -INFINITY) { /* nothing seen, or NaN that max has passed over; beside a number exp keeps NaN */
         for (int64_t j = 0; j < count; j++)
             if (scores[j] != scores[j]) return *sum = NAN;
         return most;
     }
-    __m256 all = _mm256_setzero_ps();
-    const __m256 best = _mm256_set1_ps(most);
-    for (int64_t j = 0; j < count; j += 8) {
-        const __m256 e = exp8(_mm256_sub_ps(_mm256_loadu_ps(scores + j), best));
-        _mm256_storeu_ps(scores + j, e);
-        all = _mm256_add_ps(all, e);
+    for (int64_t j = 0; j < count; j += LANES) {
+        const Lanes e = exp_of(load(scores, j, LANES, FP32) - SAME(most));
+        STORE(scores + j, e);
+        all = all + e;
     }
-    *sum = total(all);
+    *sum = total_of(all);
     return most;
 }
 
-/* One part of the keys and values of one head, and where the keys lie that come next; fresh: whether the part is not in a near cache
- * yet. */
+/* One part of the keys, as columns, and of the values of one head, where those lie that come next, and how many queries look at it. */
 typedef struct {
-    const float *keys, *values, *next;
-    int64_t first, count;
-    int fresh;
+    const float *columns, *values, *next_columns, *next_values;
+    int64_t first, count, queries;
 } Part;
 
 /* m queries of one head over one part of its keys; of each (partial): the largest score, the sum of exp(score − it), and the
- * values mixed by them. rows: which row of the request a query is of. */
+ * values mixed by them. rows: which row of the request a query is of. done: how many queries came before. */
 static inline __attribute__((always_inline)) WIDE void attend_part(
-    const float *const *q, const int64_t *rows, float *const *partial, const Request *r, const Part *part, float scale,
-    int64_t width, const int m)
+    const float *const *q, const int64_t *rows, float *const *partial, const Request *r, const Part *part, int64_t done,
+    float scale, int64_t width, const int m)
 {
+    const int64_t from = PART * done / part->queries * width, to = PART * (done + m) / part->queries * width;
+    Soon keys = {(const char *)(part->next_columns + from), (const char *)(part->next_columns + to), m, part->queries};
+    Soon values = {(const char *)(part->next_values + from), (const char *)(part->next_values + to), m, part->queries};
     float scores[TOGETHER][PART], *out[TOGETHER] = {0};
     const int64_t first = part->first, count = part->count;
-    scores_of(q, part->keys, scores, count, width, part->fresh ? part->values : 0, m);
+    scores_of(q, part->columns, scores, count, width, &keys, m);
     for (int n = 0; n < m; n++) {
         const uint8_t *see = r->see ? r->see + rows[n] * r->rows : 0;
         partial[n][0] = softmax_part(scores[n], count, scale, r->past - first, rows[n], see, partial[n] + 1);
         if (partial[n][0] == -INFINITY) memset(scores[n], 0, sizeof scores[n]);
         out[n] = partial[n] + 2;
     }
-    mixed(scores, part->values, out, count, width, part->fresh ? part->next : 0, m);
+    mixed(scores, part->values, out, count, width, &values, m);
 }
 
 /* As `attend_part` for any m ≤ TOGETHER. */
 static WIDE void attend(
-    const float *const *q, const int64_t *rows, float *const *partial, const Request *r, const Part *part, float scale,
-    int64_t width, int m)
+    const float *const *q, const int64_t *rows, float *const *partial, const Request *r, const Part *part, int64_t done,
+    float scale, int64_t width, int m)
 {
-#define QUERIES(M) attend_part(q, rows, partial, r, part, scale, width, M)
+#define QUERIES(M) attend_part(q, rows, partial, r, part, done, scale, width, M)
     switch (m) {
     case 1: QUERIES(1); break;
     case 2: QUERIES(2); break;
@@ -345,14 +371,15 @@ static int64_t parts_of(const Request *r)
 /* Room that `layers_forward` needs, in floats. */
 int64_t layers_scratch(const Stack *s, const Request *requests, int64_t count)
 {
-    int64_t rows = 0, parts = 0;
+    int64_t rows = 0, parts = 0, own = 0;
     for (int64_t i = 0; i < count; i++) {
         rows += requests[i].rows;
+        own += TILES(requests[i].rows) * TILE;
         parts += requests[i].rows * parts_of(requests + i);
     }
     const int64_t q = s->heads * s->head_width, kv = s->kv_heads * s->head_width;
     const int64_t around = s->groups ? s->width + 4 * s->groups : 0; /* of a row, for convolutions */
-    return rows * (s->width + q + 4 * kv + q + 2 * s->inner + around) + parts * s->heads * (s->head_width + 2) + 2 * s->width;
+    return rows * (s->width + q + 3 * kv + q + 2 * s->inner + around) + own * kv + parts * s->heads * (s->head_width + 2) + 2 * s->width;
 }
 
 /* x (R, D): the rows of all requests, one after the other, in; their last hidden states out. state (D): every row is given
@@ -363,14 +390,15 @@ AVX2 void layers_forward(
     const Stack *s, float *x, const float *state, const float *cosine, const float *sine, const Request *requests,
     int64_t count, float *const *taps, float *scratch)
 {
-    int64_t R = 0;
-    for (int64_t i = 0; i < count; i++) R += requests[i].rows;
+    int64_t R = 0, tiles = 0;
+    for (int64_t i = 0; i < count; i++) R += requests[i].rows, tiles += TILES(requests[i].rows);
     const int64_t D = s->width, w = s->head_width, Q = s->heads * w, KV = s->kv_heads * w, F = s->inner;
     const int64_t groups = s->heads / s->kv_heads, size = w + 2;
     int64_t work = 0; /* of attention: pairs of a query and a key */
     for (int64_t i = 0; i < count; i++) work += requests[i].rows * s->heads * (requests[i].past + requests[i].rows);
     float *normed = scratch, *q = normed + R * D, *k = q + R * Q, *v = k + R * KV, *mix = v + R * KV;
-    float *h = mix + R * Q, *u = h + R * F, *own = u + R * F, *given = own + 2 * R * KV, *room = given + 2 * D;
+    float *h = mix + R * Q, *u = h + R * F, *own = u + R * F, *own_values = own + tiles * TILE * KV;
+    float *given = own_values + R * KV, *room = given + 2 * D;
     float *deltas = room + (s->groups ? R * D : 0), *partial = deltas + 4 * R * s->groups;
 
 #pragma omp parallel
@@ -393,57 +421,71 @@ AVX2 void layers_forward(
             for (int64_t r = from; r < to; r++) rms_norm(x + r * D, layer->before_attention, normed + r * D, D, s->eps);
 #pragma omp barrier
             const float *read = convolved(s, &layer->attention_conv, normed, deltas, room, R, t, T);
+            share(count * s->kv_heads, t, T, &from, &to);
+            for (int64_t i = from; i < to; i++) fetch_tiles(requests + i / s->kv_heads, l * s->kv_heads + i % s->kv_heads, w);
             share(STRIPS(Q), t, T, &from, &to);
             product(&layer->q, read, q, R, D, Q, from, to, 0);
             share(STRIPS(KV), t, T, &from, &to);
             product(&layer->k, read, k, R, D, KV, from, to, 0);
             product(&layer->v, read, v, R, D, KV, from, to, 0);
 #pragma omp barrier
-            /* rotary positions, and into the caches: a piece is one head of one row */
-            const int64_t all = s->heads + s->kv_heads;
-            share(R * all, t, T, &from, &to);
+            /* rotary positions: of queries, a piece is one head of one row; of keys, one head of all rows of a request, so that one thread
+             * writes to a tile, and into the caches, where other keys may have come since */
+            share(R * s->heads, t, T, &from, &to);
             for (int64_t piece = from; piece < to; piece++) {
-                int64_t r = piece / all, head = piece % all, at = r;
-                if (head < s->heads) {
-                    rotate(q + r * Q + head * w, layer->q_norm, s->head_eps, cosine + r * w, sine + r * w, w);
-                    continue;
+                const int64_t r = piece / s->heads, head = piece % s->heads;
+                rotate(q + r * Q + head * w, layer->q_norm, s->head_eps, cosine + r * w, sine + r * w, w);
+            }
+            int64_t start = 0;
+            float *of_own = own;
+            share(count * s->kv_heads, t, T, &from, &to);
+            for (int64_t n = 0; n < count; n++) {
+                const Request *request = requests + n;
+                const int64_t rows = request->rows;
+                for (int64_t head = 0; head < s->kv_heads; head++) {
+                    if (n * s->kv_heads + head < from || n * s->kv_heads + head >= to) continue;
+                    float *columns = request->columns + (l * s->kv_heads + head) * request->columns_stride;
+                    float *keys = request->keys[l] + head * request->stride, *values = request->values[l] + head * request->stride;
+                    for (int64_t place = request->turned; place < request->past; place++)
+                        turn(keys + place * w, columns, place, w);
+                    if (request->apart) {
+                        columns = of_own + head * TILES(rows) * TILE * w, values = own_values + (start * s->kv_heads + head * rows) * w;
+                    } else {
+                        keys += request->past * w, values += request->past * w;
+                    }
+                    for (int64_t at = 0; at < rows; at++) {
+                        const int64_t r = start + at;
+                        float *key = k + r * KV + head * w;
+                        rotate(key, layer->k_norm, s->head_eps, cosine + r * w, sine + r * w, w);
+                        turn(key, columns, (request->apart ? 0 : request->past) + at, w);
+                        if (!request->apart) memcpy(keys + at * w, key, w * sizeof(float));
+                        memcpy(values + at * w, v + r * KV + head * w, w * sizeof(float));
+                    }
                 }
-                head -= s->heads;
-                const Request *request = requests;
-                while (at >= request->rows) at -= (request++)->rows;
-                float *key, *value;
-                if (request->apart) {
-                    key = own + 2 * (r - at) * KV + (head * request->rows + at) * w;
-                    value = key + request->rows * KV;
-                } else {
-                    const int64_t place = head * request->stride + (request->past + at) * w;
-                    key = request->keys[l] + place;
-                    value = request->values[l] + place;
-                }
-                memcpy(key, k + r * KV + head * w, w * sizeof(float));
-                memcpy(value, v + r * KV + head * w, w * sizeof(float));
-                rotate(key, layer->k_norm, s->head_eps, cosine + r * w, sine + r * w, w);
+                start += rows, of_own += TILES(rows) * TILE * KV;
             }
 #pragma omp barrier
             /* attention: a piece is one part of the keys of one head, with a few of the queries that share them; a thread takes
              * neighbouring ones, as much work as any other */
-            int64_t start = 0, before = 0;
+            int64_t before = 0;
             float *place = partial;
+            start = 0, of_own = own;
             for (int64_t n = 0; n < count; n++) {
                 const Request *request = requests + n;
                 const int64_t parts = parts_of(request), queries = request->rows * groups;
                 const int64_t cached = request->past + (request->apart ? 0 : request->rows);
                 for (int64_t head = 0; head < s->kv_heads; head++)
                     for (int64_t p = 0; p < parts; p++) {
-                        const float *keys = request->keys[l] + head * request->stride;
+                        const float *columns = request->columns + (l * s->kv_heads + head) * request->columns_stride;
                         const float *values = request->values[l] + head * request->stride;
                         const int64_t first = p * PART, left = cached - first;
-                        Part part = {keys + first * w, values + first * w, keys + (first + PART) * w, first,
-                                     left < PART ? left : PART, 1};
-                        if (p == parts - 1) part.next = keys + (head + 1 < s->kv_heads ? request->stride : 0);
+                        Part part = {columns + first * w, values + first * w, columns + (first + PART) * w,
+                                     values + (first + PART) * w, first, left < PART ? left : PART, queries};
+                        if (p == parts - 1 && head + 1 < s->kv_heads)
+                            part.next_columns = columns + request->columns_stride, part.next_values = values + request->stride;
                         if (request->apart && p == parts - 1) {
-                            part.keys = own + 2 * start * KV + head * request->rows * w;
-                            part.values = part.keys + request->rows * KV;
+                            part.columns = of_own + head * TILES(request->rows) * TILE * w;
+                            part.values = own_values + (start * s->kv_heads + head * request->rows) * w;
                             part.first = request->past, part.count = request->rows;
                         }
                         for (int64_t i = 0; i < queries; i += TOGETHER) {
@@ -460,11 +502,10 @@ AVX2 void layers_forward(
                                 ours[j] = q + (start + at) * Q + query * w;
                                 found[j] = place + ((at * s->heads + query) * parts + p) * size;
                             }
-                            attend(ours, of, found, request, &part, s->scale, w, m);
-                            part.fresh = 0;
+                            attend(ours, of, found, request, &part, i, s->scale, w, m);
                         }
                     }
-                start += request->rows;
+                start += request->rows, of_own += TILES(request->rows) * TILE * KV;
                 place += request->rows * s->heads * parts * size;
             }
 #pragma omp barrier

@@ -47,13 +47,19 @@ class _Request(Structure):
     _fields_ = [
         ("keys", c_void_p),
         ("values", c_void_p),
+        ("columns", c_void_p),
         ("stride", c_int64),
+        ("columns_stride", c_int64),
+        ("turned", c_int64),
         ("past", c_int64),
         ("rows", c_int64),
         ("see", c_void_p),
         ("apart", c_int64),
     ]
 
+
+TILE = 16
+"""Keys that stand side by side in `Memory.columns` (layers.c)."""
 
 _LAYOUT = sizeof(_Stack) << 40 | sizeof(_Layer) << 20 | sizeof(_Request)
 
@@ -112,7 +118,8 @@ class Weights:
 
 
 class Memory:
-    """Where layers keep keys and values of one request: views (1, kv_heads, capacity, head_width), fp32, of one shape."""
+    """Where layers keep keys and values of one request: views (1, kv_heads, capacity, head_width), fp32, of one shape. The keys stand
+    there once more as columns, `TILE` of them side by side, as the scores of few rows are fastest."""
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         keys, values = [t.detach() for t in keys], [t.detach() for t in values]
@@ -123,7 +130,14 @@ class Memory:
         self.stride = first.stride(1)
         self.keys = (c_void_p * len(keys))(*(t.data_ptr() for t in keys))
         self.values = (c_void_p * len(values))(*(t.data_ptr() for t in values))
+        self.columns = torch.zeros(len(keys), self.heads, -(-self.capacity // TILE), self.width, TILE)
+        self.turned = 0
+        """How many of the first keys stand in `columns`."""
         self._held = [*keys, *values]
+
+    def roll_back(self, length: int) -> None:
+        """Keys from `length` on may have changed."""
+        self.turned = min(self.turned, length)
 
 
 @dataclass
@@ -250,8 +264,9 @@ class LayerStack:
         for its, rows in zip(given, requests, strict=True):
             memory, see = rows.memory, None if rows.see is None else rows.see.data_ptr()
             its.keys, its.values = addressof(memory.keys), addressof(memory.values)
+            its.columns, its.columns_stride = memory.columns.data_ptr(), memory.columns.stride(1)
             its.stride, its.past, its.rows, its.see = memory.stride, rows.past, rows.rows, see
-            its.apart = rows.apart
+            its.turned, its.apart = memory.turned, rows.apart
         library = self._library
         scratch = x_RD.new_empty(library.layers_scratch(byref(self._stack), given, len(given)))
         wanted, tapped, where = list(dict.fromkeys(taps)), None, None
@@ -262,6 +277,8 @@ class LayerStack:
         library.layers_forward(
             byref(self._stack), x_RD.data_ptr(), None if state_D is None else state_D.data_ptr(), cos_Rw.data_ptr(), sin_Rw.data_ptr(), given, len(given), where, scratch.data_ptr(),
         )  # fmt: skip
+        for rows in requests:
+            rows.memory.turned = rows.past
         return x_RD, None if tapped is None else tapped[[wanted.index(layer) for layer in taps]]
 
 
@@ -282,8 +299,10 @@ class RepeatedCall:
             raise ValueError(f"a memory of {memory.heads} heads of width {memory.width}")
         self.memory, self._stack, self._see_RR = memory, stack, see_RR.contiguous()
         places = addressof(memory.keys), addressof(memory.values)
+        columns = memory.columns.data_ptr()
+        strides = memory.stride, memory.columns.stride(1)
         self._request = _Request(
-            *places, memory.stride, memory.capacity, len(see_RR), self._see_RR.data_ptr(), True
+            *places, columns, *strides, 0, memory.capacity, len(see_RR), self._see_RR.data_ptr(), True
         )
         longest = stack._library.layers_scratch(byref(stack._stack), byref(self._request), 1)
         self._scratch = torch.empty(longest)
@@ -305,9 +324,10 @@ class RepeatedCall:
             raise ValueError(f"rows {tuple(x_RD.shape)} in {x_RD.dtype}, contiguous or not")
         if end > tables_2Sw.shape[1] or not 0 <= past <= self.memory.capacity:
             raise ValueError(f"{past} positions before the rows")
-        self._request.past = past
+        self._request.past, self._request.turned = past, self.memory.turned
         cosine = tables_2Sw.data_ptr() + past * stack.head_width * 4
         sine = cosine + tables_2Sw.stride(0) * 4
         stack._library.layers_forward(
             byref(stack._stack), x_RD.data_ptr(), state_D.data_ptr(), cosine, sine, byref(self._request), 1, None, self._scratch.data_ptr(),
         )  # fmt: skip
+        self.memory.turned = past

@@ -46,7 +46,7 @@ class KVCache(Cache):
         self.slots_B: Tensor | None = None
         self.slots_end = 0
         self.views: dict[Any, Any] = {}
-        """What others derive from where its memory lies; emptied when that moves."""
+        """What others derive from its memory (`align.kernels.layers.Memory`): emptied when that moves, told of positions that change."""
         self.text_BL: Tensor | None = None
         self.long = False
         """The tokens that it holds, and whether their keys are those of a long text: `align.target.long_tables`."""
@@ -77,8 +77,14 @@ class KVCache(Cache):
         if not 0 <= value <= self._length:
             raise ValueError(f"cache length can only be rolled back: {value} is not within 0..{self._length}")
         self._length = self._end = value
+        self._changed(value)
         if self.recurrence is not None:
             self.recurrence.roll_back(value)
+
+    def _changed(self, start: int) -> None:
+        """What stands from `start` on is no longer what it was."""
+        for view in self.views.values():
+            view.roll_back(start)
 
     def write(self, memory: Tensor, new: Tensor) -> Tensor:
         """Put a call's new keys or values, (B, H, L, width), into their memory, (B, H, capacity, width); returns all up to them."""
@@ -87,6 +93,7 @@ class KVCache(Cache):
             memory[:, :, self._length : end] = new
         else:  # every row at a place of its own: one token a row
             memory[torch.arange(len(new), device=new.device), :, self.slots_B] = new[:, :, 0]
+            self._changed(0)
             end = self.slots_end
         self._end = end
         return memory[:, :, :end]
@@ -134,6 +141,7 @@ class KVCache(Cache):
         start + len(offsets). This rolls back to one path of a tree."""
         count = len(offsets)
         if list(offsets) != list(range(count)):
+            self._changed(start)
             for block in self._blocks:
                 block.move(start, offsets)
             if (text := self.text_BL) is not None:
@@ -143,6 +151,7 @@ class KVCache(Cache):
 
     def fill(self, source: KVCache) -> None:
         """Copy the one-row `source` to the start of every row; the length does not change."""
+        self._changed(0)
         for block, other in zip(self._blocks, source._blocks, strict=True):
             for mine, its in zip(block.parts, other.parts, strict=True):
                 mine[..., : source.length, :] = its[..., : source.length, :]
@@ -156,6 +165,7 @@ class KVCache(Cache):
         if self.recurrence is None or (lost := self.recurrence.take_lost()) is None:
             return None
         self._length = self._end = self.recurrence.at
+        self._changed(self._length)
         return lost
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -162,15 +163,59 @@ def test_a_model_that_is_cut_runs_through_its_modules() -> None:
 def test_a_token_alone_and_among_drafts_to_the_bit() -> None:
     """Plain greedy decoding and verification of the same tokens see the same logits, ties included."""
     target = load_target("debug")
-    text = some_text(target, 150)
-    plain, drafted = target.new_cache(1, 160), target.new_cache(1, 160)
+    text = some_text(target, 270)
+    plain, drafted = target.new_cache(1, 280), target.new_cache(1, 280)
     for cache in (plain, drafted):
-        target.forward(text[:, :125], cache=cache)
-    logits = target.forward(text[:, 125:130], cache=drafted).logits_BLV
+        target.forward(text[:, :253], cache=cache)
+    logits = target.forward(text[:, 253:258], cache=drafted).logits_BLV  # a part of keys ends between them
     assert logits is not None
     for i in range(5):
-        one = target.forward(text[:, 125 + i : 126 + i], cache=plain).logits_BLV
+        one = target.forward(text[:, 253 + i : 254 + i], cache=plain).logits_BLV
         assert one is not None and torch.equal(one[0, 0], logits[0, i])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_columns_of_keys_follow_the_cache(seed: int) -> None:
+    """Whatever becomes of the cache, by calls of the C library and without it: a call gives the bits that it gives where all keys are
+    turned into columns anew."""
+    target, draw = load_target("debug"), Random(seed)
+    cache, other = target.new_cache(1, 150), target.new_cache(1, 150)
+    target.forward(some_text(target, 40), cache=other)
+
+    def hidden() -> Tensor:
+        length = cache.length
+        found = target.forward(torch.tensor([[5, 7]]), cache=cache).hidden_BLD
+        cache.length = length
+        return found
+
+    for _ in range(50):
+        room = cache.capacity - cache.length
+        what = draw.choice(["few", "tree", "many", "back", "keep", "fill", "place"])
+        if what in ("few", "many") and room > 40:
+            target.forward(some_text(target, draw.randint(1, 7) if what == "few" else 35), cache=cache)
+        elif what == "tree" and room > 8:
+            before = cache.length
+            target.forward(some_text(target, 5), cache=cache)
+            cache.keep(before, sorted(draw.sample(range(5), draw.randint(1, 4))))
+        elif what == "back" or room <= 40:
+            cache.length = draw.randint(0, cache.length)
+        elif what == "keep" and cache.length > 6:  # from before the last call on
+            cache.keep(cache.length - 6, sorted(draw.sample(range(6), draw.randint(1, 5))))
+        elif what == "fill" and cache.length >= other.length:
+            cache.fill(other)
+        elif what == "place" and cache.length:
+            cache.slots_B, cache.slots_end = torch.tensor([draw.randrange(cache.length)]), cache.length
+            for slab in cache.slabs:
+                slab.update(*torch.randn(2, 1, slab.keys.shape[1], 1, slab.keys.shape[3]))
+            cache.slots_B = None
+        if draw.random() < 0.5:
+            continue
+        mine, views = hidden(), dict(cache.views)
+        cache.views.clear()
+        anew = hidden()
+        cache.views.clear()
+        cache.views.update(views)
+        assert views and torch.equal(mine, anew), what
 
 
 def test_a_window_that_only_mistral_knows_of_is_a_window() -> None:
