@@ -168,6 +168,26 @@ static inline __attribute__((always_inline)) void fetch_soon(Soon *soon, int64_t
     soon->at += 64 * step;
 }
 
+/* The keys k and values v (rows, kv_heads · width) of one head of a request, at their rotary positions, into its cache, or, where they
+ * stay apart, into `own` and `own_values`; as columns the keys that the cache has had since, too. */
+static AVX2 void place_keys(
+    const Stack *s, int64_t l, const Request *r, int64_t head, float *k, const float *v, const float *cosine, const float *sine,
+    float *own, float *own_values)
+{
+    const int64_t w = s->head_width, KV = s->kv_heads * w, rows = r->rows;
+    float *columns = r->columns + (l * s->kv_heads + head) * r->columns_stride;
+    float *keys = r->keys[l] + head * r->stride, *values = r->values[l] + head * r->stride + r->past * w;
+    for (int64_t place = r->turned; place < r->past; place++) turn(keys + place * w, columns, place, w);
+    if (r->apart) columns = own + head * TILES(rows) * TILE * w, values = own_values + head * rows * w;
+    for (int64_t at = 0; at < rows; at++) {
+        float *key = k + at * KV + head * w;
+        rotate(key, s->layer[l].k_norm, s->head_eps, cosine + at * w, sine + at * w, w);
+        turn(key, columns, (r->apart ? 0 : r->past) + at, w);
+        if (!r->apart) memcpy(keys + (r->past + at) * w, key, w * sizeof(float));
+        memcpy(values + at * w, v + at * KV + head * w, w * sizeof(float));
+    }
+}
+
 /* scores[i][at …]: of m queries with `many` times LANES keys of tiles from key `at` on; m and many are constants wherever this is called.
  * However many, a score is summed in the same order. */
 static inline __attribute__((always_inline)) WIDE void scores_at(
@@ -429,8 +449,8 @@ AVX2 void layers_forward(
             product(&layer->k, read, k, R, D, KV, from, to, 0);
             product(&layer->v, read, v, R, D, KV, from, to, 0);
 #pragma omp barrier
-            /* rotary positions: of queries, a piece is one head of one row; of keys, one head of all rows of a request, so that one thread
-             * writes to a tile, and into the caches, where other keys may have come since */
+            /* rotary positions: of queries, a piece is one head of one row; of keys, one head of a request, so that one thread writes to a
+             * tile */
             share(R * s->heads, t, T, &from, &to);
             for (int64_t piece = from; piece < to; piece++) {
                 const int64_t r = piece / s->heads, head = piece % s->heads;
@@ -440,29 +460,11 @@ AVX2 void layers_forward(
             float *of_own = own;
             share(count * s->kv_heads, t, T, &from, &to);
             for (int64_t n = 0; n < count; n++) {
-                const Request *request = requests + n;
-                const int64_t rows = request->rows;
-                for (int64_t head = 0; head < s->kv_heads; head++) {
-                    if (n * s->kv_heads + head < from || n * s->kv_heads + head >= to) continue;
-                    float *columns = request->columns + (l * s->kv_heads + head) * request->columns_stride;
-                    float *keys = request->keys[l] + head * request->stride, *values = request->values[l] + head * request->stride;
-                    for (int64_t place = request->turned; place < request->past; place++)
-                        turn(keys + place * w, columns, place, w);
-                    if (request->apart) {
-                        columns = of_own + head * TILES(rows) * TILE * w, values = own_values + (start * s->kv_heads + head * rows) * w;
-                    } else {
-                        keys += request->past * w, values += request->past * w;
-                    }
-                    for (int64_t at = 0; at < rows; at++) {
-                        const int64_t r = start + at;
-                        float *key = k + r * KV + head * w;
-                        rotate(key, layer->k_norm, s->head_eps, cosine + r * w, sine + r * w, w);
-                        turn(key, columns, (request->apart ? 0 : request->past) + at, w);
-                        if (!request->apart) memcpy(keys + at * w, key, w * sizeof(float));
-                        memcpy(values + at * w, v + r * KV + head * w, w * sizeof(float));
-                    }
-                }
-                start += rows, of_own += TILES(rows) * TILE * KV;
+                for (int64_t head = 0; head < s->kv_heads; head++)
+                    if (n * s->kv_heads + head >= from && n * s->kv_heads + head < to)
+                        place_keys(s, l, requests + n, head, k + start * KV, v + start * KV, cosine + start * w, sine + start * w,
+                                   of_own, own_values + start * KV);
+                start += requests[n].rows, of_own += TILES(requests[n].rows) * TILE * KV;
             }
 #pragma omp barrier
             /* attention: a piece is one part of the keys of one head, with a few of the queries that share them; a thread takes
