@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -24,7 +25,8 @@ def untouched(size: int) -> Tensor:
         return room[skipped : skipped + size]
     # from the system itself: what malloc hands out again has its pages already, and they stay ordinary ones
     fresh = mmap.mmap(-1, size + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    fresh.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # ordinary pages then, the same numbers
+        fresh.madvise(mmap.MADV_HUGEPAGE)
     room = torch.frombuffer(fresh, dtype=torch.uint8)
     skipped = -room.data_ptr() % LARGE
     return room[skipped : skipped + size]
