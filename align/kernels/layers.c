@@ -41,7 +41,7 @@ typedef struct {
     int64_t turned;                     /* how many of the first keys stand in `columns` */
     int64_t past, rows;
     const uint8_t *see; /* (rows, rows), which of the new rows each one sees; 0 = those up to itself */
-    int64_t apart;      /* whether its rows' keys and values stay out of the cache, which is then only read */
+    int64_t apart;      /* whether its rows' keys and values stay out of the cache, of which only `columns` is then written */
 } Request;
 
 /* The sizes of these, by which a caller sees whether it was written for them. */
@@ -405,7 +405,7 @@ int64_t layers_scratch(const Stack *s, const Request *requests, int64_t count)
 /* x (R, D): the rows of all requests, one after the other, in; their last hidden states out. state (D): every row is given
  * stack.state · norm(state) first; 0 = nothing. cosine, sine: (R, head_width).
  * taps: by layer, where its output goes, (R, D), or 0; 0 = nowhere. Writes the rows' keys and values behind each request's past,
- * unless they stay apart. R is at most 32. */
+ * unless they stay apart, and the columns of the keys before. Requests are of different caches. R is at most 32. */
 AVX2 void layers_forward(
     const Stack *s, float *x, const float *state, const float *cosine, const float *sine, const Request *requests,
     int64_t count, float *const *taps, float *scratch)

@@ -292,7 +292,8 @@ class BlockDrafter(nn.Module):
             basis = rounded(self.markov.basis_Vr(folded=True), kept)
         if not speed_up_linears(self, dtype, target.device, torch.int8):
             return
-        head, *rest = settled(*(m for m in (head, basis) if m is not None))
-        basis = rest[0] if rest else None
+        if kept == torch.int8:  # else the head may be the target's own
+            head, *rest = settled(*(m for m in (head, basis) if m is not None))
+            basis = rest[0] if rest else None
         self._rounded = _RoundedWeights(head, basis)
         self.stack, self.tree = draft_stack(self), tree_head(self, head, basis)

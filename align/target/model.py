@@ -162,7 +162,12 @@ class Target:
         if self.fused is not None and not self.fused.unchanged(self.model):
             self.fused = None  # somebody has changed the model: it runs through its modules
         shapes = self.anatomy.shapes
-        numbers = sum(shape.numbers for shape in shapes if shape is not None)
+        kept = [shape for shape in shapes if shape is not None]
+        numbers = sum(shape.numbers for shape in kept)
+        if (
+            self.fused is not None and batch == 1
+        ):  # its keys stand there once more (align.kernels.layers.Memory)
+            numbers += sum(shape.heads * shape.key for shape in kept)
         size = batch * capacity * numbers * self.dtype.itemsize
         if self.device.type == "cpu" and size > (memory_bytes() or size):
             raise MemoryError(f"a cache of {batch} rows of {capacity} tokens takes {size / 2**30:,.0f} GiB")

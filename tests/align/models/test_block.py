@@ -198,3 +198,14 @@ def test_both_layouts_read_one_block_and_number_its_rows_apart(
         session.observe(output.hidden_BLD, output.taps_BLFD, 10)
     alone, whole = (session.hidden(7) for session in sessions)
     assert len(alone) == 4 and torch.equal(alone, whole[1:])
+
+
+def test_a_head_that_is_not_rounded_is_the_targets_own(
+    target: Target, samples: data.Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a whole vocabulary: a copy would take as much memory as the largest of the target's matrices."""
+    monkeypatch.setattr("align.models.block.fast_linear", lambda *where: None)
+    drafter = from_target(target, block_options(draft_vocab=0), None)
+    drafter.prepare_for_drafting()
+    if drafter._rounded is not None:
+        assert drafter._rounded.head.weight.data_ptr() == target.head_weight_VD.data_ptr()

@@ -174,6 +174,17 @@ def test_a_token_alone_and_among_drafts_to_the_bit() -> None:
         assert one is not None and torch.equal(one[0, 0], logits[0, i])
 
 
+def test_columns_count_where_a_cache_must_fit_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, plain = load_target("debug"), target_of("llama", fuse=False)
+    for target, part in ((one, 3), (plain, 2)):
+        shapes = [shape for shape in target.anatomy.shapes if shape is not None]
+        size = part * 64 * sum(shape.heads * shape.key for shape in shapes) * 4
+        monkeypatch.setattr("align.target.model.memory_bytes", lambda size=size: size)
+        target.new_cache(1, 64)
+        with pytest.raises(MemoryError, match="a cache of 1 rows of 65 tokens"):
+            target.new_cache(1, 65)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_columns_of_keys_follow_the_cache(seed: int) -> None:
     """Whatever becomes of the cache, by calls of the C library and without it: a call gives the bits that it gives where all keys are
