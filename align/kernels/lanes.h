@@ -89,25 +89,15 @@ static inline __attribute__((always_inline)) WIDE __m256 halves(__m512 v)
 }
 #endif
 
-/* The sums over the lanes of four vectors, each in the same order. */
-static inline __attribute__((always_inline)) WIDE __m128 four_totals(const Lanes *v)
-{
-#ifdef ROWS512
-    __m256 s[4];
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) s[j] = halves(v[j]);
-#else
-    const __m256 *s = v;
-#endif
-    const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(s[0], s[1]), _mm256_hadd_ps(s[2], s[3]));
-    return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
-}
-
 /* The sums over the lanes of a strip's vectors, each in the same order. */
 static inline __attribute__((always_inline)) WIDE void totals(const Lanes *v, float *sums)
 {
 #ifdef ROWS512
-    _mm_storeu_ps(sums, four_totals(v));
+    __m256 s[STRIP];
+#pragma GCC unroll 4
+    for (int j = 0; j < STRIP; j++) s[j] = halves(v[j]);
+    const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(s[0], s[1]), _mm256_hadd_ps(s[2], s[3]));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
 #else
     sums[0] = total(v[0]), sums[1] = total(v[1]);
 #endif
