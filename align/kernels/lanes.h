@@ -110,23 +110,31 @@ static inline void share(int64_t count, int t, int T, int64_t *from, int64_t *to
     *to = count * (t + 1) / T;
 }
 
-/* exp of eight numbers ≤ 88, to 2 units in the last place (Cephes' polynomial); far below 0 it is 0. NaN stays NaN: of a number
- * and NaN, min and max give their second operand. */
+/* exp of X (registers of W bits) is Y · 2^N: Cephes' polynomial, to 2 units in the last place. X is cut to −87 … 88; NaN stays NaN: of a
+ * number and NaN, min and max give their second operand. */
+#define ROUNDED256(X) _mm256_round_ps(X, 8)
+#define ROUNDED512(X) _mm512_roundscale_ps(X, 8)
+#define EXP(W, X, N, Y)                                                                                                \
+    do {                                                                                                               \
+        X = _mm##W##_min_ps(_mm##W##_set1_ps(88.0f), _mm##W##_max_ps(_mm##W##_set1_ps(-87.0f), X));                    \
+        N = ROUNDED##W(_mm##W##_mul_ps(X, _mm##W##_set1_ps(1.44269504088896341f)));                                    \
+        X = _mm##W##_fnmadd_ps(N, _mm##W##_set1_ps(0.693359375f), X);                                                  \
+        X = _mm##W##_fnmadd_ps(N, _mm##W##_set1_ps(-2.12194440e-4f), X);                                               \
+        Y = _mm##W##_set1_ps(1.9875691500e-4f);                                                                        \
+        Y = _mm##W##_fmadd_ps(Y, X, _mm##W##_set1_ps(1.3981999507e-3f));                                               \
+        Y = _mm##W##_fmadd_ps(Y, X, _mm##W##_set1_ps(8.3334519073e-3f));                                               \
+        Y = _mm##W##_fmadd_ps(Y, X, _mm##W##_set1_ps(4.1665795894e-2f));                                               \
+        Y = _mm##W##_fmadd_ps(Y, X, _mm##W##_set1_ps(1.6666665459e-1f));                                               \
+        Y = _mm##W##_fmadd_ps(Y, X, _mm##W##_set1_ps(5.0000001201e-1f));                                               \
+        Y = _mm##W##_add_ps(_mm##W##_fmadd_ps(Y, _mm##W##_mul_ps(X, X), X), _mm##W##_set1_ps(1.0f));                   \
+    } while (0)
+
+/* exp of eight numbers ≤ 88; below −87 it is 0. */
 static inline AVX2 __m256 exp8(__m256 x)
 {
-    const __m256 least = _mm256_set1_ps(-87.0f);
-    const __m256 gone = _mm256_cmp_ps(x, least, _CMP_LT_OQ);
-    x = _mm256_min_ps(_mm256_set1_ps(88.0f), _mm256_max_ps(least, x));
-    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504088896341f)), 8);
-    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
-    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), x);
-    __m256 y = _mm256_set1_ps(1.9875691500e-4f);
-    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.3981999507e-3f));
-    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(8.3334519073e-3f));
-    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(4.1665795894e-2f));
-    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.6666665459e-1f));
-    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(5.0000001201e-1f));
-    y = _mm256_add_ps(_mm256_fmadd_ps(y, _mm256_mul_ps(x, x), x), _mm256_set1_ps(1.0f));
+    const __m256 gone = _mm256_cmp_ps(x, _mm256_set1_ps(-87.0f), _CMP_LT_OQ);
+    __m256 n, y;
+    EXP(256, x, n, y);
     const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return _mm256_andnot_ps(gone, _mm256_mul_ps(y, _mm256_castsi256_ps(power)));
 }
@@ -135,19 +143,9 @@ static inline AVX2 __m256 exp8(__m256 x)
 static inline __attribute__((always_inline)) WIDE Lanes exp_of(Lanes x)
 {
 #ifdef ROWS512
-    const __m512 least = SAME(-87.0f);
-    const __mmask16 there = _mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ);
-    x = _mm512_min_ps(SAME(88.0f), _mm512_max_ps(least, x));
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, SAME(1.44269504088896341f)), 8);
-    x = _mm512_fnmadd_ps(n, SAME(0.693359375f), x);
-    x = _mm512_fnmadd_ps(n, SAME(-2.12194440e-4f), x);
-    __m512 y = SAME(1.9875691500e-4f);
-    y = FMA(y, x, SAME(1.3981999507e-3f));
-    y = FMA(y, x, SAME(8.3334519073e-3f));
-    y = FMA(y, x, SAME(4.1665795894e-2f));
-    y = FMA(y, x, SAME(1.6666665459e-1f));
-    y = FMA(y, x, SAME(5.0000001201e-1f));
-    y = _mm512_add_ps(FMA(y, _mm512_mul_ps(x, x), x), SAME(1.0f));
+    const __mmask16 there = _mm512_cmp_ps_mask(x, SAME(-87.0f), _CMP_NLT_UQ);
+    __m512 n, y;
+    EXP(512, x, n, y);
     return _mm512_maskz_scalef_ps(there, y, n);
 #else
     return exp8(x);

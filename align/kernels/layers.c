@@ -229,12 +229,8 @@ static inline __attribute__((always_inline)) WIDE void scores_of(
 {
     const int most = m == 1 ? 8 : m <= 3 ? 4 : 2; /* so many sums are on their way as multiplying takes time */
     int64_t at = 0;
-    for (; at + most * LANES <= count; at += most * LANES) {
-        scores_at(q, columns, scores, at, width, soon, m, most);
-    }
-    for (; at < count; at += LANES) {
-        scores_at(q, columns, scores, at, width, soon, m, 1);
-    }
+    for (; at + most * LANES <= count; at += most * LANES) scores_at(q, columns, scores, at, width, soon, m, most);
+    for (; at < count; at += LANES) scores_at(q, columns, scores, at, width, soon, m, 1);
 }
 
 /* out[i] (four · LANES) = Σ weights[i] · values for m queries, the keys in their order; m and four are constants wherever this is

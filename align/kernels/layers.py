@@ -127,12 +127,14 @@ class Memory:
         assert all(t.shape == first.shape and t.stride() == first.stride() for t in (*keys, *values))
         assert len(first) == 1 and first.dtype == torch.float32 and first.stride()[2:] == (first.shape[3], 1)
         self.heads, self.capacity, self.width = first.shape[1:]
-        self.stride = first.stride(1)
         self.keys = (c_void_p * len(keys))(*(t.data_ptr() for t in keys))
         self.values = (c_void_p * len(values))(*(t.data_ptr() for t in values))
         self.columns = torch.zeros(len(keys), self.heads, -(-self.capacity // TILE), self.width, TILE)
         self.turned = 0
         """How many of the first keys stand in `columns`."""
+        strides = first.stride(1), self.columns.stride(1)
+        self.places = addressof(self.keys), addressof(self.values), self.columns.data_ptr(), *strides
+        """What a `_Request` begins with."""
         self._held = [*keys, *values]
 
     def roll_back(self, length: int) -> None:
@@ -261,12 +263,9 @@ class LayerStack:
         x_RD = x_RD.clone(memory_format=torch.contiguous_format)
         cos_Rw, sin_Rw = cos_Rw.contiguous(), sin_Rw.contiguous()
         given = (_Request * len(requests))()
-        for its, rows in zip(given, requests, strict=True):
+        for i, rows in enumerate(requests):
             memory, see = rows.memory, None if rows.see is None else rows.see.data_ptr()
-            its.keys, its.values = addressof(memory.keys), addressof(memory.values)
-            its.columns, its.columns_stride = memory.columns.data_ptr(), memory.columns.stride(1)
-            its.stride, its.past, its.rows, its.see = memory.stride, rows.past, rows.rows, see
-            its.turned, its.apart = memory.turned, rows.apart
+            given[i] = _Request(*memory.places, memory.turned, rows.past, rows.rows, see, rows.apart)
         library = self._library
         scratch = x_RD.new_empty(library.layers_scratch(byref(self._stack), given, len(given)))
         wanted, tapped, where = list(dict.fromkeys(taps)), None, None
@@ -298,11 +297,8 @@ class RepeatedCall:
         if (memory.heads, memory.width) != (stack.kv_heads, stack.head_width) or stack.state is None:
             raise ValueError(f"a memory of {memory.heads} heads of width {memory.width}")
         self.memory, self._stack, self._see_RR = memory, stack, see_RR.contiguous()
-        places = addressof(memory.keys), addressof(memory.values)
-        columns = memory.columns.data_ptr()
-        strides = memory.stride, memory.columns.stride(1)
         self._request = _Request(
-            *places, columns, *strides, 0, memory.capacity, len(see_RR), self._see_RR.data_ptr(), True
+            *memory.places, 0, memory.capacity, len(see_RR), self._see_RR.data_ptr(), True
         )
         longest = stack._library.layers_scratch(byref(stack._stack), byref(self._request), 1)
         self._scratch = torch.empty(longest)
