@@ -120,5 +120,5 @@ class TreeHead:
             raise ValueError(f"hidden states {tuple(hidden_KD.shape)} in {hidden_KD.dtype}")
         if not self.takes(levels) or nodes < 1 or (self.tokens and not 0 <= last < self.tokens):
             raise ValueError(f"{levels} levels of {nodes} nodes after the token {last}")
-        size = self._library.tree_scratch(byref(self._head), levels, nodes)
+        size = self._library.tree_scratch(byref(self._head), levels, nodes)  # by the threads of now
         return hidden_KD.contiguous(), torch.empty(size, dtype=torch.uint8)

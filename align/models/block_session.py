@@ -38,6 +38,7 @@ class BlockSession:
             self.basis = Matrix(drafter.markov.basis_Vr()) if rounded is None else rounded.basis
         self._block: Tensor | None = None  # the embedded block, its first token to be filled in, (1, R, D)
         self._repeated: RepeatedCall | None = None
+        self._fused, self._layers = drafter.target.fused, tuple(config.target_layer_ids)
         self.own: KVCache | None = None
         if config.context == "taps":
             shape = LayerShape(
@@ -84,22 +85,28 @@ class BlockSession:
     def _in_one_call(self, last_token: int) -> Tensor | None:
         """`hidden` with nothing made anew but the input rows; None where a pass is not one call of the drafter's layers after the
         target's own keys, at positions that the target keeps a table of."""
-        drafter, cache, fused = self.drafter, self.cache, self.drafter.target.fused
-        stack, start = drafter.stack, cache.length
-        plain = self.passes == 1 and self.own is None and drafter.places is None and cache.rows == 1
+        call, fused, start = self._repeated, self._fused, self.cache.length
+        if self.passes > 1 or fused is None:
+            return None
+        if call is None or self.cache.views.get(self._layers) is not call.memory:
+            call = self._repeated = self._laid_out()
+        if call is None or (tables_2Sw := fused.tables(start + call.rows)) is None:
+            return None
+        assert self.before is not None
+        return self.drafter.drafting(call(last_token, self.before, tables_2Sw, start))
+
+    def _laid_out(self) -> RepeatedCall | None:
+        """The call of `_in_one_call`; None where a pass is not one."""
+        drafter, cache, fused = self.drafter, self.cache, self._fused
+        stack, plain = drafter.stack, self.own is None and drafter.places is None and cache.rows == 1
         if not plain or fused is None or stack is None or stack.state is None or drafter.config.rotaries:
             return None
-        assert self._block is not None and self.before is not None
-        rows = self._block.shape[1]
-        if rows > MOST_ROWS or (tables_2Sw := fused.tables(start + rows)) is None:
+        assert self._block is not None
+        block_RD = self._block[0]
+        if (rows := len(block_RD)) > MOST_ROWS:
             return None
-        memory = memory_of(cache, tuple(drafter.config.target_layer_ids))
-        if self._repeated is None or self._repeated.memory is not memory:
-            self._repeated = RepeatedCall(stack, memory, _apart(1, rows, self._block.device)[1])
-        x_RD = self._block[0].clone()
-        x_RD[0] = fused.body.embed_tokens.weight[last_token]
-        self._repeated(x_RD, self.before[0], tables_2Sw, start)
-        return drafter.drafting(x_RD)
+        memory, see_RR = memory_of(cache, self._layers), _apart(1, rows, block_RD.device)[1]
+        return RepeatedCall(stack, memory, see_RR, block_RD, fused.body.embed_tokens.weight)
 
     @without_gradients
     def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from align.target.model import TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range
 from decode.drafters.controllers import TreeSize
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
-from decode.speculation.sampling import ProcessorState, Sampling, penalised, probs, uniform
+from decode.speculation.sampling import NOTHING, ProcessorState, Sampling, penalised, probs, uniform
 from decode.speculation.tree_drafts import as_tree, draw_tree, drawn_tree_parents, ranked
 
 TREE_NODES = 5
@@ -181,7 +181,7 @@ class BlockDrafts(DraftSession):
         """The network's head in one call for so many levels; None where it has none, or where a token is penalised or barred now: where
         nothing is, nothing will be further on."""
         head = self.network.tree
-        fits = head is not None and head.takes(levels) and all(t is None for t in self._before(0))
+        fits = head is not None and head.takes(levels) and self.request.history.ahead(0, 1) is NOTHING
         return head if fits else None
 
     @property

@@ -176,7 +176,7 @@ class Engine:
         self.out.accepted.append(self._commit(outcome))
         verified = perf_counter()
         if self.session is not None and not self.out.finish:
-            self.session.observe(output if proposal.parents is None else output.at(rows), len(rows))
+            self.session.observe(output if outcome.straight else output.at(rows), len(rows))
         self.out.verify_seconds += verified - self.drafted
         self.out.draft_seconds += perf_counter() - verified
         self._record_end()
@@ -188,7 +188,7 @@ class Engine:
             return NO_DRAFTS
         room = min(self.drafter.draft_tokens, self.limit - len(self.out.tokens) - 1)
         proposal = self.session.propose(room) if room > 0 else None
-        if proposal is not None and proposal.branches and self.target.chains_only:
+        if proposal is not None and self.target.chains_only and proposal.branches:
             raise UserError(
                 f"target {self.target.spec!r} windows its attention by place: drafts may not branch (tree_nodes=0)"
             )

@@ -70,6 +70,11 @@ class Outcome(NamedTuple):
         """The rows of the target call along the path: the last committed token's, then the accepted drafts'."""
         return [0, *(i + 1 for i in self.path)]
 
+    @property
+    def straight(self) -> bool:
+        """Whether these are the call's first rows."""
+        return self.path == list(range(len(self.path)))
+
 
 Fetched = tuple[Tensor, Callable[[list[int]], Outcome]]
 """What a round needs on the host, int64, one-dimensional; and the function from that to its outcome."""

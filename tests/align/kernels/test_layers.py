@@ -317,29 +317,39 @@ def test_every_row_is_given_what_a_state_gives() -> None:
 
 
 def test_repeated_calls_give_the_same_bits_and_write_nothing() -> None:
-    """At any past, with other rows every time; what does not fit is refused."""
+    """At any past, after another token every time; what does not fit is refused."""
     stack = random_stack(bias=False, norms=False)
     stack = replace(stack, state=(torch.rand(40) + 0.5, Matrix(torch.randn(40, 40) / 40**0.5)), _held=[])
     request = Request(stack, 300, 4)
     memory, see = request.rows.memory, torch.rand(4, 4) > 0.3
     see.fill_diagonal_(True)
-    repeated, before = RepeatedCall(stack, memory, see), [t.clone() for t in memory._held]
+    block, embedding = torch.randn(4, 40), torch.randn(6, 40)
+    repeated, before = (
+        RepeatedCall(stack, memory, see, block, embedding),
+        [t.clone() for t in memory._held],
+    )
     tables_2Sw = torch.randn(2, 310, 24)
-    for past in (300, 3, 257, 0):
-        x, state = torch.randn(4, 40), torch.randn(40)
+    for past, token in ((300, 5), (3, 0), (257, 3), (0, 3)):
+        state = torch.randn(1, 40)
         cos, sin = tables_2Sw[:, past : past + 4]
-        expected, _ = stack(x, cos, sin, [Rows(memory, past, 4, see, apart=True)], state_D=state)
-        repeated(x, state, tables_2Sw, past)
-        assert torch.equal(x, expected)
+        x = torch.cat((embedding[token][None], block[1:]))
+        expected, _ = stack(x, cos, sin, [Rows(memory, past, 4, see, apart=True)], state_D=state[0])
+        assert torch.equal(repeated(token, state, tables_2Sw, past), expected)
+        tables_2Sw = tables_2Sw.clone() if past == 3 else tables_2Sw
     assert all(map(torch.equal, memory._held, before))
     for wrong in (
-        (x[:3], state, tables_2Sw, 0),
-        (x, state.double(), tables_2Sw, 0),
-        (x, state, tables_2Sw[:, :, ::2], 0),
-        (x, state, tables_2Sw, 307),
-        (x, state, torch.randn(2, 400, 24), 308),
+        (0, state.double(), tables_2Sw, 0),
+        (0, state[0], tables_2Sw, 0),
+        (0, state, tables_2Sw[:, :, ::2], 0),
+        (0, state, tables_2Sw, 307),
+        (0, state, torch.randn(2, 400, 24), 308),
+        (6, state, tables_2Sw, 0),
+        (-1, state, tables_2Sw, 0),
     ):
-        with pytest.raises(ValueError, match=r"contiguous|positions before"):
+        with pytest.raises(ValueError, match=r"contiguous|positions before|the token"):
             repeated(*wrong)
     with pytest.raises(ValueError, match="heads"):
-        RepeatedCall(random_stack(kv_heads=3), memory, see)
+        RepeatedCall(random_stack(kv_heads=3), memory, see, block, embedding)
+    for other in ((block[:3], embedding), (block, embedding.double()), (block, embedding[:, :39])):
+        with pytest.raises(ValueError, match="belongs"):
+            RepeatedCall(stack, memory, see, *other)
