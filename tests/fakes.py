@@ -144,6 +144,8 @@ class ScriptedDrafter:
         self.kind, self.script, self.draft_tokens = law, propose, draft_tokens
         self.draft_nodes = 3 * draft_tokens
         self.observed: list[int] = []
+        self.hidden: list[Tensor] = []
+        """By call, of the positions that were kept, (kept, D)."""
 
     def law(self, sampling: Sampling) -> Law:
         return self.kind
@@ -152,6 +154,7 @@ class ScriptedDrafter:
         def observe(output: TargetOutput, kept: int) -> None:
             assert output.hidden_BLD.shape[1] >= kept >= 1
             self.observed.append(kept)
+            self.hidden.append(output.hidden_BLD[0, :kept])
 
         return SimpleNamespace(
             taps=(),

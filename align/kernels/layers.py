@@ -321,11 +321,8 @@ class RepeatedCall:
         stack = self._stack
         if tables_2Sw is not self._tables_2Sw:
             self._check(tables_2Sw, (2, len(tables_2Sw[0]), stack.head_width))
-            self._tables_2Sw, self._positions, self._cosine = (
-                tables_2Sw,
-                tables_2Sw.shape[1],
-                tables_2Sw.data_ptr(),
-            )
+            self._tables_2Sw, self._cosine = tables_2Sw, tables_2Sw.data_ptr()
+            self._positions = tables_2Sw.shape[1]
         self._check(state_1D, (1, stack.width))
         if not 0 <= past <= self.memory.capacity or past + self.rows > self._positions:
             raise ValueError(f"{past} positions before the rows")

@@ -11,11 +11,12 @@ import torch
 
 from align.target.loading import load_target
 from align.target.model import Target
-from decode.drafters.base import Drafter
+from decode.drafters.base import Drafter, Request
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
 from decode.engine.engine import Engine, run_together
 from decode.engine.output import Generation
+from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
 from tests.fakes import (
     DRAFTERS,
@@ -234,6 +235,31 @@ def test_a_drafter_is_shown_every_committed_position_once(target: Target) -> Non
     out = Decoder(target, drafter).generate(PROMPT, max_new_tokens=20, sampling=VARIED)
     assert drafter.observed[0] == len(PROMPT)
     assert drafter.observed[1:] == [a + 1 for a in out.accepted[:-1]]  # the last call ends the request
+
+
+def test_a_drafter_is_shown_the_accepted_path_of_a_tree(target: Target) -> None:
+    """The hidden states of the committed tokens, wherever in the tree they stood: first, last, or nowhere."""
+    known, turns = PROMPT + plain(target, 30).tokens, itertools.cycle(range(4))
+
+    def branching(request: Request, k: int) -> Proposal:
+        """Two branches, one of them the text: the first, the second, neither, or the longer one halfway."""
+        at = len(request.tokens)
+        right, wrong = [*known[at:], *[0] * 3][:3], [1 + known[at - 1] % 200, 7, 8]
+        tokens, parents = [
+            ([*right, *wrong], (-1, 0, 1, -1, 3, 4)),
+            ([wrong[0], right[0], wrong[1], right[1]], (-1, -1, 0, 1)),
+            (wrong, (-1, 0, 1)),
+            ([right[0], wrong[0], right[1]], (-1, 0, 0)),
+        ][next(turns)]
+        return Proposal(torch.tensor(tokens), "point", parents=parents)
+
+    drafter = ScriptedDrafter("point", branching, K)
+    out = Decoder(target, drafter).generate(PROMPT, max_new_tokens=30, sampling=VARIED)
+    paths = {tuple(tree.path) for tree in out.trees if tree is not None}
+    assert PROMPT + out.tokens == known and {(0, 1, 2), (1, 3), (), (0, 2)} <= paths
+    shown = torch.cat(drafter.hidden)
+    fresh = target.forward(torch.tensor([known[: len(shown)]])).hidden_BLD[0]
+    torch.testing.assert_close(shown, fresh, atol=1e-4, rtol=1e-4)
 
 
 def test_a_long_prompt_goes_through_in_chunks(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
