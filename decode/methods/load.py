@@ -117,7 +117,7 @@ def _by_name(name: str, drafter: object, options: DraftOptions) -> tuple[Method,
         read_method(asked)  # which may have no such option
         raise UserError(f"method={name!r} takes its options behind colons: method={asked!r}")
     folders = drafters_by_role(None if drafter is None else str(drafter))
-    check_parts([chosen], folders)
+    check_parts([chosen], folders, python=True)
     return chosen, folders
 
 

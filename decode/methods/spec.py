@@ -231,16 +231,17 @@ def with_all(names: Sequence[str], drafters: Mapping[str, Any]) -> tuple[list[st
     return [*named, *(name for name in every if name not in missing)], lines
 
 
-def check_parts(methods: Sequence[Method], drafters: Mapping[str, Any]) -> None:
-    """Raises UserError for the first method whose drafter is not there."""
+def check_parts(methods: Sequence[Method], drafters: Mapping[str, Any], python: bool = False) -> None:
+    """Raises UserError for the first method whose drafter is not there. `python`: it is told as an argument of `decode.load`."""
     for method in methods:
         role = lacking(method.needs, drafters)
+        folder = "FOLDER" if role == ANY else f"{role}=FOLDER"
+        asked = f"drafter={folder!r}" if python else f"--drafter {folder}"
         if role == ANY:
-            raise UserError(
-                f"--methods={method.name} needs --drafter FOLDER: none is shipped for this target"
-            )
+            name = f"method={method.name!r}" if python else f"--methods={method.name}"
+            raise UserError(f"{name} needs {asked}: none is shipped for this target")
         if role:
             raise UserError(
-                f"method {method.name!r} needs a drafter of the kind {role}: --drafter {role}=FOLDER"
+                f"method {method.name!r} needs a drafter of the kind {role}: {asked}"
                 + (f" (given: {', '.join(drafters)})" if drafters else "")
             )

@@ -38,6 +38,9 @@ def test_load(target: Target, tmp_path: Any) -> None:
     ):
         with pytest.raises(UserError, match=line):
             decode.load("never/loaded", drafter)
+    for method, line in (("tolerator", "drafter='diffusion=FOLDER'"), ("drafter", "needs drafter='FOLDER'")):
+        with pytest.raises(UserError, match=line):
+            decode.load("never/loaded", method=method)
     with pytest.raises(UserError, match="did you mean 'token'"):
         decode.load("never/loaded", "lookup", "tokens")
 
