@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any, NoReturn
 
 from align.common.streams import close_output, open_streams, unread
@@ -130,8 +131,9 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
         open_streams()
         guard_library_output()
         alone = threading.current_thread() is threading.main_thread()
-        if alone and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM) if alone else ():
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(number, _interrupted)
         before = sys.unraisablehook
         sys.unraisablehook = functools.partial(_raised_in_freeing, before)
         try:
@@ -153,6 +155,14 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
             sys.unraisablehook = before
 
     return run
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """Raises KeyboardInterrupt, but not within an import, where libraries catch whatever is raised: once more, when that is over."""
+    if any("importlib._bootstrap" in at.f_code.co_filename for at, _ in traceback.walk_stack(frame)):
+        threading.Timer(0.05, _thread.interrupt_main, [number]).start()
+    else:
+        raise KeyboardInterrupt
 
 
 def _raised_in_freeing(before: Callable[[Any], Any], what: Any) -> None:

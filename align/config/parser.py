@@ -228,7 +228,8 @@ def _build(values: dict[str, tuple[Any, str]], path: Path) -> Recipe:
             setattr(own, field, {**getattr(own, field), entry: _convert(value, kind, name, where)})
             continue
         if key is None:
-            raise UserError(f"{where}: unknown key {short(name)}{nearest(name, known)}")
+            groups = {other.partition(".")[0] for other in known}
+            raise UserError(f"{where}: unknown key {short(name)}{nearest(name, [*known, *groups])}")
         group, _, last = name.rpartition(".")
         if (name, value) == ("launch.devices", "auto"):
             value = max(1, gpu_count()) if values.get("launch.accelerator", ("auto", ""))[0] != "cpu" else 1

@@ -88,6 +88,8 @@ class Supply:
             line += "; the shards after them as they are written"
         elif 2 * found < wanted:
             line += f"\nwarning: the recipe asks for {wanted} samples, {self.folder} has {found}"
+        elif found > wanted:
+            line += f"\nnote: the recipe asks for {wanted} samples, {self.folder} has {found}, and all are read (fewer: another data.path)"
         return line
 
 
@@ -131,9 +133,10 @@ def _check_writer(folder: Path, manifest: dict[str, Any], samples: Texts, target
         check_answers(target, prompts, answers, f"{folder}: who wrote it")
         return
     if known != target.hash:
+        other = " (another sha256)" if manifest.get("target") == target.spec else ""
         raise UserError(
-            f"{folder}: written by {manifest.get('target')!r} (another sha256), not by {target.spec!r}; "
-            "give another data.path"
+            f"{folder}: written by {manifest.get('target')!r}{other}, not by {target.spec!r}; "
+            "give another output, or another data.path"
         )
 
 

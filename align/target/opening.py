@@ -126,6 +126,13 @@ def check_asked(what: str, spec: str | Path, error: Exception) -> None:
         ) from None
 
 
+_LACKS = {
+    "instantiate the backend tokenizer": "it has no tokenizer (tokenizer.json, or tokenizer.model)",
+    "no file named model.safetensors": "it has no weights (model.safetensors)",
+}
+"""What is missing, by what transformers says of it."""
+
+
 def cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     check_asked(what, spec, error)
@@ -134,5 +141,7 @@ def cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
         if is_hub_id(str(spec)) and "not a valid model identifier" in str(error)
         else ""
     )
-    why = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
+    why = " ".join(line.strip() for line in lines[: 1 + lines[0].rstrip().endswith(":")])
+    for said, ours in _LACKS.items():
+        why = ours if said in why else why
     return UserError(f"{what} {str(spec)!r} can't be loaded{known}: {why}")

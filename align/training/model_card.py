@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from align.common.errors import UserError
-from align.common.hub import card_metadata, card_value, hub_id, model_folder
+from align.common.hub import DEFAULT_TARGET, card_metadata, card_value, hub_id, model_folder
 from align.common.provenance import training_versions
 from align.common.text import markdown_text
 from align.config.recipe import Recipe, resolve
@@ -105,6 +105,8 @@ def write_card(
     """Markdown with hub metadata. `run`: steps, tokens_seen, positions, minutes, parameters; `text`: the manifest of other
     text."""
     found, chat = training_versions(), Chat(recipe.data.template_kwargs, recipe.data.system)
+    target = hub_id(config.target) or Path(config.target).name  # cards are published: no path of this machine
+    words = [] if target == DEFAULT_TARGET else ["--target", target]
     lines = [
         *card_metadata(about.library, config.target, _licence(recipe.drafter.init), about.tags),
         f"# {markdown_text(f'{Path(recipe.output).name}: {about.title}')}",
@@ -113,7 +115,7 @@ def write_card(
         "",
         "FOLDER is where this page lies:",
         "",
-        f'    python -m decode.generate --drafter FOLDER{typed(chat.words)} "your prompt"',
+        f'    python -m decode.generate --drafter FOLDER{typed([*words, *chat.words])} "your prompt"',
         "",
         "| | |",
         "|---|---|",

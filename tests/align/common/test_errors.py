@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -85,6 +86,34 @@ cli(main)()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 130 and done.stdout == ""
+    assert done.stderr == "interrupted: run the same command again to continue\n"
+
+
+def test_an_interrupt_within_an_import_is_not_lost(tmp_path: Path) -> None:
+    """Libraries catch whatever is raised while they look for others."""
+    (tmp_path / "library.py").write_text("""
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    import json.tool
+except BaseException:
+    print("caught")
+""")
+    program = """
+import time
+from align.common.errors import cli
+
+def main():
+    import library
+    for _ in range(400):
+        time.sleep(0.05)
+    print("went on")
+
+cli(main)()
+"""
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=found)
+    assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "interrupted: run the same command again to continue\n"
 
 

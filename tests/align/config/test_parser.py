@@ -232,6 +232,8 @@ def test_an_error_names_where_its_value_stands(tmp_path: Path) -> None:
     assert problem(mine, "objective.terms.streek=1") == (
         "command line: objective.terms.streek: unknown loss (did you mean 'streak'?)"
     )
+    misspelt = write(tmp_path, "misspelt.yaml", "trainr: {max_steps: 3}\n")
+    assert problem(misspelt) == "misspelt.yaml: unknown key 'trainr' (did you mean 'trainer'?)"
     write(tmp_path, "bad.yaml", "seed: -1\n")
     assert problem(write(tmp_path, "child.yaml", "base: ./bad.yaml\n")).startswith("bad.yaml: seed=-1")
 

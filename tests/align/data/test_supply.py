@@ -51,6 +51,8 @@ def test_missing_own_words_are_written(tmp_path: Path, target: Target) -> None:
     (recipe.data_folder / LOCK).touch()  # its writer was killed after the last shard
     assert "warning: the recipe asks for 40 samples" in open_supply(other, target).line(other)
     assert not (recipe.data_folder / LOCK).exists()
+    fewer = recipe_of(tmp_path / "run", "data.samples=3")
+    assert "asks for 3 samples" in (said := open_supply(fewer, target).line(fewer)) and "all are read" in said
 
 
 def test_text_that_was_written_otherwise_is_said(

@@ -90,6 +90,13 @@ def test_broken_folders_and_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="can't be loaded"):
         load_target(str(tmp_path))
+    whole = load_target("debug", fast=False)
+    whole.model.config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"can't be loaded: it has no tokenizer \(tokenizer\.json"):
+        load_target(str(tmp_path))
+    whole.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"can't be loaded: it has no weights \(model\.safetensors\)"):
+        load_target(str(tmp_path))
     for cut, says in (
         (None, "lacks 'model.layers.1.mlp.up_proj.weight'"),
         (40, "can't be loaded"),

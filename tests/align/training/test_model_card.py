@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from align.common.hub import DEFAULT_TARGET
 from align.config.parser import load_recipe
 from align.training.model_card import About, write_card
 from tests.builders import train_debug_block as run
@@ -35,4 +36,13 @@ def test_the_card_says_how_the_target_was_prompted() -> None:
     assert '| prompted with | enable_thinking=false · system prompt "Be brief." |' in card
     assert "--template-kwargs enable_thinking=false --system 'Be brief.' \"your prompt\"" in card
     plain = write_card(load_recipe(words[:1]), About("x", "y", "z"), config, manifest, run, {})
-    assert 'decode.generate --drafter FOLDER "your prompt"' in plain and "prompted" not in plain
+    assert 'decode.generate --drafter FOLDER --target debug "your prompt"' in plain
+    assert "prompted" not in plain
+    for name, typed in (
+        (DEFAULT_TARGET, ""),
+        ("owner/model", " --target owner/model"),
+        ("/a b/c d", " --target 'c d'"),
+    ):
+        config.target = name
+        card = write_card(load_recipe(words[:1]), About("x", "y", "z"), config, manifest, run, {})
+        assert f'decode.generate --drafter FOLDER{typed} "your prompt"' in card
