@@ -24,6 +24,8 @@ def check_source(source: str | None) -> None:
     known = kind_of(path)
     if not known and path.suffix and path.is_file():
         raise UserError(f"data.prompts={source!r}: unknown kind of file{nearest(path.suffix, READERS)}")
+    if path.is_file() and not path.stat().st_size:
+        raise UserError(f"data.prompts={source!r} holds no rows")
     one_word = path.parts == (source,)  # as some data sets of the hub are called
     if not path.exists() and (known or not (one_word or is_hub_id(source))):
         raise missing(f"data.prompts={source!r}", source, "no such file", files=True)

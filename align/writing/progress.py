@@ -49,7 +49,9 @@ class WritingProgress:
             return
         self.printed = now
         there = min(self.samples + self.ahead, self.total)
-        say(f"{there}/{self.total} samples, {rate}{self._left(now - self.started, there - self.before)}")
+        say(
+            f"{there}/{self.total} samples, {self.tokens:,} tokens at {rate}{self._left(now - self.started, there - self.before)}"
+        )
 
     def _left(self, seconds: float, new: int) -> str:
         """The time left; before a row is at its end, the time that the longest rows would take."""

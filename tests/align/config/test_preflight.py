@@ -105,6 +105,9 @@ def test_what_is_there_passes(tmp_path: Path) -> None:
     (tmp_path / "p.md").write_text("x")
     with pytest.raises(UserError, match=r"unknown kind of file \(one of"):
         check_source(str(tmp_path / "p.md"))
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(UserError, match="empty.jsonl' holds no rows"):
+        check_source(str(tmp_path / "empty.jsonl"))
 
 
 def test_what_a_start_lacks_is_said_before_the_target_writes(tmp_path: Path) -> None:
