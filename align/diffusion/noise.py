@@ -33,7 +33,7 @@ def sample_anchors(
     same_next = torch.zeros_like(batch.answer_BL)
     same_next[:, :-1] = (batch.document_BL[:, 1:] == batch.document_BL[:, :-1]) & batch.answer_BL[:, 1:]
     allowed = same_next & (batch.positions_BL > 0) & (batch.document_BL >= 0)
-    noise = torch.rand(allowed.shape, generator=generator).masked_fill(~allowed, -1.0)
+    noise = torch.rand(allowed.shape, generator=generator, dtype=torch.float32).masked_fill(~allowed, -1.0)
     if per_document:
         allowed = _first_of_each(noise, allowed, batch.document_BL, count)
         noise, count = noise.masked_fill(~allowed, -1.0), max(int(allowed.sum(1).max()), 1)

@@ -71,7 +71,7 @@ def verified_chain(
         count, size, columns,
     )  # fmt: skip
     stop, chosen = (c_double * (count + 1))(), (c_int64 * 2)()
-    room = torch.empty(count * size)
+    room = torch.empty(count * size, dtype=torch.float32)
     if not rows_library().verify_chain(byref(chain), u_2.data_ptr(), stop, chosen, room.data_ptr()):
         raise ValueError(f"a token outside the vocabulary, 0..{size - 1}")
     return ChainEnd(list(stop), *chosen)

@@ -129,7 +129,8 @@ class Memory:
         self.heads, self.capacity, self.width = first.shape[1:]
         self.keys = (c_void_p * len(keys))(*(t.data_ptr() for t in keys))
         self.values = (c_void_p * len(values))(*(t.data_ptr() for t in values))
-        self.columns = torch.zeros(len(keys), self.heads, -(-self.capacity // TILE), self.width, TILE)
+        tiles = -(-self.capacity // TILE)
+        self.columns = first.new_zeros(len(keys), self.heads, tiles, self.width, TILE)
         self.turned = 0
         """How many of the first keys stand in `columns`."""
         strides = first.stride(1), self.columns.stride(1)
@@ -308,7 +309,7 @@ class RepeatedCall:
         self.memory, self._stack, self._see_RR = memory, stack, see_RR.contiguous()
         self._request = _Request(*memory.places, 0, memory.capacity, self.rows, self._see_RR.data_ptr(), True)
         longest = stack._library.layers_scratch(byref(stack._stack), byref(self._request), 1)
-        self._scratch = torch.empty(longest)
+        self._scratch = torch.empty(longest, dtype=torch.float32)
         self._tables_2Sw: Tensor | None = None
 
     def __call__(self, token: int, state_1D: Tensor, tables_2Sw: Tensor, past: int) -> Tensor:

@@ -106,7 +106,10 @@ class TreeHead:
         if u_K.dtype != torch.float64 or tuple(u_K.shape) != (levels,):
             raise ValueError(f"{tuple(u_K.shape)} numbers in {u_K.dtype} for {levels} draws")
         u_K = u_K.contiguous()
-        columns_K, q_KV = torch.empty(levels, dtype=torch.int64), torch.empty(levels, self.columns)
+        columns_K, q_KV = (
+            torch.empty(levels, dtype=torch.int64),
+            torch.empty(levels, self.columns, dtype=torch.float32),
+        )
         self._library.draw_chain(
             byref(self._head), hidden_KD.data_ptr(), levels, last, scale, u_K.data_ptr(), columns_K.data_ptr(), q_KV.data_ptr(),
             scratch.data_ptr(),

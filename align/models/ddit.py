@@ -132,7 +132,7 @@ class DDiT(nn.Module):
         tokens_BS = torch.cat((clean_BC, noisy_BK), 1)
         sigma = sigma_B
         if clean:
-            zero_BC = torch.zeros(clean_BC.shape, device=sigma_B.device)
+            zero_BC = sigma_B.new_zeros(clean_BC.shape)
             sigma = torch.cat((zero_BC, sigma_B[:, None].expand(-1, noisy)), 1)
         see = None  # everything
         if self.config.attention == "block_causal":
@@ -170,7 +170,7 @@ class DDiT(nn.Module):
         if self.sigma_map is None:
             return None
         if self.config.time_input == "zero":
-            sigma = torch.zeros(shape[:-1], device=device)
+            sigma = torch.zeros(shape[:-1], dtype=torch.float32, device=device)
         if sigma is None:
             raise ValueError("this network is conditioned on σ: give it sigma")
         if sigma.shape == shape[:-1]:

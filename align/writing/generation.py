@@ -129,7 +129,7 @@ class Writer:
         active = torch.arange(width)
         alive = list(rows)
         lengths = torch.tensor([len(r.tokens) for r in rows])
-        uniforms = torch.empty(width)
+        uniforms = torch.empty(width, dtype=torch.float32)
         logits = first
         while True:
             uniforms.uniform_(generator=generator)

@@ -61,7 +61,7 @@ class ToleratorSession(DiffusionSession):
         rounds = self.proposer.rounds
         block_K = self.masks(k)
         count = min(self.proposer.steps, k)
-        sure_K = torch.zeros(k, device=block_K.device)
+        sure_K = torch.zeros(k, dtype=torch.float32, device=block_K.device)
         for step in range(count):
             left = int(self.masked(block_K).sum())
             self._decode(block_K, sure_K, math.ceil(left / (count - step)))

@@ -241,8 +241,8 @@ class Drafter:
             second = first + 1
         partner[first], partner[second] = second, first
         cos, sin = (
-            torch.ones(len(positions), width, device=self.device),
-            torch.zeros(len(positions), width, device=self.device),
+            torch.ones(len(positions), width, dtype=torch.float32, device=self.device),
+            torch.zeros(len(positions), width, dtype=torch.float32, device=self.device),
         )
         scale = entry.get("scale", 1.0)
         cos[:, first] = cos[:, second] = angles.cos() * scale

@@ -71,8 +71,10 @@ class Rotary:
     def tables(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """cos and sin for positions (…) → (…, width), fp32. Unless `full`, sin has the sign of its place."""
         first, second = (t.to(positions.device) for t in self.pairs())
-        angles = positions[..., None].float() * torch.tensor(self.inv_freq, device=positions.device)
-        cos = torch.ones(*positions.shape, width, device=positions.device)
+        angles = positions[..., None].float() * torch.tensor(
+            self.inv_freq, dtype=torch.float32, device=positions.device
+        )
+        cos = torch.ones(*positions.shape, width, dtype=torch.float32, device=positions.device)
         sin = torch.zeros_like(cos)
         cos[..., first] = cos[..., second] = angles.cos() * self.scale
         sin[..., second] = angles.sin() * self.scale
