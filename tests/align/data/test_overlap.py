@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from align.benchmarks.places import BENCHMARKS, Benchmark
 from align.common.errors import UserError
 from align.data import overlap
 from decode.suites.registry import SUITES
@@ -26,18 +27,11 @@ def test_passages_are_found_whole_or_by_thirteen_words() -> None:
     assert not passages.met_in("too short to look for") and not overlap.Passages().met_in(LONG)
 
 
-def test_the_table_is_that_of_the_suites() -> None:
-    others = [s for s in SUITES.values() if not s.rows]  # the rest was written for this project
-    told = {s.name: (s.hub, s.config, s.split, s.package, s.version, s.member) for s in others}
-    known = {b.name: (b.hub, b.config, b.split, b.package, b.version, b.member) for b in overlap.BENCHMARKS}
-    assert known == told
-
-
 def test_files_and_suites_that_can_not_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"turns": [LONG, {"answer": WHOLE}], "id": 3}) + "\n")
 
-    def nowhere(benchmark: overlap.Benchmark) -> list[object]:
+    def nowhere(benchmark: Benchmark) -> list[object]:
         if benchmark.name == "gsm8k":
             return [{"question": "one two three four five six seven eight nine"}]
         raise UserError("not here")
@@ -46,6 +40,9 @@ def test_files_and_suites_that_can_not_be_had(tmp_path: Path, monkeypatch: pytes
     passages, missing = overlap.excluded([str(path), "suites"])
     assert passages.met_in(LONG) and passages.met_in(WHOLE)
     assert passages.met_in("One two three four, five six seven eight nine.")
-    assert set(missing) == {b.name for b in overlap.BENCHMARKS} - {"gsm8k"}
+    assert set(missing) == {b.name for b in BENCHMARKS} - {"gsm8k"}
+    own = [row["prompt"] for suite in SUITES.values() for row in suite.rows]
+    long = [text for text in own if len(overlap.words(text)) >= overlap.SHORTEST]
+    assert len(long) > 50 and all(passages.met_in(f"Before. {text} After.") for text in long)
     with pytest.raises(UserError, match="no such file"):
         overlap.excluded([str(tmp_path / "gone.jsonl")])

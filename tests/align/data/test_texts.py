@@ -122,6 +122,8 @@ def test_other_settings_and_changed_sources_are_refused(
         texts.read_texts(recipe_of(tmp_path, sources, "data.length=64"), target)
     with pytest.raises(UserError, match="this recipe says .*give another data.path"):
         texts.read_texts(recipe_of(tmp_path, sources[::-1]), target)
+    with pytest.raises(UserError, match="read from .*this recipe says .*give another data.path"):
+        texts.open_text(recipe_of(tmp_path, sources[::-1]), target)
     shard = data.shard_path(texts.text_folder(recipe_of(tmp_path, sources)), 0)
     before = shard.read_bytes()
     shard.write_bytes(before[:-1])
