@@ -100,8 +100,10 @@ except BaseException:
     print("caught")
 """)
     program = """
-import time
+import signal, time
 from align.common.errors import cli
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # behind `&` it is ignored
 
 def main():
     import library
