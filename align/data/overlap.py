@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from align.benchmarks.own import BUILTIN, TASKS
-from align.benchmarks.places import BENCHMARKS, Benchmark
+from align.benchmarks.places import PLACES, Place
 from align.common.errors import UserError
 from align.common.files import expanded
 from align.common.hub import hub_reachable, package_file
@@ -42,9 +42,8 @@ class Passages:
     def __init__(self, texts: Iterable[str] = ()) -> None:
         # hashes of 64 bits: the runs themselves take a gigabyte
         self._grams: set[int] = set()
-        self._sizes: defaultdict[int, set[int]] = defaultdict(
-            set
-        )  # of texts shorter than a run, by their beginning
+        # of texts shorter than a run, by their beginning
+        self._sizes: defaultdict[int, set[int]] = defaultdict(set)
         for text in texts:
             found = words(text)
             size = min(GRAM, len(found))
@@ -84,31 +83,31 @@ def excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
             texts += _strings(read_rows(expanded(source, "data.exclude")))
             continue
         texts += _strings([BUILTIN, TASKS])
-        for benchmark in BENCHMARKS:
+        for name, place in PLACES.items():
             try:
-                texts += _strings(_rows(benchmark))
+                texts += _strings(_rows(place))
             except UserError as error:
-                missing[benchmark.name] = str(error)
+                missing[name] = str(error)
     return Passages(texts), missing
 
 
-def _rows(benchmark: Benchmark) -> list[Any]:
+def _rows(place: Place) -> list[Any]:
     """From the hub, which has the whole of it, else from the package."""
     tried = []
-    if benchmark.hub is not None:
+    if place.hub is not None:
         offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
         if offline or hub_reachable():  # offline: its own cache may hold the set
             import datasets
 
             try:
-                return list(datasets.load_dataset(benchmark.hub, benchmark.config, split=benchmark.split))
+                return list(datasets.load_dataset(place.hub, place.config, split=place.split))
             except Exception as error:  # datasets raises many kinds of its own
                 tried.append((str(error).strip().splitlines() or [type(error).__name__])[0])
         else:
             tried.append("the hub does not answer")
-    if benchmark.package is not None:
+    if place.package is not None:
         try:
-            return read_rows(package_file(benchmark.package, benchmark.version, benchmark.member))
+            return read_rows(package_file(place.package, place.version, place.member))
         except UserError as error:
             tried.append(str(error))
     raise UserError("; ".join(tried))

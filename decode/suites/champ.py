@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from align.benchmarks.places import PLACES
 from decode.suites.gsm8k import ASK
 from decode.suites.prompt import Prompt, Row, Suite, text
 
@@ -11,7 +12,4 @@ def read(row: Row, number: int) -> Prompt:
     return Prompt(text(row, "identifier"), text(row, "_text") + ASK, str(row.get("category", "math")))
 
 
-SUITE = Suite(
-    "champ", "CHAMP", "math", read,
-    package="champ-dataset", version="1.0.0", member="champ_dataset/dataset_files/v0.json",
-)  # fmt: skip
+SUITE = Suite("champ", "CHAMP", "math", read, PLACES["champ"])

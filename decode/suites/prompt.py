@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from align.benchmarks.places import Place
+
 Row = Mapping[str, Any]
 
 
@@ -20,7 +22,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Suite:
-    """One benchmark: its hub id, the registry package that replaces it where there is no hub, and how to read a row.
+    """One benchmark: where its rows live, and how to read one.
 
     `read` takes a row and its number and returns the prompt, or None for a row of another benchmark in the same file. It
     raises KeyError for a column that the row lacks.
@@ -30,12 +32,7 @@ class Suite:
     title: str
     group: str
     read: Callable[[Row, int], Prompt | None]
-    hub: str | None = None
-    config: str | None = None
-    split: str = "test"
-    package: str | None = None
-    version: str = ""
-    member: str = ""
+    place: Place = Place()
     package_note: str = ""
     """Which part of the benchmark the package holds, for the report."""
     rows: Sequence[Row] = ()

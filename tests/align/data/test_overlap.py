@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from align.benchmarks.places import BENCHMARKS, Benchmark
+from align.benchmarks.places import PLACES, Place
 from align.common.errors import UserError
 from align.data import overlap
 from decode.suites.registry import SUITES
@@ -31,8 +31,8 @@ def test_files_and_suites_that_can_not_be_had(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"turns": [LONG, {"answer": WHOLE}], "id": 3}) + "\n")
 
-    def nowhere(benchmark: Benchmark) -> list[object]:
-        if benchmark.name == "gsm8k":
+    def nowhere(place: Place) -> list[object]:
+        if place == PLACES["gsm8k"]:
             return [{"question": "one two three four five six seven eight nine"}]
         raise UserError("not here")
 
@@ -40,7 +40,7 @@ def test_files_and_suites_that_can_not_be_had(tmp_path: Path, monkeypatch: pytes
     passages, missing = overlap.excluded([str(path), "suites"])
     assert passages.met_in(LONG) and passages.met_in(WHOLE)
     assert passages.met_in("One two three four, five six seven eight nine.")
-    assert set(missing) == {b.name for b in BENCHMARKS} - {"gsm8k"}
+    assert set(missing) == PLACES.keys() - {"gsm8k"}
     own = [row["prompt"] for suite in SUITES.values() for row in suite.rows]
     long = [text for text in own if len(overlap.words(text)) >= overlap.SHORTEST]
     assert len(long) > 50 and all(passages.met_in(f"Before. {text} After.") for text in long)

@@ -16,7 +16,7 @@ def test_names_groups_and_lists() -> None:
 
 
 def test_the_real_hub_ids() -> None:
-    assert {name: suite.hub for name, suite in SUITES.items() if suite.hub} == {
+    assert {name: suite.place.hub for name, suite in SUITES.items() if suite.place.hub} == {
         "mtbench": "HuggingFaceH4/mt_bench_prompts",
         "humaneval": "openai/openai_humaneval",
         "gsm8k": "openai/gsm8k",
