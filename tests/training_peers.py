@@ -204,6 +204,7 @@ def write_rows(options: argparse.Namespace) -> None:
     from safetensors.torch import save_file
 
     from align.data.packing import collate
+    from align.diffusion.noise import may_anchor
     from align.outputs.cache import TargetOutputCache
     from align.target.loading import load_target
     from align.training.build import conditioning, draft_vocab
@@ -230,28 +231,18 @@ def write_rows(options: argparse.Namespace) -> None:
                 logits=False,
             ).taps_BLFD
         assert unnormed is not None and features.taps_BLFD is not None
-        # theirs counts and draws by the place that a row of a block reads: ours are those whose next token is an answer's
-        follows = torch.zeros_like(batch.answer_BL)
-        same = batch.document_BL[:, 1:] == batch.document_BL[:, :-1]
-        follows[:, :-1] = same & batch.answer_BL[:, 1:] & (batch.positions_BL[:, :-1] > 0)
         tensors = {
             "hidden_states": features.taps_BLFD.flatten(2),
             "verifier_last_hidden_states": unnormed[:, :, 0],
             "input_ids": batch.tokens_BL,
-            "loss_mask": follows,
+            "loss_mask": may_anchor(
+                batch
+            ),  # theirs counts and draws by the place that a row of a block reads
             "document_ids": batch.document_BL,
             "position_ids": batch.positions_BL,
         }
         save_file({k: v.contiguous() for k, v in tensors.items()}, options.out / f"row{step}.safetensors")
     cache.close()
-    target.model.config.save_pretrained(options.out / "target")
-    weights = {
-        "model.embed_tokens.weight": target.embedding_VD,
-        "lm_head.weight": target.head_weight_VD,
-        "model.norm.weight": target.body.norm.weight,
-    }
-    copies = {k: v.detach().clone().contiguous() for k, v in weights.items()}
-    save_file(copies, options.out / "target" / "model.safetensors")
     vocabulary = draft_vocab(recipe, target, supply, None)
     shape = {
         "taps": config.target_layer_ids,
@@ -261,6 +252,21 @@ def write_rows(options: argparse.Namespace) -> None:
         "vocabulary": list(range(config.vocab_size)) if vocabulary is None else vocabulary.tolist(),
     }
     (options.out / "shape.json").write_text(json.dumps(shape))
+    write_target(target, options.out / "target")
+
+
+def write_target(target: Any, folder: Path) -> None:
+    """What theirs reads of the target: config, embedding, head and norm."""
+    from safetensors.torch import save_file
+
+    target.model.config.save_pretrained(folder)
+    weights = {
+        "model.embed_tokens.weight": target.embedding_VD,
+        "lm_head.weight": target.head_weight_VD,
+        "model.norm.weight": target.body.norm.weight,
+    }
+    copies = {k: v.detach().clone().contiguous() for k, v in weights.items()}
+    save_file(copies, folder / "model.safetensors")
 
 
 # ---- a training of each ----
@@ -296,22 +302,18 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
     return steps.meter.found(sum(p.numel() for p in module.trained().values()))
 
 
-def theirs(options: argparse.Namespace) -> dict[str, Any]:
+def their_network(options: argparse.Namespace) -> Any:
+    """`speculators`' DFlash over the shapes of `write_rows`."""
     import torch
-    from safetensors.torch import load_file
     from speculators.models.dflash import DFlashDraftModel
     from speculators.train.cli import create_transformer_layer_config
-    from speculators.train.trainer import TrainerConfig
-    from torch.utils.data import DataLoader
 
-    recipe, folder = recipe_of(options), str(options.out / "target")
-    shape = json.loads((options.out / "shape.json").read_text())
-    torch.manual_seed(recipe.seed)
+    folder, shape = str(options.out / "target"), json.loads((options.out / "shape.json").read_text())
     ids, every = torch.tensor(shape["vocabulary"]), range(shape["layers"])
     layers = create_transformer_layer_config(folder, len(every), "qwen3", None, 2048, list(every))
     t2d = torch.zeros(layers.vocab_size, dtype=torch.bool)
     t2d[ids] = True
-    model = DFlashDraftModel.from_training_args(
+    return DFlashDraftModel.from_training_args(
         layers,
         t2d,
         ids - torch.arange(len(ids)),
@@ -323,6 +325,18 @@ def theirs(options: argparse.Namespace) -> dict[str, Any]:
         mask_token_id=shape["mask"],
         draft_attn_impl=WAYS[options.worker],
     )
+
+
+def theirs(options: argparse.Namespace) -> dict[str, Any]:
+    import torch
+    from safetensors.torch import load_file
+    from speculators.models.dflash import DFlashDraftModel
+    from speculators.train.trainer import TrainerConfig
+    from torch.utils.data import DataLoader
+
+    recipe = recipe_of(options)
+    torch.manual_seed(recipe.seed)
+    model = their_network(options)
     call, _ = DFlashDraftModel.get_trainer_kwargs(
         loss_fn="ce",
         loss_implementation="eager",

@@ -20,6 +20,13 @@ from align.diffusion.parameterization import time_weight
 from align.diffusion.schedules import Schedule, draw_times, from_least
 
 
+def may_anchor(batch: Batch) -> Tensor:
+    """Bool (B, L): the places whose next token is an answer's, of the same document, and that are not its first."""
+    same_next = torch.zeros_like(batch.answer_BL)
+    same_next[:, :-1] = (batch.document_BL[:, 1:] == batch.document_BL[:, :-1]) & batch.answer_BL[:, 1:]
+    return same_next & (batch.positions_BL > 0) & (batch.document_BL >= 0)
+
+
 def sample_anchors(
     batch: Batch, count: int, block_size: int, generator: torch.Generator, per_document: bool = False
 ) -> Anchors:
@@ -30,9 +37,7 @@ def sample_anchors(
     drafter needs the target's hidden state before it.
     """
     length = batch.tokens_BL.shape[1]
-    same_next = torch.zeros_like(batch.answer_BL)
-    same_next[:, :-1] = (batch.document_BL[:, 1:] == batch.document_BL[:, :-1]) & batch.answer_BL[:, 1:]
-    allowed = same_next & (batch.positions_BL > 0) & (batch.document_BL >= 0)
+    allowed = may_anchor(batch)
     noise = torch.rand(allowed.shape, generator=generator, dtype=torch.float32).masked_fill(~allowed, -1.0)
     if per_document:
         allowed = _first_of_each(noise, allowed, batch.document_BL, count)
