@@ -61,4 +61,4 @@ def coverage(samples: Texts, draft_vocab: Tensor | None, target: Target) -> floa
     if draft_vocab is None:
         return 1.0
     counts = _counts(samples, target.vocab_size)
-    return float(counts[draft_vocab].sum() / counts.sum())
+    return float(counts[draft_vocab.cpu()].sum() / counts.sum())

@@ -142,8 +142,10 @@ class BlockDrafter(nn.Module):
         """The frozen head's rows for the draft vocabulary, (Vd, D): the target's, or those that came with the drafter."""
         if self.head is not None:
             return self.head
-        if self._head is None:
-            weight = self.target.head_weight_VD.detach()
+        weight = self.target.head_weight_VD.detach()
+        if (
+            self._head is None or self._head.device != weight.device
+        ):  # a target in parts moves after the drafter is made
             self._head = weight if self.draft_vocab is None else weight[self.draft_vocab].contiguous()
         return self._head
 

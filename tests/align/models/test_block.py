@@ -209,3 +209,14 @@ def test_a_head_that_is_not_rounded_is_the_targets_own(
     drafter.prepare_for_drafting()
     if drafter._rounded is not None:
         assert drafter._rounded.head.weight.data_ptr() == target.head_weight_VD.data_ptr()
+
+
+def test_the_heads_rows_are_where_the_target_has_gone(
+    target: Target, samples: data.Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target in parts, or without its layers, goes to the device after the drafter has been made of it."""
+    drafter = build(target, samples)
+    assert drafter.head_weight_VdD.device == target.head_weight_VD.device
+    drafter.to("meta")
+    monkeypatch.setattr(target, "head_weight_VD", target.head_weight_VD.to("meta"))
+    assert drafter.head_weight_VdD.device.type == "meta"
