@@ -55,11 +55,12 @@ class Passages:
     def __len__(self) -> int:
         return len(self._grams)
 
-    def met_in(self, text: str) -> bool:
-        """Whether a passage stands in the text."""
+    def met_in(self, text: str, before: str = "") -> bool:
+        """Whether a passage stands in the text, or ends in it and begins in what stands `before` it."""
         if not self._grams:
             return False
-        found = words(text)
+        # no run of words lies in what stands before alone
+        found = words(before + text)[max(0, len(words(before)) - GRAM + 1) :]
         for i in range(len(found) - SHORTEST + 1):
             sizes = self._sizes.get(_hash(found, i, _HEAD), ())
             if any(_hash(found, i, size) in self._grams for size in (GRAM, *sizes)):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from align.common.errors import UserError, nearest
 from align.common.files import MOST_BYTES, check_ordinary, expanded
@@ -25,6 +25,14 @@ CODE = (
 )  # fmt: skip
 MOST_CHARACTERS = 200_000
 """A longer text is several documents, cut at the ends of lines: what is tokenised at a time stays small."""
+_KEPT_BEFORE = 4_000
+
+
+class Document(NamedTuple):
+    """A text, or a part of a long one. before: the end of the part before it, for passages that the cut goes through."""
+
+    text: str
+    before: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ def check_text_source(source: str) -> None:
     raise missing(f"data.text={source!r}", source, said, files=True)
 
 
-def documents(source: str, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:
+def documents(source: str, options: HubOptions, left_out: Counter[str]) -> Iterator[Document]:
     """The texts of one source in a fixed order; long ones in parts. `left_out` counts what is skipped, by its reason.
 
     Raises:
@@ -69,12 +77,13 @@ def documents(source: str, options: HubOptions, left_out: Counter[str]) -> Itera
         yield from _parts(text)
 
 
-def _parts(text: str) -> Iterator[str]:
+def _parts(text: str) -> Iterator[Document]:
+    before = ""
     while len(text) > MOST_CHARACTERS:
         cut = text.rfind("\n", 0, MOST_CHARACTERS) + 1 or MOST_CHARACTERS
-        yield text[:cut]
-        text = text[cut:]
-    yield text
+        yield Document(text[:cut], before)
+        before, text = (before + text[:cut])[-_KEPT_BEFORE:], text[cut:]
+    yield Document(text, before)
 
 
 def _of_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:

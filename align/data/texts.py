@@ -20,7 +20,7 @@ from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.index import read_samples
 from align.data.overlap import Passages, excluded
-from align.data.text_sources import HubOptions, documents
+from align.data.text_sources import Document, HubOptions, documents
 from align.folder.tokenizer import text_ids
 from align.target.model import Target
 from align.writing.rows import Told, first_token
@@ -130,15 +130,15 @@ class _Source:
     def __init__(self, record: SourceRecord, options: HubOptions, left_out: Counter[str]) -> None:
         self.record, self.left_out, self._hash = record, left_out, hashlib.sha256()
         self._new = Counter[str]()
-        self._texts: Iterator[str] = documents(record["source"], options, self._new)
+        self._texts: Iterator[Document] = documents(record["source"], options, self._new)
 
     def skip(self, seen: set[bytes]) -> None:
         """Go to where the record stands. Raises UserError where the documents before it have changed."""
         for _ in range(self.record["documents"]):
-            text = next(self._texts, None)
-            if text is None:
+            document = next(self._texts, None)
+            if document is None:
                 break
-            seen.add(self._take(text))
+            seen.add(self._take(document.text))
         self._new.clear()  # counted before
         if self._hash.hexdigest() != self.record["sha256"]:
             raise UserError(
@@ -150,18 +150,18 @@ class _Source:
         self._hash.update(digest)
         return digest[:8]
 
-    def next(self) -> tuple[str, bytes] | None:
+    def next(self) -> tuple[Document, bytes] | None:
         """The next document and its digest; None after the last one."""
-        text = next(self._texts, None)
+        document = next(self._texts, None)
         self.left_out.update(self._new)
         self._new.clear()
-        if text is None:
+        if document is None:
             self.record["ended"] = True
             return None
-        digest = self._take(text)
+        digest = self._take(document.text)
         self.record["documents"] += 1
         self.record["sha256"] = self._hash.hexdigest()
-        return text, digest
+        return document, digest
 
 
 class _Reader:
@@ -199,18 +199,18 @@ class _Reader:
             found += pieces
         return found
 
-    def _pieces(self, text: str, digest: bytes) -> list[list[int]]:
+    def _pieces(self, document: Document, digest: bytes) -> list[list[int]]:
         """A document as samples of at most a row's length; none where it is left out, which is counted."""
         if digest in self.seen:
             self.left_out["documents that were there before"] += 1
             return []
         self.seen.add(digest)
-        if self.passages.met_in(text):
+        if self.passages.met_in(document.text, document.before):
             self.left_out["documents with a passage of data.exclude"] += 1
             return []
         target = self.target
         try:
-            tokens = text_ids(target.tokenizer, text, target.vocab_size, "a document", verbose=False)
+            tokens = text_ids(target.tokenizer, document.text, target.vocab_size, "a document", verbose=False)
         except UserError:
             self.left_out["documents with a token that the target has not"] += 1
             return []

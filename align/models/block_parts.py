@@ -62,8 +62,10 @@ def _start_markov(drafter: BlockDrafter, markov: MarkovHead) -> None:
     """A bias of zero over the head's leading directions."""
     markov.silence()
     head = drafter.head_weight_VdD.float()
-    values, vectors = torch.linalg.eigh(head.T @ head / head.shape[0])
-    markov.basis.copy_((head @ vectors[:, -drafter.config.markov_rank :]).T / values[-1].sqrt())
+    # on the host: a GPU finds the directions in thousands of small steps, and other processes on it wait for each
+    values, vectors = torch.linalg.eigh((head.T @ head / head.shape[0]).cpu())
+    leading = vectors[:, -drafter.config.markov_rank :].to(head.device)
+    markov.basis.copy_((head @ leading).T / values[-1].sqrt().item())
 
 
 def with_convolution(drafter: BlockDrafter) -> BlockDrafter:

@@ -20,7 +20,7 @@ from align.data.text_sources import HubOptions, documents
 
 def read(source: Path | str, options: HubOptions | None = None) -> tuple[list[str], dict[str, int]]:
     left_out = Counter[str]()
-    found = list(documents(str(source), options or HubOptions(), left_out))
+    found = [text for text, _ in documents(str(source), options or HubOptions(), left_out)]
     return found, dict(left_out)
 
 
@@ -133,6 +133,6 @@ def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": "x"}) + "\nbroken\n")
     texts = documents(str(path), HubOptions(), Counter())
-    assert next(texts) == "x"
+    assert next(texts).text == "x"
     with pytest.raises(UserError, match="line 2"):
         next(texts)

@@ -73,6 +73,20 @@ def test_a_document_with_a_token_that_the_target_has_not_is_left_out(
     assert len(read) and all(int(read[i].max()) < 259 for i in range(len(read)))
 
 
+@pytest.mark.parametrize("cut", range(60, 60 + len(SECRET) + 2, 7))
+def test_a_passage_that_a_cut_goes_through_is_not_read(
+    tmp_path: Path, sources: list[str], target: Target, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """A text too long for one document is several; wherever the first ends, no reading holds the passage."""
+    text = "plain words come first, " * 2 + f"then {SECRET}, and the rest of this text"
+    (tmp_path / "long").mkdir()
+    (tmp_path / "long" / "a.txt").write_text(text)
+    monkeypatch.setattr("align.data.text_sources.MOST_CHARACTERS", cut)
+    recipe = recipe_of(tmp_path / "run", [str(tmp_path / "prose.jsonl"), str(tmp_path / "long")])
+    manifest = texts.read_texts(recipe, target, quiet=True)
+    assert manifest["left_out"]["documents with a passage of data.exclude"] == 2
+
+
 def test_a_long_document_is_cut_at_a_rows_length(tmp_path: Path, sources: list[str], target: Target) -> None:
     long = tmp_path / "long.txt"
     long.write_text("abcdefgh " * 40)
