@@ -42,6 +42,8 @@ class CompareConfig:
     top_k: int = 0
     seed: int = 0
     method: str | None = None
+    jobs: int = 1
+    batch_size: int = 1
     device: str = "auto"
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     system: str | None = None
@@ -69,6 +71,9 @@ def parser() -> Parser:
     p.add_prompt_options(f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)")
     add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
     add("--method", metavar="NAME", help=METHOD)
+    add("--jobs", type=whole(1), default=1, metavar="N", help="recipes trained at a time (default 1)")
+    batch = "prompts decoded at a time: more are faster on a GPU, where one waits for its calls to be started (default 1)"
+    add("--batch-size", type=whole(1), default=1, metavar="N", help=batch)
     add("--device", default="auto", help="of decoding: auto (default), cpu, cuda or cuda:N")
     p.add_chat_options()
     p.add_sampling_options("of sampling (default 0)")
@@ -105,7 +110,7 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     found = comparison.candidates(config.recipes, config.settings)
     if config.method:
         comparison.check_method(config.method, found)
-    comparison.train(found, console)
+    comparison.train(found, console, config.jobs)
     t, d = found[0].values["target"], found[0].values["data"]
     target = load_target(
         t["name"],
@@ -118,7 +123,9 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
         decoding=True,
     )
     settings = Settings(sampling, config.max_new_tokens)
-    records = comparison.measure(found, target, suites, settings, config.out, console, config.method)
+    records = comparison.measure(
+        found, target, suites, settings, config.out, console, config.method, config.batch_size
+    )
     reached = points([m for candidate in found for m in candidate.reached], records)
     text = table(reached, {candidate.name: candidate.parameters for candidate in found})
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"

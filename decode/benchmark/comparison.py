@@ -6,9 +6,11 @@ drafter that has changed since are measured again.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -82,18 +84,21 @@ class Candidate:
             return sum(prod(file.get_slice(name).get_shape()) for name in names)
 
 
-def _align(*words: str, capture: bool = False) -> str:
-    """Run `align.train`; what it printed. Raises UserError where it fails, whose own line is on the terminal already."""
+def _align(*words: str, capture: bool = False, command: str = "align.train") -> str:
+    """Run `align.train`, or another command of its room; what it printed. Raises UserError where it fails, whose own line is on the
+    terminal already."""
     done = subprocess.run(
-        [sys.executable, "-m", "align.train", *words], stdout=subprocess.PIPE if capture else None, text=True
+        [sys.executable, "-m", command, *words], stdout=subprocess.PIPE if capture else None, text=True
     )
-    if done.returncode == 130:
-        raise KeyboardInterrupt
-    if done.returncode:
-        raise UserError(
-            f"align.train {words[0]} ended with exit code {done.returncode}; its own line stands above"
-        )
+    _check_ended(f"{command} {words[0]}", done.returncode)
     return done.stdout or ""
+
+
+def _check_ended(what: str, code: int) -> None:
+    if code in (130, -signal.SIGINT):
+        raise KeyboardInterrupt
+    if code:
+        raise UserError(f"{what} ended with exit code {code}; its own line stands above")
 
 
 def candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Candidate]:
@@ -160,19 +165,58 @@ def check_method(name: str, found: Sequence[Candidate]) -> None:
             )
 
 
-def train(found: Sequence[Candidate], console: PlainConsole) -> None:
-    """Train what has milestones missing, going on where it stopped. Raises UserError where it reached none of them."""
+def train(found: Sequence[Candidate], console: PlainConsole, jobs: int = 1) -> None:
+    """Train what has milestones missing, `jobs` recipes at a time, going on where it stopped. Of several, each line that they print
+    begins with the recipe's name, and one that fails does not end the others.
+
+    Raises:
+        UserError: a training failed, or reached none of its milestones.
+    """
+    left = [candidate for candidate in found if candidate.missing]
+    if jobs > 1 and len(left) > 1:
+        _align(*left[0].words, command="align.synthesize")  # the text that all of them share has one writer
+        _train_together(left, console, jobs)
     for candidate in found:
-        if candidate.missing:
+        if candidate.missing and (jobs == 1 or len(left) == 1):
             console.say(f"training {candidate.name}")
             _align(*candidate.words)
-        if left := candidate.missing:
-            line = (
-                f"{candidate.name}: its training ended before {left[0].tokens:,} tokens (trainer.max_steps)"
-            )
+        if missing := candidate.missing:
+            line = f"{candidate.name}: its training ended before {missing[0].tokens:,} tokens (trainer.max_steps)"
             if not candidate.reached:
                 raise UserError(line)
             console.say(f"left out: {line}", wrap=False)
+
+
+def _train_together(found: Sequence[Candidate], console: PlainConsole, jobs: int) -> None:
+    running: list[subprocess.Popen[str]] = []
+
+    def one(candidate: Candidate) -> None:
+        console.say(f"training {candidate.name}")
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "align.train", *candidate.words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        running.append(process)
+        for line in process.stdout or ():
+            console.say(f"{candidate.name}: {line.rstrip()}", wrap=False)
+        _check_ended(f"align.train {candidate.words[0]}", process.wait())
+
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = [pool.submit(one, candidate) for candidate in found]
+        try:
+            wait(waiting)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in (
+                running
+            ):  # the terminal's Ctrl-C has reached them already, a signal to this process alone has not
+                process.send_signal(signal.SIGINT)
+            raise
+    for ended in waiting:
+        ended.result()
 
 
 def measure(
@@ -183,9 +227,11 @@ def measure(
     folder: Path,
     console: PlainConsole,
     method: str | None = None,
+    batch: int = 1,
 ) -> list[Record]:
     """Decode every prompt plainly and with every milestone's drafter alone, no copies in front; the records of all, also in `folder`.
-    `method`: how all drafters decode, a name of `decode.methods.registry` with its options; None: as `decode.load` does.
+    `method`: how all drafters decode, a name of `decode.methods.registry` with its options; None: as `decode.load` does. `batch`: how
+    many prompts are decoded at a time.
 
     Raises:
         UserError: no prompt fits, or the folder holds a comparison under other settings.
@@ -204,11 +250,13 @@ def measure(
     decoders = {PLAIN: load(target)}
     decoders |= {name: load(target, place, copying=False, method=method) for name, place in places.items()}
     tasks = list(runner.remaining(runner.plan(named, list(decoders), 1, settings.sampling.seed), records))
-    with TaskProgress(console, len(tasks), list(decoders), 0) as progress:
-        for task in tasks:
-            new = runner.run_task(decoders, task, settings, partial(progress.step, task.prompt.id))
-            records = add(folder, records, new)
-            progress.done(new)
+    with TaskProgress(console, len(tasks), list(decoders), rates=batch == 1) as progress:
+        for several in (tasks[i : i + batch] for i in range(0, len(tasks), batch)):
+            step = partial(progress.step, several[0].prompt.id)
+            each = [runner.run_task(decoders, several[0], settings, step)] if batch == 1 else []
+            for new in each or runner.run_together(decoders, several, settings, step):
+                records = add(folder, records, new)
+                progress.done(new)
     return records
 
 

@@ -26,9 +26,13 @@ LINE_EVERY = 30.0
 
 
 class TaskProgress:
-    """Context manager over `total` tasks with a generation of each of `methods`; `before` of them were done by an earlier run."""
+    """Context manager over `total` tasks with a generation of each of `methods`; `before` of them were done by an earlier run.
+    `rates`: tell tokens a second, which are those of a prompt where it is decoded by itself."""
 
-    def __init__(self, console: PlainConsole, total: int, methods: Sequence[str], before: int = 0) -> None:
+    def __init__(
+        self, console: PlainConsole, total: int, methods: Sequence[str], before: int = 0, rates: bool = True
+    ) -> None:
+        self.rates = rates
         self.console, self.total, self.methods, self.before = console, total, list(methods), before
         self.finished = before
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -71,11 +75,13 @@ class TaskProgress:
         if not self.console.is_terminal and (now - self.spoken >= LINE_EVERY or self.finished == self.total):
             self.spoken = now
             left = (now - self.started) / (self.finished - self.before) * (self.total - self.finished)
-            text = f"{self.finished}/{self.total} rounds · {self.speeds()} · {clock(left)} left"
-            self.console.say(text)
+            said = [f"{self.finished}/{self.total} rounds", self.speeds(), f"{clock(left)} left"]
+            self.console.say(" · ".join(part for part in said if part))
 
     def speeds(self) -> str:
         """Tokens/s of every method so far, and its ratio to plain decoding's."""
+        if not self.rates:
+            return ""
         rates = {m: self.tokens[m] / self.seconds[m] for m in self.methods if self.seconds[m] > 0}
         base = rates.get(PLAIN)
         return ", ".join(

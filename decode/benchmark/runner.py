@@ -101,24 +101,61 @@ def run_task(
     At temperature 0, with `plain` among the methods, each output is compared with plain decoding's, and a difference is examined
     unless the method's verifier is lossy. Above temperature 0, each repeat has a seed of its own, the same for all methods.
     """
-    sampling = settings.sampling
-    if not sampling.greedy:
-        sampling = replace(sampling, seed=(sampling.seed + 1_000_003 * task.repeat) % 2**63)
-    records, trees = [], []
-    for position, method in enumerate(task.order):
-        generation = decoders[method].generate(
-            list(task.tokens), max_new_tokens=settings.max_new_tokens, sampling=sampling
+    sampling, generations = _sampling(task, settings), []
+    for method in task.order:
+        tokens, most = list(task.tokens), settings.max_new_tokens
+        generations.append(decoders[method].generate(tokens, max_new_tokens=most, sampling=sampling))
+        ended(method)
+    return _records(decoders, task, sampling, generations)
+
+
+def run_together(
+    decoders: dict[str, Decoder],
+    tasks: Sequence[Task],
+    settings: Settings,
+    ended: Callable[[str], object] = lambda method: None,
+) -> list[list[Record]]:
+    """`run_task` for each of several tasks, whose prompts every method decodes in one batch. Their times are those of calls that
+    prompts share, and products over more rows round differently. `ended(method)` is called after each generation."""
+    samplings = [_sampling(task, settings) for task in tasks]
+    found: list[dict[str, Generation]] = [{} for _ in tasks]
+    for method in decoders:
+        batch = decoders[method].generate_batch(
+            [list(task.tokens) for task in tasks],
+            batch_size=len(tasks),
+            max_new_tokens=settings.max_new_tokens,
+            sampling=samplings,
         )
+        for its, generation in zip(found, batch, strict=True):
+            its[method] = generation
+            ended(method)
+    return [
+        _records(decoders, task, sampling, [its[method] for method in task.order])
+        for task, sampling, its in zip(tasks, samplings, found, strict=True)
+    ]
+
+
+def _sampling(task: Task, settings: Settings) -> Sampling:
+    sampling = settings.sampling
+    if sampling.greedy:
+        return sampling
+    return replace(sampling, seed=(sampling.seed + 1_000_003 * task.repeat) % 2**63)
+
+
+def _records(
+    decoders: dict[str, Decoder], task: Task, sampling: Sampling, generations: Sequence[Generation]
+) -> list[Record]:
+    """Of a task's generations, in the order of its methods, compared with plain decoding's where that can be."""
+    records = []
+    for position, (method, generation) in enumerate(zip(task.order, generations, strict=True)):
         verifier = "" if decoders[method].drafter is None else decoders[method].verifier_for(sampling)
         if verifier and sampling.greedy and not verifier.startswith(LOSSY):
             verifier = "greedy"  # at temperature 0 every exact verifier does what this one does
         records.append(record_of(task, method, position, generation, verifier))
-        trees.append(generation.trees)
-        ended(method)
     plain = next((record for record in records if record.method == PLAIN), None)
     if sampling.greedy and plain is not None:
         target = decoders[PLAIN].target
-        for record, shapes in zip(records, trees, strict=True):
+        for record, generation in zip(records, generations, strict=True):
             if record.lossy:
                 record.identical = record.tokens == plain.tokens
                 continue
@@ -129,7 +166,7 @@ def run_task(
                 record.tokens,
                 record.drafted,
                 record.accepted,
-                shapes,
+                generation.trees,
                 others=decoders[record.method].target,
             )
             record.identical = record.divergence is None

@@ -143,6 +143,74 @@ def test_what_is_trained_is_not_trained_again(pair: list[Candidate], monkeypatch
     assert all(c.reached == c.milestones for c in pair)
 
 
+@pytest.fixture
+def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In Python's place a script: `align.train` waits till two of it run, says something, and ends with 3 where `fails` is among its
+    words. It logs what was started."""
+    script, log = tmp_path / "python", tmp_path / "log"
+    script.write_text(
+        f"""#!/bin/sh
+echo "$@" >> {log}
+case "$*" in *align.synthesize*) exit 0;; esac
+for i in $(seq 100); do [ "$(grep -c align.train {log})" -ge 2 ] && break; sleep 0.1; done
+[ "$(grep -c align.train {log})" -ge 2 ] && echo both run
+case " $* " in *" fails "*) echo no such thing >&2; exit 3;; esac
+for word in "$@"; do case "$word" in output=*) folder="${{word#output=}}";; esac; done
+for n in 10 30; do mkdir -p "$folder/milestones/$n"; : > "$folder/milestones/$n/model.safetensors"; done
+"""
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(script))
+    return log
+
+
+def test_several_are_trained_at_once(
+    tmp_path: Path, trainings: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their text is written first, by one process; whose line is whose is said."""
+    found = [candidate(tmp_path, "ours"), candidate(tmp_path, "dflash")]
+    comparison.train(found, PlainConsole(), jobs=2)
+    started = trainings.read_text().splitlines()
+    assert "align.synthesize" in started[0] and len(started) == 3
+    said = capsys.readouterr().out
+    assert "ours: both run" in said and "dflash: both run" in said
+    assert all(c.reached == c.milestones for c in found)
+
+
+def test_one_that_fails_does_not_end_the_others(
+    tmp_path: Path, trainings: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, broken = candidate(tmp_path, "ours"), candidate(tmp_path, "dflash")
+    broken = Candidate((*broken.words, "fails"), broken.values)
+    with pytest.raises(UserError, match="align.train .*debug_dflash.yaml ended with exit code 3"):
+        comparison.train([broken, ours], PlainConsole(), jobs=2)
+    assert "dflash: no such thing" in capsys.readouterr().out and ours.reached == ours.milestones
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_prompts_decoded_together_give_the_same_records(
+    target: Target, pair: list[Candidate], tmp_path: Path, temperature: float
+) -> None:
+    """But for the times."""
+    settings = runner.Settings(Sampling(temperature, seed=5), 12)
+    alone = measure(pair, target, [SUITE], settings, tmp_path / "alone", QUIET)
+    together = measure(pair, target, [SUITE], settings, tmp_path / "together", QUIET, batch=8)
+    assert [r.key for r in alone] == [r.key for r in together]
+    for one, other in zip(alone, together, strict=True):
+        for name in (
+            "tokens",
+            "calls",
+            "accepted",
+            "drafted",
+            "nodes",
+            "identical",
+            "verifier",
+            "position",
+            "finish",
+        ):
+            assert getattr(one, name) == getattr(other, name), name
+
+
 def test_a_training_that_ends_too_early_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(comparison, "_align", lambda *words: asked.append(words))
