@@ -67,6 +67,8 @@ class DrafterModule(lightning.LightningModule, ABC):
             )
         self.progress = TrainingProgress()
         self.validation_numbers: dict[str, float] = {}
+        self.first_numbers: dict[str, float] = {}
+        """Those before the first step, where `trainer.validate_first` asks for them."""
         self.final_weights: dict[str, Tensor] = {}
         self._counted_at = 0.0  # on the monotonic clock
         self._sums = ValidationSums(drafter.config.block_size)
@@ -286,6 +288,7 @@ class DrafterModule(lightning.LightningModule, ABC):
             "ema": self.ema.state_dict(),
             "rng": random_state(),
             "validation": dict(self.validation_numbers),
+            "first": dict(self.first_numbers),
             **self.progress.state_dict(),
         }
 
@@ -294,4 +297,5 @@ class DrafterModule(lightning.LightningModule, ABC):
         self.ema.load_state_dict(mine["ema"])
         self.progress.load_state_dict(mine)
         self.validation_numbers = dict(mine["validation"])
+        self.first_numbers = dict(mine.get("first", {}))  # checkpoints of before 2026-11-28 have none
         self._resumed_rng = mine["rng"]

@@ -55,6 +55,20 @@ def validation_line(step: int, numbers: Mapping[str, float]) -> str:
     )
 
 
+def gain_lines(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
+    """What training did to expected τ on held-out text, greedy and sampling; nothing where it was not validated before it."""
+    lines = []
+    for name in ("greedy", "sampling"):
+        if f"tau_{name}" not in before or f"tau_{name}" not in now:
+            continue
+        first, last, error = before[f"tau_{name}"], now[f"tau_{name}"], now[f"tau_{name}_se"]
+        shown = "" if abs(last - first) > 1.96 * error else ": no difference that these texts can show"
+        lines.append(
+            f"expected τ on held-out text, {name}: {first:.3f} before training, {last:.3f}±{error:.3f} after{shown}"
+        )
+    return lines
+
+
 class ProgressLogger(Callback):
     """A line and a row of metrics every `log_every` steps, and after each validation; `quiet` prints no line."""
 
@@ -70,6 +84,7 @@ class ProgressLogger(Callback):
                 logger.file.rewind(trainer.global_step or -1)  # a run's beginning is done again, too
         if self.options.validate_first and trainer.global_step == 0:
             pl_module.validate_now()
+            pl_module.first_numbers = dict(pl_module.validation_numbers)
             self.on_validation_end(trainer, pl_module)
         self._first, self._positions = trainer.global_step, pl_module.progress.positions
         self._start = self._since = time.monotonic()

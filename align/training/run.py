@@ -30,7 +30,7 @@ from align.target.model import Target
 from align.training import checkpoints
 from align.training.base_module import DrafterModule
 from align.training.build import KINDS, conditioning, draft_vocab, save_trained
-from align.training.callbacks import CheckpointCallback, MilestoneCallback, ProgressLogger
+from align.training.callbacks import CheckpointCallback, MilestoneCallback, ProgressLogger, gain_lines
 from align.training.datamodule import RowsModule, distinct_places
 from align.training.loggers import build_loggers, log_artifacts
 from align.training.parallel.strategies import build_strategy, checkpoint_kind, is_one_file, plugins
@@ -85,6 +85,8 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         saved = save_trained(module, supply, steps)
         log_artifacts(trainer.loggers, recipe, saved)
         if not quiet:
+            for line in gain_lines(module.first_numbers, module.validation_numbers):
+                say(line)
             say(_next(recipe, saved, argv or ()))
     return module
 

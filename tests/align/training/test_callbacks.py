@@ -11,7 +11,7 @@ import pytest
 
 from align.config.parser import load_recipe
 from align.training import checkpoints
-from align.training.callbacks import CheckpointCallback, training_line, validation_line
+from align.training.callbacks import CheckpointCallback, gain_lines, training_line, validation_line
 from align.training.parallel.watch import Interrupted
 
 
@@ -21,6 +21,16 @@ def test_the_training_line() -> None:
     assert training_line(20, 100, numbers, 65.0) == line
     del numbers["train/expected_tau"]
     assert "loss 0.5000 a token  812" in training_line(20, 100, numbers, 65.0, "token")
+
+
+def test_what_training_gained_is_said_where_both_are_known() -> None:
+    before = {"tau_greedy": 2.0, "tau_greedy_se": 0.1, "tau_sampling": 1.5, "tau_sampling_se": 0.1}
+    now = {"tau_greedy": 2.05, "tau_greedy_se": 0.1, "tau_sampling": 1.7, "tau_sampling_se": 0.1}
+    assert gain_lines(before, now) == [
+        "expected τ on held-out text, greedy: 2.000 before training, 2.050±0.100 after: no difference that these texts can show",
+        "expected τ on held-out text, sampling: 1.500 before training, 1.700±0.100 after",
+    ]
+    assert gain_lines({}, now) == []
 
 
 def test_the_validation_line_says_what_its_figures_are() -> None:
