@@ -26,6 +26,7 @@ CODE = (
 MOST_CHARACTERS = 200_000
 """A longer text is several documents, cut at the ends of lines: what is tokenised at a time stays small."""
 _KEPT_BEFORE = 4_000
+"""Of them, what is shown again to find passages: many times a passage's length."""
 
 
 class Document(NamedTuple):

@@ -173,11 +173,12 @@ def train(found: Sequence[Candidate], console: PlainConsole, jobs: int = 1) -> N
         UserError: a training failed, or reached none of its milestones.
     """
     left = [candidate for candidate in found if candidate.missing]
-    if jobs > 1 and len(left) > 1:
+    together = min(jobs, len(left)) > 1
+    if together:
         _align(*left[0].words, command="align.synthesize")  # the text that all of them share has one writer
         _train_together(left, console, jobs)
     for candidate in found:
-        if candidate.missing and (jobs == 1 or len(left) == 1):
+        if candidate.missing and not together:
             console.say(f"training {candidate.name}")
             _align(*candidate.words)
         if missing := candidate.missing:
@@ -253,8 +254,11 @@ def measure(
     with TaskProgress(console, len(tasks), list(decoders), rates=batch == 1) as progress:
         for several in (tasks[i : i + batch] for i in range(0, len(tasks), batch)):
             step = partial(progress.step, several[0].prompt.id)
-            each = [runner.run_task(decoders, several[0], settings, step)] if batch == 1 else []
-            for new in each or runner.run_together(decoders, several, settings, step):
+            if batch == 1:
+                each = [runner.run_task(decoders, several[0], settings, step)]
+            else:
+                each = runner.run_together(decoders, several, settings, step)
+            for new in each:
                 records = add(folder, records, new)
                 progress.done(new)
     return records
