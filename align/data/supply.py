@@ -184,8 +184,10 @@ def _missing(recipe: Recipe) -> str:
     there = data.read_manifest(folder)["samples"] if (folder / "manifest.json").exists() else 0
     lacks = f"has {there} of {d.samples} samples" if there else "holds no data"
     new = d.samples - there
+    rows = -(-new // d.batch_size) * d.batch_size  # whole batches are written, whatever is kept of the last
     return (
-        f"{folder} {lacks}: the target writes {new} first, at most {new * (d.max_prompt_tokens + d.max_answer_tokens):,} tokens "
+        f"{folder} {lacks}: the target writes {new} first, {d.batch_size} at a time, at most "
+        f"{rows * (d.max_prompt_tokens + d.max_answer_tokens):,} tokens "
         "(data.write=never refuses); a line says how long after the first batch"
     )
 
