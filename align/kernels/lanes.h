@@ -26,6 +26,7 @@ typedef __m512 Lanes;
 #define SAME _mm512_set1_ps
 #define STORE _mm512_storeu_ps
 #define LARGER _mm512_max_ps
+#define TIMES _mm512_mul_ps
 #else
 #define WIDE AVX2
 #define LANES 8
@@ -36,6 +37,7 @@ typedef __m256 Lanes;
 #define SAME _mm256_set1_ps
 #define STORE _mm256_storeu_ps
 #define LARGER _mm256_max_ps
+#define TIMES _mm256_mul_ps
 #endif
 /* Rows of x: whose sums stay in registers, of one call at most, and so few that fetching does not wait (below). */
 enum { GROUP = 6, MOST = 32, FEW = 2 };

@@ -121,8 +121,8 @@ def settled(*matrices: Matrix) -> list[Matrix]:
 
 
 def eight_bits(matrix: Matrix) -> bool:
-    """Whether `rows.c` multiplies this matrix with rows that are rounded to eight bits too: an int8 weight where the processor has
-    products of such numbers (AVX512 VNNI)."""
+    """Whether `rows.c` multiplies this matrix with rows that are rounded to eight bits too: an int8 weight of up to 16,384 columns
+    (AVX512 VNNI, or AVX2 alone)."""
     library = rows_library()
     return (
         library is not None

@@ -23,6 +23,8 @@ int rows_available(void)
 #ifdef ROWS512
     if (!__builtin_cpu_supports("avx512f")) return 0;
     eight_bits = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+#else
+    eight_bits = 1;
 #endif
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
@@ -30,11 +32,7 @@ int rows_available(void)
 /* Whether rows that meet an INT8 weight of K columns are rounded to eight bits too. */
 int rows_rounded(int64_t K)
 {
-#ifdef ROWS512
     return eight_bits && K <= LONGEST;
-#else
-    return 0;
-#endif
 }
 
 void matrix_product(const Matrix *w, const float *x, float *y, int64_t M, int64_t K, int64_t N)

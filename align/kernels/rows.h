@@ -137,12 +137,10 @@ static WIDE void strip_int8(
 static __attribute__((unused)) WIDE void product(
     const Matrix *m, const float *x, float *y, int64_t M, int64_t K, int64_t N, int64_t first, int64_t last, int add)
 {
-#ifdef ROWS512
     if (m->kind == INT8 && rows_rounded(K)) {
         product_of_bytes(m, x, y, M, K, N, first, last, add);
         return;
     }
-#endif
     const int64_t size = size_of((int)m->kind), row = K * size;
     const int soon = m->kind == FP32 && STRIP * row / 2 >= NEAR && M > 1 && M <= GROUP;
     const int64_t blocks = M > FEW && STRIP * row > NEAR && !soon ? (K + COLUMNS - 1) / COLUMNS : 1;

@@ -30,7 +30,7 @@ def round_rows(library: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool
 
     def choose(on: bool) -> None:
         if on and not here:
-            pytest.skip("no AVX512 VNNI")
+            pytest.skip("AVX512 without VNNI")
         if switch is not None:
             monkeypatch.setattr(switch, "value", int(on))
 

@@ -109,6 +109,14 @@ def test_int8_with_rows_rounded_and_not(on: bool, round_rows: Callable[[bool], N
     torch.testing.assert_close(linear.few_rows(x, *matrix).double(), exact, rtol=1e-5, atol=1e-4)
 
 
+def test_the_largest_numbers_of_eight_bits_fit(round_rows: Callable[[bool], None]) -> None:
+    """Of every sign: two products are added in sixteen bits by AVX2."""
+    round_rows(True)
+    signs = torch.tensor([[1.0, 1], [-1, -1], [1, -1], [-1, 1]]).repeat(1, 100)
+    y = linear.few_rows(signs, *linear.rounded(signs, torch.int8))
+    torch.testing.assert_close(y, signs @ signs.T, rtol=1e-6, atol=0)
+
+
 def test_settled_matrices_are_the_same_ones_side_by_side() -> None:
     given = [linear.rounded(torch.randn(3, 64), dtype) for dtype in (torch.int8, torch.float32)]
     found = linear.settled(*given)
