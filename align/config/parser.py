@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -17,7 +18,7 @@ from align.common.files import expanded
 from align.common.hub import DEFAULT_TARGET
 from align.common.schema import SHORT_DTYPES, convert, type_name
 from align.common.strict_yaml import dump_yaml, parse_yaml
-from align.common.text import cut, say, short
+from align.common.text import say, short
 from align.config.hardware import gpu_count
 from align.config.recipe import GROUPS, Recipe, keys, resolve
 from align.config.rules import check
@@ -269,24 +270,30 @@ _WIDTH = 110
 """Characters of a line of the short help."""
 
 
+def _beside(name: str, column: int, text: str) -> list[str]:
+    """A name and, from this column on, a text."""
+    first = name.ljust(column - 1) + " "
+    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=" " * column) or [name]
+
+
 def help_text(prog: str, description: str, every: bool = True) -> str:
-    """Usage, recipes with their first comment line, keys with type, default, documentation. Without `every` one screen: a line
-    each, the keys that are used most, of the toy recipes one."""
+    """Usage, recipes with their first comment line, keys with type, default, documentation. Without `every` the keys that
+    are used most, and of the toy recipes one."""
     usage = f"usage: {command(prog)} recipe=NAME [key=value …] [--print]"
-    about = " ".join(description.split()).rpartition("…`: ")[2]
-    lines = [usage, "", about, "", "recipes (recipe=NAME, or a path to a .yaml):"]
+    purpose = " ".join(description.split()).rpartition("…`: ")[2]
+    lines = [usage, "", purpose, "", "recipes (recipe=NAME, or a path to a .yaml):"]
     for name in shipped():
         if not every and name.startswith("debug_") and name != "debug_block":
             continue
         first = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
-        line = f"  {name:<34}{first.lstrip('# ') if first.startswith('#') else ''}"
-        lines.append(line if every else cut(line, _WIDTH))
+        about = first.lstrip("# ") if first.startswith("#") else ""
+        lines += [f"  {name:<34}{about}"] if every else _beside(f"  {name}", 28, about)
     lines += ["", "  --print: show the resolved recipe and end; --help-all: all recipes and keys"]
     lines += ["", "keys:" if every else "the keys most used:"]
     for key in keys().values() if every else [keys()[name] for name in MOST_USED]:
         words = f"{key.name}={'null' if key.default is None else json.dumps(key.default)}"
         if not every:
-            lines.append(cut(f"  {words:<33} {key.doc}", _WIDTH))
+            lines += _beside(f"  {words}", 34, key.doc)
             continue
         lines += [f"  {words}", f"      {type_name(key.type)}: {key.doc}"]
     return "\n".join(lines)

@@ -167,10 +167,12 @@ def test_help_names_every_recipe_and_key(capsys: pytest.CaptureFixture[str]) -> 
     assert all(name in text for name in LOSS_NAMES)
 
 
-def test_the_first_screen_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_help_is_short_and_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse_command(["--help"], "align.train", "`python -m align.train …`: trains.") is None
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 40 and max(map(len, lines)) <= 110 and lines[2] == "trains."
+    assert len(lines) <= 70 and max(map(len, lines)) <= 110 and lines[2] == "trains."
+    about = (FOLDER / "smollm2_block.yaml").read_text().splitlines()[0].lstrip("# ")
+    assert f" smollm2_block {about} " in " ".join(" ".join(lines).split())
     assert any(line.startswith("  trainer.max_steps=1000") for line in lines) and "--help-all" in "".join(
         lines
     )
