@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import transformers
+from torch import Tensor
 
 from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
@@ -27,7 +28,7 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
         UserError: a layer, vocabulary or architecture that does not fit.
     """
     layers = first_layers(target, options)
-    embedding_VD, head_VD = target.embedding_VD, target.head_weight_VD
+    own: tuple[Tensor, Tensor] | None = None
     if options.init is not None:
         start = load_target(
             options.init,
@@ -44,7 +45,7 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
         model, layers = start.model.requires_grad_(True), []
         say_kept(options, {"layers": start.num_layers})
         if not _share_vocabulary(start, target):
-            embedding_VD, head_VD = start.embedding_VD, start.head_weight_VD
+            own = start.embedding_VD, start.head_weight_VD
     else:
         start = _own_layers_alone(target, layers)
         model = start.model.requires_grad_(True)
@@ -62,7 +63,7 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
         target_sha256=target.hash,
         network={"base": type(model).__name__, "hidden_size": c.hidden_size, "layers": c.num_hidden_layers},
     )
-    drafter = CausalDrafter(model, embedding_VD, head_VD, config, target).to(target.device)
+    drafter = CausalDrafter(model, config, target, own).to(target.device)
     if served_LV is not None:
         check_served(drafter, served_LV, where)
     return drafter

@@ -46,14 +46,14 @@ class CausalDrafter(nn.Module):
 
     Args:
         model: a transformers causal LM with a decoder's names; its embedding and head are taken out of it.
-        embedding_VD, head_VD: the target's, or the model's own.
+        own: the model's own embedding and head, (V, D) each; None = the target's.
     """
 
     draft_vocab: Tensor | None = None
     """None: it drafts over the whole vocabulary."""
 
     def __init__(
-        self, model: Any, embedding_VD: Tensor, head_VD: Tensor, config: CausalConfig, target: Target
+        self, model: Any, config: CausalConfig, target: Target, own: tuple[Tensor, Tensor] | None = None
     ) -> None:
         super().__init__()
         self.names = embedding_names(model)
@@ -66,7 +66,8 @@ class CausalDrafter(nn.Module):
         self.model, self.config = model, config
         self._takes_positions = "position_ids" in inspect.signature(body.forward).parameters
         # in lists, so that they are neither submodules nor parameters
-        self._target, self._frozen, self._body = [target], [embedding_VD.detach(), head_VD.detach()], [body]
+        self._target, self._body = [target], [body]
+        self._own = None if own is None else [weight_VD.detach() for weight_VD in own]
 
     @property
     def target(self) -> Target:
@@ -75,15 +76,26 @@ class CausalDrafter(nn.Module):
     @property
     def head_weight_VD(self) -> Tensor:
         """The frozen output matrix, (V, D)."""
-        return self._frozen[1]
+        return self.target.head_weight_VD.detach() if self._own is None else self._owned(1)
+
+    @property
+    def embedding_VD(self) -> Tensor:
+        """The frozen input embedding, (V, D)."""
+        return self.target.embedding_VD.detach() if self._own is None else self._owned(0)
 
     @property
     def has_targets_head(self) -> bool:
-        return self.head_weight_VD.data_ptr() == self.target.head_weight_VD.data_ptr()
+        return self._own is None
+
+    def _owned(self, which: int) -> Tensor:
+        """One of its own matrices, where its parameters are now."""
+        assert self._own is not None
+        self._own[which] = self._own[which].to(next(self.parameters()).device)
+        return self._own[which]
 
     def forward(self, batch: Batch) -> Tensor:
         """Normalised hidden states over packed rows, (B, L, D): row i, seen by the head, predicts token i + 1."""
-        inputs_BLD = F.embedding(batch.tokens_BL, self._frozen[0]).to(self.model.dtype)
+        inputs_BLD = F.embedding(batch.tokens_BL, self.embedding_VD).to(self.model.dtype)
         if (scale := self._scale[0]) is not None:
             inputs_BLD = inputs_BLD * scale.to(inputs_BLD)
         # where it takes none, the place in the row is the position

@@ -31,7 +31,8 @@ def save_causal(
     buffers = {n: t for n, t in model.state_dict().items() if n not in tensors and n not in drafter.names}
     tensors |= buffers
     tied = model.config.tie_word_embeddings
-    tensors |= dict(zip(drafter.names[: 1 if tied else 2], drafter._frozen, strict=False))
+    frozen = (drafter.embedding_VD, drafter.head_weight_VD)
+    tensors |= dict(zip(drafter.names[: 1 if tied else 2], frozen, strict=False))
     write_weights({n: t.detach().to("cpu", torch.float32).contiguous() for n, t in tensors.items()}, folder)
     texts = {
         "generation_config.json": target.model.generation_config.to_json_string(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -105,10 +106,16 @@ def put(mine: Tensor, value: Tensor) -> None:
 
 
 def _move(target: Target, device: torch.device) -> None:
-    """What is whole and there goes to the device."""
+    """What is whole and there goes to the device, into memory of its own: the file or the piece of memory that it shared with
+    others is free then."""
+    places: dict[Any, Tensor] = {}  # tied weights stay tied
     for tensor in (*target.model.parameters(), *target.model.buffers()):
         if not isinstance(tensor, DTensor) and not tensor.is_meta:
-            tensor.data = tensor.data.to(device)
+            its = tensor.data
+            place = (its.data_ptr(), its.shape, its.stride())
+            if place not in places:
+                places[place] = its.to(device, copy=True)
+            tensor.data = places[place]
     target.device = device
     target.head_weight_VD = target.model.get_output_embeddings().weight
     target.embedding_VD = target.model.get_input_embeddings().weight

@@ -46,13 +46,13 @@ def test_training_computes_what_decoding_computes(target: Target, tmp_path: Path
 def test_any_causal_lm_over_the_targets_vocabulary_may_start_it(target: Target, tmp_path: Path) -> None:
     """With an embedding and a head of its own, which stay as they are and are saved."""
     first = drafter(target)
-    first._frozen[:] = [t + 0.01 for t in first._frozen]
+    first._own = [first.embedding_VD + 0.01, first.head_weight_VD + 0.01]
     save_causal(first, tmp_path / "a")
     made = drafter(target, str(tmp_path / "a"))
     assert not made.has_targets_head
     save_causal(made, tmp_path / "b")
     opened = load_target(str(tmp_path / "b"), "float32", "cpu", fast=False)
-    assert torch.equal(opened.embedding_VD, first._frozen[0])
+    assert torch.equal(opened.embedding_VD, first.embedding_VD)
     rows = batch(target)
     with torch.no_grad():
         torch.testing.assert_close(

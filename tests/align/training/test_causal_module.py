@@ -68,7 +68,7 @@ def test_a_head_of_its_own_gives_the_same_numbers_and_gradients(target: Target) 
     for own in (False, True):
         made = drafter(target)
         if own:
-            made._frozen[1] = made._frozen[1].clone()
+            made._own = [made.embedding_VD, made.head_weight_VD.clone()]
         assert made.has_targets_head != own
         trained = module(made, "objective.terms={forward_kl: 1.0, cross_entropy: 0.5, total_variation: 1.0}")
         s = trained.model_step(step, 1.0)

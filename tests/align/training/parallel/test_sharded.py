@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from align.common.errors import UserError
+from align.target.loading import load_target
 from align.training.parallel import sharded
 from align.training.parallel.sharded import layers, put, whole
 from tests.forks import train_in_forks
@@ -28,6 +29,17 @@ def test_a_whole_tensor_is_its_own_part() -> None:
     mine = torch.zeros(3)
     put(mine, torch.arange(3.0))
     assert whole(mine) is mine and mine.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_an_absent_target_holds_no_memory_of_its_layers() -> None:
+    """Embedding and head, tied here as two parameters of one place, leave the piece that all weights lie in."""
+    target = load_target("debug", device="cpu")
+    target.embedding_VD.data = target.head_weight_VD.data
+    assert target.embedding_VD.untyped_storage().nbytes() > target.embedding_VD.nbytes
+    sharded.AbsentTarget(target, torch.device("cpu"), Path("stored"))
+    there = [p for p in target.model.parameters() if not p.is_meta]
+    assert there and all(p.untyped_storage().nbytes() == p.nbytes for p in there)
+    assert target.embedding_VD.data_ptr() == target.head_weight_VD.data_ptr()
 
 
 def train(output: Path, recipe: str, processes: int, *words: str) -> list[float]:
