@@ -1,7 +1,9 @@
-"""What several files of training tests share."""
+"""What tests of several rooms share."""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from align.config.parser import load_recipe
 from align.data import shards as data
 from align.data.synthesis import synthesize
+from align.kernels import linear
 from align.target.loading import load_target
 from align.target.model import Target
 
@@ -32,3 +35,19 @@ def debug_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("debug") / "data"
     synthesize(load_recipe(["recipe=debug_block"]), load_target("debug"), folder, quiet=True)
     return folder
+
+
+@pytest.fixture
+def round_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Switches on or off that rows beside int8 weights are rounded; skips the test where the processor can't have it on."""
+    found = linear.rows_library()
+    switch = None if found is None else ctypes.c_int.in_dll(found, "eight_bits")
+    here = switch is not None and bool(switch.value)
+
+    def choose(on: bool) -> None:
+        if on and not here:
+            pytest.skip("AVX512 without VNNI")
+        if switch is not None:
+            monkeypatch.setattr(switch, "value", int(on))
+
+    return choose
