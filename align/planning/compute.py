@@ -12,15 +12,18 @@ from align.planning.hardware import Hardware
 from align.planning.memory import Types, anchors_used
 from align.planning.skeleton import Skeleton
 from align.planning.text import TextSize
+from align.training.optimizer import orthogonal_flops
 
 
 @dataclass(frozen=True)
 class Work:
-    """Operations. sample: the target writes one sample. row: it reads one packed row. step_row: the drafter learns from one row."""
+    """Operations. sample: the target writes one sample. row: it reads one packed row. step_row: the drafter learns from one row.
+    step: Muon moves the drafter's matrices, in each process."""
 
     sample: float
     row: float
     step_row: float
+    step: float = 0.0
 
 
 def work(recipe: Recipe, target: Skeleton, drafter: DrafterSize, text: TextSize) -> Work:
@@ -30,7 +33,9 @@ def work(recipe: Recipe, target: Skeleton, drafter: DrafterSize, text: TextSize)
     places = min(length, used + drafter.drafted)
     whole = forward(target, length, min(length, text.tokens)) + 2 * target.head * places
     sample = forward(target, text.tokens, text.tokens / 2) + 2 * target.head * text.tokens
-    return Work(sample, whole, _learning(recipe, drafter, used))
+    muon = recipe.trainer.optimizer == "muon"
+    step = sum(map(orthogonal_flops, drafter.matrices)) if muon else 0
+    return Work(sample, whole, _learning(recipe, drafter, used), step)
 
 
 def forward(target: Skeleton, tokens: float, seen: float) -> float:
@@ -112,6 +117,7 @@ def stated_seconds(
     needs_target = not recipe.drafter.standalone or recipe.stage == "calibrate"
     target_rows = (fresh if needs_target else 0.0) + validations
     training = (target_rows * w.row + every * w.step_row + validations * w.step_row / 3) / training_flops
+    training += t.max_steps * w.step / flops  # no process takes a part of it
     features = min(every, float(text.rows(d.length))) * w.row / flops
     how = (
         f"{utilisation:.0%} of the stated peak"

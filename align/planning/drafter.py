@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from align.models.checkpoints.published_config import read_plan
 from align.models.ddit import DDiT
 from align.planning.skeleton import Skeleton
 from align.target.slabs import LayerShape
+from align.training.optimizer import is_matrix
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class DrafterSize:
 
     parameters: its own, the target's embedding and head not among them. trained: with gradient and optimizer state. frozen: own
     and not trained (LoRA's base). layers: of them, those that every row is multiplied with. tables: embedding and head of its own.
-    rows: of a block's input. vocabulary: over which it drafts. context_width: numbers of the target's that it is shown of a token.
+    rows: of a block's input. vocabulary: over which it drafts. context: numbers of the target's that it is shown of a token.
+    matrices: shapes of those that `trainer.optimizer=muon` moves.
     """
 
     kind: str
@@ -54,6 +57,7 @@ class DrafterSize:
     context: int = 0
     markov_rank: int = 0
     passes: int = 1
+    matrices: tuple[tuple[int, int], ...] = ()
 
     @property
     def own_head(self) -> bool:
@@ -107,6 +111,10 @@ def config_of(init: str) -> dict[str, Any]:
     return read_object(folder / "config.json")
 
 
+def _matrices(parameters: Mapping[str, nn.Parameter]) -> tuple[tuple[int, int], ...]:
+    return tuple((p.shape[0], p.shape[1]) for name, p in parameters.items() if is_matrix(name, p))
+
+
 def _count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
@@ -147,6 +155,7 @@ def _block(d: DrafterConfig, target: Skeleton) -> DrafterSize:
         context=kept * len(config.target_layer_ids),
         markov_rank=config.markov_rank,
         passes=2 if config.self_conditioning else 1,
+        matrices=_matrices(trained),
     )
 
 
@@ -212,6 +221,7 @@ def _ddit(d: DrafterConfig, target: Skeleton) -> DrafterSize:
         rows=d.block_size,
         drafted=d.block_size,
         tables=tables,
+        matrices=_matrices(dict(network.named_parameters())),
     )
 
 
@@ -260,6 +270,7 @@ def _opened(d: DrafterConfig, target: Skeleton) -> DrafterSize:
         rows=d.block_size,
         drafted=d.block_size,
         tables=tables,
+        matrices=_matrices(dict(network.named_parameters())),
     )
 
 
@@ -280,6 +291,7 @@ def _like_target(target: Skeleton, kind: str, layers: list[int], tables: int, dr
         rows=drafted,
         drafted=drafted,
         tables=tables,
+        matrices=tuple((outputs, inputs) for _, inputs, outputs in target.linears) * len(layers),
     )
 
 

@@ -71,6 +71,7 @@ class Plan:
                 "sample": self.work.sample,
                 "row_target": self.work.row,
                 "row_drafter": self.work.step_row,
+                "step_muon": self.work.step,
             },
             "seconds": None if s is None else vars(s),
             "tokens_seen": self.tokens_seen,

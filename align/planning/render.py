@@ -68,11 +68,12 @@ def _table(plan: Plan) -> list[str]:
     """A line a stage: operations, memory of a device, time."""
     text, w, s = plan.text, plan.work, plan.seconds
     samples = (text.samples - text.there) / max(text.kept, 1e-9)
-    steps = plan.recipe.trainer.max_steps * plan.recipe.trainer.batch_size
+    t = plan.recipe.trainer
+    rows = t.max_steps * t.batch_size
     flops = {
         "writing": samples * w.sample,
-        "features": min(steps, text.rows(plan.recipe.data.length)) * w.row,
-        "training": steps * (w.row + w.step_row),
+        "features": min(rows, text.rows(plan.recipe.data.length)) * w.row,
+        "training": rows * (w.row + w.step_row) + t.max_steps * w.step,
     }
     found = [f"{'':<11}{'operations':>14}{'memory a device':>18}{'time':>10}   most of the memory"]
     for need in plan.needs:
@@ -88,7 +89,8 @@ def _storing(plan: Plan) -> list[str]:
     """Whether what the target computes over a row pays on disk: it does where rows are read several times and the target's part is large."""
     t, rows = plan.recipe.trainer, plan.text.rows(plan.recipe.data.length)
     times = rows_trained(plan.recipe, plan.text)[0] / max(1, rows)
-    saved = max(0.0, 1 - 1 / times) * plan.work.row / (plan.work.row + plan.work.step_row)
+    w = plan.work
+    saved = max(0.0, 1 - 1 / times) * w.row / (w.row + w.step_row + w.step / t.batch_size)
     if t.features_gb or t.keep_features_gb:
         useless = t.features_gb and times < 1.05
         return (

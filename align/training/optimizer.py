@@ -28,10 +28,11 @@ _MOMENTUM = 0.95
 """Of Muon's running mean, after Nesterov."""
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Of X, X Xᵀ X and (X Xᵀ)² X: the steepest at zero (Jordan et al., 2024)."""
+_ROUNDS = 5
 
 
-def _is_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
-    """Embeddings and heads are rows, one for each token, and convolutions begin at zero: they are AdamW's."""
+def is_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
+    """Whether Muon moves it. Embeddings and heads are rows, one for each token, and convolutions begin at zero: they are AdamW's."""
     inside = ("layers." in name or "blocks." in name) and name.endswith(".weight")
     return inside and parameter.dim() == 2 and "_conv." not in name
 
@@ -122,12 +123,18 @@ def orthogonal(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     moved = moved.T if tall else moved
     moved = moved / moved.norm().clamp(min=1e-7)
     linear, cubic, quintic = _NEWTON_SCHULZ
-    for _ in range(5):
+    for _ in range(_ROUNDS):
         gram = moved @ moved.T
         moved = torch.addmm(
             moved, torch.addmm(gram, gram, gram, beta=cubic, alpha=quintic), moved, beta=linear
         )
     return moved.T if tall else moved
+
+
+def orthogonal_flops(shape: tuple[int, int]) -> int:
+    """Of `orthogonal`."""
+    short, long = sorted(shape)
+    return _ROUNDS * (4 * short * short * long + 2 * short**3)
 
 
 def parameter_groups(trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig) -> list[dict[str, Any]]:
@@ -140,7 +147,7 @@ def parameter_groups(trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig
     if t.optimizer == "muon":
         groups[MATRICES] = []
     for name, parameter in trained.items():
-        matrix = MATRICES in groups and _is_matrix(name, parameter)
+        matrix = MATRICES in groups and is_matrix(name, parameter)
         own = (part for part in t.learning_rates if PARTS[part] in name)
         groups[MATRICES if matrix else next(own, "")].append(parameter)
     for part, members in groups.items():

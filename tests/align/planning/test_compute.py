@@ -14,6 +14,8 @@ from align.planning.memory import Types
 from align.planning.skeleton import skeleton
 from align.planning.text import TextSize
 from align.target.loading import load_target
+from align.training.build import KINDS
+from align.training.optimizer import make_optimizer, orthogonal
 
 TEXT = TextSize(100, 0, 50.0)
 
@@ -44,6 +46,35 @@ def test_kept_outputs_save_the_target() -> None:
     assert (every, fresh) == (1000, 1000)
     every, fresh = rows_trained(load_recipe([*words, "trainer.keep_features_gb=1"]), TEXT)
     assert (every, fresh) == (1000, TEXT.rows(96))
+
+
+@pytest.mark.parametrize("name", ["debug_block", "debug_mdlm", "debug_sedd", "debug_autoregressive"])
+def test_muon_moves_matrices_in_every_process(name: str) -> None:
+    words, target = [f"recipe={name}"], skeleton("debug")
+    recipe = load_recipe([*words, "trainer.optimizer=muon"])
+    size, one = drafter_size(recipe, target), named_hardware("h100")
+    plain, found = (work(r, target, size, TEXT) for r in (load_recipe(words), recipe))
+    assert plain.step == 0
+    with FlopCounterMode(display=False) as counter:
+        for shape in size.matrices:
+            orthogonal(torch.randn(shape), torch.float32)
+    assert found.step == counter.get_total_flops() > 0
+    types = Types(2, 2, 2, True)
+    less, more = (stated_seconds(recipe, target, TEXT, w, types, one, 0.5) for w in (plain, found))
+    assert more.training - less.training == pytest.approx(
+        recipe.trainer.max_steps * found.step / (0.5 * 989.4e12), rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", ["debug_block", "debug_sedd", "debug_autoregressive"])
+def test_muons_matrices_are_those_that_it_moves(name: str) -> None:
+    recipe = load_recipe([f"recipe={name}", "trainer.optimizer=muon"])
+    kind = KINDS[recipe.drafter.kind]
+    target = load_target("debug", fast=False)
+    drafter = kind.make(target, recipe, None)
+    trained = {n: p for n, p in drafter.named_parameters() if p.requires_grad}
+    moved = make_optimizer(trained, recipe.trainer).param_groups[-1]["params"]
+    assert sorted(drafter_size(recipe, skeleton("debug")).matrices) == sorted(tuple(p.shape) for p in moved)
 
 
 def test_seconds_follow_from_peaks() -> None:
