@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,22 +20,10 @@ from pathlib import Path
 
 from align.common.errors import UserError, cli
 from decode.cli import Parser
+from tests.mutation.judging import copy_of_the_tree
 
 HOUSE = Path(__file__).parents[1]
-SOURCES = ("rows.c", "layers.c", "tree.c", "choice.c")
-FLAGS = (
-    "-O2",
-    "-w",
-    "-Wno-psabi",
-    "-mavx2",
-    "-mfma",
-    "-mf16c",
-    "-fwrapv",
-    "-pthread",
-    "-fopenmp",
-    "-fPIC",
-    "-shared",
-)
+FLAGS = "-O2 -w -Wno-psabi -mavx2 -mfma -mf16c -fwrapv -pthread -fopenmp -fPIC -shared -DROWS512"
 
 CHANGES = {
     "lanes.h": [
@@ -66,15 +53,10 @@ def main() -> None:
     args = parser.parse_args()
     if not (args.simde / "simde" / "x86" / "avx512.h").is_file():
         raise UserError(f"{args.simde}: no simde/x86/avx512.h in it; give a clone of SIMDe")
-    with tempfile.TemporaryDirectory() as name:
-        house = Path(name)
-        for part in ("align", "decode", "tests", "recipes"):
-            shutil.copytree(
-                HOUSE / part, house / part, ignore=shutil.ignore_patterns("__pycache__", "_rows512*")
-            )
-        shutil.copy(HOUSE / "pyproject.toml", house)
+    with tempfile.TemporaryDirectory() as scratch:
+        house = copy_of_the_tree(HOUSE, Path(scratch))
         emulate(house / "align" / "kernels", args.simde.resolve())
-        python, paths = sys.executable, os.environ | {"PYTHONPATH": name}
+        python, paths = sys.executable, os.environ | {"PYTHONPATH": str(house)}
         opened = "import sys; from align.kernels.linear import opened; sys.exit(opened('_rows512') is None)"
         if subprocess.run([python, "-c", opened], cwd=house, env=paths).returncode:
             raise UserError("the library was compiled and can't be opened: has this processor AVX2?")
@@ -99,9 +81,9 @@ def emulate(kernels: Path, simde: Path) -> None:
     head = ["#include <immintrin.h>", '#include "simde/x86/avx512.h"']
     (kernels / "emulated.h").write_text("\n".join([*head, *names, *types, ""]))
     library = f"_rows512{EXTENSION_SUFFIXES[0]}"
-    subprocess.run(
-        ["gcc", *FLAGS, "-DROWS512", f"-I{simde}", *SOURCES, "-o", library, "-lm"], cwd=kernels, check=True
-    )
+    sources = [path.name for path in sorted(kernels.glob("*.c"))]
+    command = ["gcc", *FLAGS.split(), f"-I{simde}", *sources, "-o", library, "-lm"]
+    subprocess.run(command, cwd=kernels, check=True)
 
 
 if __name__ == "__main__":
