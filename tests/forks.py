@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -58,22 +60,43 @@ def train_in_forks(
         outputs = (str(cwd / f"stdout.{rank}"), str(cwd / f"stderr.{rank}"))
         ranks.append(_server().Process(target=_train, args=(list(words), str(cwd), env, outputs, plant)))
         ranks[-1].start()
-    for process in ranks:
-        planted = plant.startswith(f"{ranks.index(process)} ")
+    for rank, process in enumerate(ranks):
+        planted = plant.startswith(f"{rank} ")
         process.join(0 if planted else LIMIT_S)  # one that hangs hangs until the others are gone
+        if not planted and process.is_alive():
+            _where(ranks)
+            raise AssertionError(
+                f"rank {rank} of {processes} has not ended after {LIMIT_S} s; what each said, and where it was:\n"
+                + "\n".join(f"-- rank {i}\n{_said(cwd, i)}" for i in range(processes))
+            )
     for process in ranks:
         process.join(2)
         process.kill()
         process.join()
-    out, err = ((cwd / f"{name}.0").read_text() for name in ("stdout", "stderr"))
     code = ranks[0].exitcode or next((p.exitcode for p in ranks if p.exitcode), 0)
-    return CompletedProcess(list(words), code, out, err)
+    return CompletedProcess(list(words), code, (cwd / "stdout.0").read_text(), (cwd / "stderr.0").read_text())
+
+
+def _where(ranks: Sequence[BaseProcess]) -> None:
+    """Every process that lives writes its threads' stacks to its stderr, and is killed."""
+    for process in ranks:
+        if process.pid is not None and process.is_alive():
+            os.kill(process.pid, signal.SIGUSR1)
+    time.sleep(2)
+    for process in ranks:
+        process.kill()
+        process.join()
+
+
+def _said(cwd: Path, rank: int) -> str:
+    return (cwd / f"stdout.{rank}").read_text() + (cwd / f"stderr.{rank}").read_text()
 
 
 def _train(words: list[str], cwd: str, env: Mapping[str, str], outputs: tuple[str, str], plant: str) -> None:
     for stream, path in zip((1, 2), outputs, strict=True):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     sys.stdout, sys.stderr = (open(stream, "w", closefd=False) for stream in (1, 2))  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1)
     os.chdir(cwd)
     os.environ |= {**ONE_THREAD, **env}
     from align.train import main

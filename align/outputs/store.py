@@ -53,18 +53,19 @@ class OutputStore:
     """Rows on disk, up to a limit of bytes. `close` writes what waits.
 
     Args:
-        folder: made where it is missing.
+        folder: made with the first shard.
         description: from `describe`; another folder's rows are not these.
         gigabytes: what the shards may take, 1e9 bytes each; more rows are not stored.
         writer: the number of this process among those that write.
 
     Raises:
-        UserError: the folder holds outputs of something else, or can't be written.
+        UserError: the folder holds outputs of something else.
     """
 
     def __init__(self, folder: Path, description: dict[str, Any], gigabytes: float, writer: int = 0) -> None:
         self.folder, self.writer, self.full = folder, writer, False
-        self._check(description)
+        self.manifest, self.description = folder / "manifest.json", description
+        self._check()
         self._where: dict[RowKey, tuple[Path, int]] = {}
         self._open: OrderedDict[Path, tuple[Any, dict[int, list[str]]]] = OrderedDict()
         self._good: set[Path] = set()
@@ -78,13 +79,12 @@ class OutputStore:
         numbers = [int(end) for end in ends if end.isdecimal()]
         self._next = max(numbers, default=-1) + 1
 
-    def _check(self, description: dict[str, Any]) -> None:
-        path = self.folder / "manifest.json"
-        if not path.exists():
-            write_json(path, description)
+    def _check(self) -> None:
+        path = self.manifest
+        if not path.exists():  # written with the first shard: until then another process may claim the folder
             return
         found = convert(read_json(path), dict[str, Any], "", str(path))
-        for key, value in description.items():
+        for key, value in self.description.items():
             if found.get(key) != value:
                 raise UserError(
                     f"{path}: {key} is {found.get(key)!r}, here it would be {value!r}; give another trainer.features_path"
@@ -168,6 +168,8 @@ class OutputStore:
         """Write the rows that wait as one shard. Raises OSError where they can't be written."""
         if not self._waiting:
             return
+        if not self.manifest.exists():
+            write_json(self.manifest, self.description)
         shard = self.folder / f"outputs-{self.writer:02d}-{self._next:05d}.safetensors"
         tensors = {
             f"{i}.{name}": tensor.cpu().contiguous()

@@ -78,6 +78,15 @@ def test_read_back_to_the_bit(
         reading.row(texts[0], 0.5)  # another p
 
 
+def test_nothing_is_written_before_the_first_shard(tmp_path: Path) -> None:
+    """The main process claims the folder, which removes what is half written there, when others may have opened it."""
+    cache = cache_of(tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+    cache.row(rows(1)[0], 1.0)
+    cache.close()
+    assert (tmp_path / "new" / "manifest.json").is_file()
+
+
 def test_a_kill_between_a_shard_and_its_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts, whole = rows(6), tmp_path / "whole"
     for folder in (whole, tmp_path / "killed"):
@@ -153,7 +162,9 @@ def test_the_limit_and_the_writers_number(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_outputs_of_something_else_are_refused(tmp_path: Path) -> None:
-    cache_of(tmp_path)
+    cache = cache_of(tmp_path)
+    cache.row(rows(1)[0], 1.0)
+    cache.close()
     with pytest.raises(UserError, match="dtype is 'fp16', here it would be 'bf16'; give another"):
         cache_of(tmp_path, "bf16")
     with pytest.raises(UserError, match="context is 'shared_kv', here it would be 'taps'"):
