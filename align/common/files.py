@@ -124,12 +124,13 @@ def read_bytes(path: Path) -> bytes:
         OSError: it can't be read, or is a pipe or a device.
     """
     check_ordinary(path)
+    size = path.stat().st_size
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            raw = bytes(file.read(MOST_BYTES + 1))
+            raw = b"" if size > MOST_BYTES else bytes(file.read(MOST_BYTES + 1))
     except (EOFError, zlib.error) as error:
         raise UserError(f"{path} can't be read: {error}") from None
-    if len(raw) > MOST_BYTES:
+    if max(size, len(raw)) > MOST_BYTES:
         raise UserError(f"{path}: more than {MOST_BYTES >> 20} MiB, or without end; it is not read")
     return raw
 

@@ -188,7 +188,7 @@ class TrainerConfig(Group):
     )
     features_gb: float = option(
         0.0,
-        "disk, in GB, for the target's outputs: align.features or the first epoch stores them; 0 = none",
+        "disk, in GB of all processes, for the target's outputs: align.features or the first epoch stores them; 0 = none",
         low=0,
     )
     features_path: str | None = option(

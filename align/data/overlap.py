@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from html import unescape
 from typing import Any
 
 from align.benchmarks.own import BUILTIN, TASKS
@@ -19,13 +21,24 @@ GRAM = 13
 """Words in a row that two texts must share, GPT-3's number (arXiv 2005.14165, appendix C)."""
 SHORTEST = 8
 """A text of fewer words is too common to be looked for; one of fewer than `GRAM` is looked for as a whole."""
+QUESTION = 5
+"""A question is looked for from so many words on."""
 _HEAD = 4
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"[^\W_]+")
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[abfnrtv])")
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words, without punctuation."""
-    return _WORD.findall(text.lower())
+    """Lower-case words, without punctuation; the same ones of a text as it stands, in HTML, and in a string of source code or JSON."""
+    if "\\" in text:
+        text = _ESCAPE.sub(lambda found: chr(int(found[1] or found[2] or "20", 16)), text)
+    if "&" in text:
+        text = unescape(text)
+    return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
+
+
+def _least(text: str) -> int:
+    return QUESTION if text.rstrip().endswith("?") else SHORTEST
 
 
 def _hash(found: list[str], start: int, size: int) -> int:
@@ -36,7 +49,8 @@ class Passages:
     """The word n-grams of texts that must not be met again.
 
     Args:
-        texts: each is taken by its runs of `GRAM` words; one of `SHORTEST` to `GRAM` words whole; a shorter one not at all.
+        texts: each is taken by its runs of `GRAM` words; one of `SHORTEST` to `GRAM` words whole, and a question from `QUESTION` words
+            on; a shorter one not at all.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
@@ -47,7 +61,7 @@ class Passages:
         for text in texts:
             found = words(text)
             size = min(GRAM, len(found))
-            for i in range(len(found) - size + 1 if size >= SHORTEST else 0):
+            for i in range(len(found) - size + 1 if size >= _least(text) else 0):
                 self._grams.add(_hash(found, i, size))
                 if size < GRAM:
                     self._sizes[_hash(found, i, _HEAD)].add(size)
@@ -61,7 +75,7 @@ class Passages:
             return False
         # no run of words lies in what stands before alone
         found = words(before + text)[max(0, len(words(before)) - GRAM + 1) :]
-        for i in range(len(found) - SHORTEST + 1):
+        for i in range(len(found) - QUESTION + 1):
             sizes = self._sizes.get(_hash(found, i, _HEAD), ())
             if any(_hash(found, i, size) in self._grams for size in (GRAM, *sizes)):
                 return True

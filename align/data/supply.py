@@ -187,7 +187,7 @@ def _missing(recipe: Recipe) -> str:
     rows = -(-new // d.batch_size) * d.batch_size  # whole batches are written, whatever is kept of the last
     return (
         f"{folder} {lacks}: the target writes {new} first, {d.batch_size} at a time, at most "
-        f"{rows * (d.max_prompt_tokens + d.max_answer_tokens):,} tokens "
+        f"{rows * (d.max_prompt_tokens + d.max_answer_tokens):,} tokens, and more for what it drops "
         "(data.write=never refuses); a line says how long after the first batch"
     )
 

@@ -1,4 +1,4 @@
-"""Documents out of files, folders and hub data sets, one after the other: memory does not grow with them."""
+"""Documents out of files, folders and hub data sets, one after the other: memory holds one file of prose or one row of a table."""
 
 from __future__ import annotations
 
@@ -70,24 +70,38 @@ def documents(source: str, options: HubOptions, left_out: Counter[str]) -> Itera
     else:
         texts = _of_hub(source, options)
     for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # JSON may hold half a surrogate pair, which no tokenizer takes
-            left_out["documents that are no Unicode text"] += 1
-            continue
-        yield from _parts(text)
+        if wrong := _no_text(text, options.column):
+            left_out[wrong] += 1
+        else:
+            assert text is not None
+            yield from _parts(text)
+
+
+def _no_text(text: str | None, column: str) -> str | None:
+    """Why it is left out."""
+    if text is None:
+        return f"rows whose column {column!r} holds no text"
+    if not text or text.isspace():
+        return "empty documents"
+    if "\0" in text:  # every second character of UTF-16 that does not say what it is
+        return "documents with a NUL (UTF-16, or no text)"
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON may hold half a surrogate pair, which no tokenizer takes
+        return "documents that are no Unicode text"
+    return None
 
 
 def _parts(text: str) -> Iterator[Document]:
-    before = ""
-    while len(text) > MOST_CHARACTERS:
-        cut = text.rfind("\n", 0, MOST_CHARACTERS) + 1 or MOST_CHARACTERS
-        yield Document(text[:cut], before)
-        before, text = (before + text[:cut])[-_KEPT_BEFORE:], text[cut:]
-    yield Document(text, before)
+    start, before = 0, ""
+    while len(text) - start > MOST_CHARACTERS:
+        end = text.rfind("\n", start, start + MOST_CHARACTERS) + 1 or start + MOST_CHARACTERS
+        yield Document(text[start:end], before)
+        start, before = end, text[max(0, end - _KEPT_BEFORE) : end]
+    yield Document(text[start:], before)
 
 
-def _of_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:
+def _of_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Iterator[str | None]:
     """Files in the order of their names, hidden ones and those of unknown kinds left out."""
     found = False
     for path in sorted(folder.rglob("*")):
@@ -100,8 +114,9 @@ def _of_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Ite
         elif suffix_of(path) in PROSE + CODE:
             try:
                 text = read_text(path)
-            except UserError:
-                left_out["files that are no UTF-8 text"] += 1
+            except UserError as error:
+                found_out = "that are no UTF-8 text" if "not UTF-8" in str(error) else "that can't be read"
+                left_out[f"files {found_out}"] += 1
                 continue
             found = True
             yield text
@@ -111,7 +126,7 @@ def _of_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Ite
         raise UserError(f"data.text={str(folder)!r}: holds no text, source code, .jsonl or .parquet")
 
 
-def _of_file(path: Path, options: HubOptions) -> Iterator[str]:
+def _of_file(path: Path, options: HubOptions) -> Iterator[str | None]:
     """A table's rows; any other file is one text."""
     check_ordinary(path)
     kind = kind_of(path)
@@ -146,16 +161,17 @@ def _jsonl(path: Path) -> Iterator[Any]:
         raise UserError(f"{path} can't be read: {error}") from None
 
 
-def _text(row: Any, column: str, where: str) -> str:
+def _text(row: Any, column: str, where: str) -> str | None:
+    """What stands in a row's column; None where that is no text."""
     if not isinstance(row, dict):
         raise UserError(f"{where}: expected an object with a column {column!r}, found {short(row)}")
     if column not in row:
         raise UserError(f"{where}: no column {column!r} (data.text_column){nearest(column, map(str, row))}")
     value = row[column]
-    return value if isinstance(value, str) else ""
+    return value if isinstance(value, str) else None
 
 
-def _of_hub(source: str, options: HubOptions) -> Iterator[str]:
+def _of_hub(source: str, options: HubOptions) -> Iterator[str | None]:
     """Streamed where the hub answers: nothing is downloaded that is not read. Else out of the local cache."""
     import datasets
 

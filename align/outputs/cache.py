@@ -65,7 +65,7 @@ class TargetOutputCache:
     Args:
         config: what the drafter is shown; None = nothing but the last hidden state.
         options: `keep_features_gb` of memory, `features_gb` of disk, their `features_dtype` and `features_top_k`.
-        folder: where rows are stored. writer: the number of this process among those that store.
+        folder: where rows are stored. writer: the number of this process among the `writers` that store there.
 
     Raises:
         UserError: the folder holds outputs of something else.
@@ -78,6 +78,7 @@ class TargetOutputCache:
         options: TrainerConfig,
         folder: Path | None = None,
         writer: int = 0,
+        writers: int = 1,
     ) -> None:
         self.target, self.config = target, config
         self.dtype = DTYPES[options.features_dtype]
@@ -86,7 +87,7 @@ class TargetOutputCache:
         self.store = None
         if options.features_gb and folder is not None:
             about = describe(target, config, options.features_dtype, self.top_k)
-            self.store = OutputStore(folder, about, options.features_gb, writer)
+            self.store = OutputStore(folder, about, options.features_gb, writer, writers)
         self._rows: dict[RowKey, RowOutputs] = {}
         self.run: Features = target_features
         self.missing: Callable[[bool], bool] = bool

@@ -7,6 +7,7 @@ half shard. No file is written by two processes. Rows are found by content, so t
 
 from __future__ import annotations
 
+import errno
 import json
 from collections import OrderedDict, defaultdict
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, TypedDict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from align.common.errors import UserError
+from align.common.errors import UserError, system_number
 from align.common.files import sha256_file, write_atomically, write_json, write_text
 from align.common.schema import convert, read_json
 from align.common.text import say
@@ -27,6 +28,8 @@ SHARD_BYTES = 1 << 26
 """A shard is written when its rows have so many bytes: what a kill loses, and what waits in memory."""
 _OPEN = 8
 """Shards that are open at a time."""
+_ENTRY = 128
+"""Bytes that a shard's header takes for a tensor, at most."""
 
 
 class Seal(TypedDict):
@@ -55,33 +58,41 @@ class OutputStore:
     Args:
         folder: made with the first shard.
         description: from `describe`; another folder's rows are not these.
-        gigabytes: what the shards may take, 1e9 bytes each; more rows are not stored.
-        writer: the number of this process among those that write.
+        gigabytes: what all shards may take, 1e9 bytes each; more rows are not stored.
+        writer: the number of this process among the `writers` that share what is left of them evenly.
 
     Raises:
         UserError: the folder holds outputs of something else.
     """
 
-    def __init__(self, folder: Path, description: dict[str, Any], gigabytes: float, writer: int = 0) -> None:
+    def __init__(
+        self, folder: Path, description: dict[str, Any], gigabytes: float, writer: int = 0, writers: int = 1
+    ) -> None:
         self.folder, self.writer, self.full = folder, writer, False
         self.manifest, self.description = folder / "manifest.json", description
-        self._check()
+        seals = sorted(folder.glob("outputs-*.json"))
+        self._check(bool(seals))
+        self._room = 0
         self._where: dict[RowKey, tuple[Path, int]] = {}
         self._open: OrderedDict[Path, tuple[Any, dict[int, list[str]]]] = OrderedDict()
         self._good: set[Path] = set()
         self._sizes: dict[Path, int] = {}
         self._sums: dict[Path, str] = {}
         self._waiting: dict[RowKey, RowOutputs] = {}
-        self.limit = int(gigabytes * 1e9)
-        for path in sorted(folder.glob("outputs-*.json")):
+        for path in seals:
             self._take_up(path)
+        self._room = (int(gigabytes * 1e9) - self.bytes) // writers
         ends = [path.stem[-5:] for path in folder.glob(f"outputs-{writer:02d}-*.json")]
         numbers = [int(end) for end in ends if end.isdecimal()]
         self._next = max(numbers, default=-1) + 1
 
-    def _check(self) -> None:
+    def _check(self, sealed: bool) -> None:
         path = self.manifest
         if not path.exists():  # written with the first shard: until then another process may claim the folder
+            if sealed:
+                raise UserError(
+                    f"{path} is missing, which says what the outputs there are of; remove them, or give another trainer.features_path"
+                )
             return
         found = convert(read_json(path), dict[str, Any], "", str(path))
         for key, value in self.description.items():
@@ -107,7 +118,7 @@ class OutputStore:
         say(f"warning: {shard} {why}; its rows count as not stored", error=True)
         shard.with_suffix(".json").unlink(missing_ok=True)
         shard.unlink(missing_ok=True)
-        self._sizes.pop(shard, None)
+        self._room += self._sizes.pop(shard, 0)
         self._open.pop(shard, None)
         self._where = {key: place for key, place in self._where.items() if place[0] != shard}
 
@@ -123,7 +134,11 @@ class OutputStore:
         return len(self._where) + len(self._waiting)
 
     def get(self, key: RowKey) -> RowOutputs | None:
-        """A row, its tensors memory-mapped; None where it is not stored. A shard is checked when it is first opened."""
+        """A row, its tensors memory-mapped; None where it is not stored. A shard is checked when it is first opened.
+
+        Raises:
+            OSError: the system can't read it now.
+        """
         if key in self._waiting:
             return self._waiting[key]
         if key not in self._where:
@@ -133,6 +148,11 @@ class OutputStore:
             file, names = self._opened(shard)
             return RowOutputs.from_named({n.partition(".")[2]: file.get_tensor(n) for n in names[index]})
         except (SafetensorError, OSError, KeyError, ValueError) as error:
+            if system_number(error) not in (
+                None,
+                errno.ENOENT,
+            ):  # too many open files, a disk that fails: the shard may be whole
+                raise
             self._remove(shard, f"is damaged ({error})")
             return None
 
@@ -155,12 +175,12 @@ class OutputStore:
 
     def put(self, key: RowKey, row: RowOutputs) -> bool:
         """Store a row; False where there is no room."""
-        waiting = sum(r.bytes for r in self._waiting.values())
-        if self.full or self.bytes + waiting + row.bytes > self.limit:
+        waiting = sum(map(_bytes, (*self._waiting.values(), row)))
+        if self.full or waiting + _ENTRY > self._room:
             self.full = True
             return False
         self._waiting[key] = row
-        if waiting + row.bytes >= SHARD_BYTES:
+        if waiting >= SHARD_BYTES:
             self.flush()
         return True
 
@@ -183,6 +203,12 @@ class OutputStore:
         write_text(shard.with_suffix(".json"), text)
         self._good.add(shard)
         self._sizes[shard] = record["bytes"]
+        self._room -= record["bytes"]
         self._where |= {key: (shard, i) for i, key in enumerate(self._waiting)}
         self._waiting = {}
         self._next += 1
+
+
+def _bytes(row: RowOutputs) -> int:
+    """What a row takes in a shard, at most."""
+    return row.bytes + _ENTRY * len(row.named())

@@ -63,7 +63,12 @@ class DrafterModule(lightning.LightningModule, ABC):
         self.target_cache: TargetOutputCache | None = None
         if recipe.trainer.keep_features_gb or recipe.trainer.features_gb:
             self.target_cache = TargetOutputCache(
-                drafter.target, self.conditioning, recipe.trainer, recipe.features_folder, process_number()
+                drafter.target,
+                self.conditioning,
+                recipe.trainer,
+                recipe.features_folder,
+                process_number(),
+                recipe.processes,
             )
         self.progress = TrainingProgress()
         self.validation_numbers: dict[str, float] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,37 @@ def test_passages_are_found_whole_or_by_thirteen_words() -> None:
     assert not passages.met_in("too short to look for") and not overlap.Passages().met_in(LONG)
 
 
+LINES = 'Which word does not belong?\n\ttyre, "steering wheel",\tcar, naïve engine’s end, café & bar'
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        json.dumps(LINES),
+        json.dumps(LINES, ensure_ascii=False),
+        json.dumps(json.dumps(LINES, ensure_ascii=False), ensure_ascii=False),
+        repr(LINES),
+        LINES.encode("unicode_escape").decode(),
+        html.escape(LINES).replace("ï", "&iuml;").replace(" ", "&nbsp;"),
+        unicodedata.normalize("NFD", LINES),
+        LINES.replace("tyre", "_tyre_").replace("\n", "\n# "),
+    ],
+)
+def test_passages_are_found_as_source_code_json_and_html_write_them(written: str) -> None:
+    assert overlap.Passages([LINES]).met_in(f"x = {written}")
+    assert overlap.Passages([written]).met_in(f"Then: {LINES}")
+
+
+def test_a_short_question_is_looked_for() -> None:
+    passages = overlap.Passages(
+        ["How does a vaccine protect the body?", "None of the other five choices", "Why is it so?"]
+    )
+    assert passages.met_in("Q: how does a vaccine protect the body") and not passages.met_in(
+        "How does a vaccine protect the"
+    )
+    assert not passages.met_in("None of the other five choices") and not passages.met_in("Why is it so?")
+
+
 def test_files_and_suites_that_can_not_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"turns": [LONG, {"answer": WHOLE}], "id": 3}) + "\n")
@@ -42,7 +75,7 @@ def test_files_and_suites_that_can_not_be_had(tmp_path: Path, monkeypatch: pytes
     assert passages.met_in("One two three four, five six seven eight nine.")
     assert set(missing) == PLACES.keys() - {"gsm8k"}
     own = [row["prompt"] for suite in SUITES.values() for row in suite.rows]
-    long = [text for text in own if len(overlap.words(text)) >= overlap.SHORTEST]
-    assert len(long) > 50 and all(passages.met_in(f"Before. {text} After.") for text in long)
+    assert len(own) > 50 and all(passages.met_in(f"Before. {text} After.") for text in own)
+    assert all(passages.met_in(f"prompt = {json.dumps(text)}") for text in own)
     with pytest.raises(UserError, match="no such file"):
         overlap.excluded([str(tmp_path / "gone.jsonl")])

@@ -35,8 +35,12 @@ def test_a_folder_in_the_order_of_its_names(tmp_path: Path) -> None:
     (tmp_path / "f.txt").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "g.bin").write_bytes(b"\x00")
     found, left_out = read(tmp_path)
-    assert found == ["one\n\ntwo", "x = 1\n", "three", "", "four", "five"]
-    assert left_out == {"files that are no UTF-8 text": 1, "files of other kinds": 1}
+    assert found == ["one\n\ntwo", "x = 1\n", "three", "four", "five"]
+    assert left_out == {
+        "files that are no UTF-8 text": 1,
+        "files of other kinds": 1,
+        "rows whose column 'text' holds no text": 1,
+    }
 
 
 def test_one_file_and_a_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +86,25 @@ def test_what_is_no_text_is_left_out_and_counted(tmp_path: Path) -> None:
         (tmp_path / name).write_text(content)
         texts, left_out = read(tmp_path / name)
         assert texts == ["b"] and left_out == {"documents that are no Unicode text": 1}
+
+
+def test_each_reason_is_counted_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("align.common.files.MOST_BYTES", 1000)
+    (tmp_path / "a.txt").write_bytes("no mark says what it is".encode("utf-16-le"))
+    (tmp_path / "b.txt").write_text("x" * 1001)
+    (tmp_path / "c.txt").write_text(" \n")
+    (tmp_path / "d.txt").write_bytes("a mark says it".encode("utf-16"))
+    (tmp_path / "e.jsonl").write_text('{"text": ["a"]}\n{"text": 3}\n{"text": ""}\n{"text": "kept"}\n')
+    assert read(tmp_path) == (
+        ["kept"],
+        {
+            "documents with a NUL (UTF-16, or no text)": 1,
+            "files that can't be read": 1,
+            "empty documents": 2,
+            "files that are no UTF-8 text": 1,
+            "rows whose column 'text' holds no text": 2,
+        },
+    )
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json", "a.parquet", "a.txt.gz", "a.other"])
