@@ -16,8 +16,7 @@ from align.common.text import say
 from align.config.launching import round_alike
 from align.config.parser import parse_command
 from align.config.preflight import check_writing
-from align.data.prompts import check_source
-from align.data.text_sources import check_text_source
+from align.data.text_sources import check_sources
 
 
 @cli
@@ -27,9 +26,7 @@ def main(argv: list[str] | None = None) -> None:
     if recipe is None:
         return
     check_writing(recipe)
-    check_source(recipe.data.prompts)
-    for text in recipe.data.text:
-        check_text_source(text)
+    check_sources(recipe.data)
     round_alike()
     with Claim(recipe.data_folder, "data.path" if recipe.data.path else "output"):
         # only now: torch and transformers take seconds to import

@@ -19,8 +19,7 @@ from align.config.launching import LINGER, Others, adopt_slurm, round_alike
 from align.config.parser import parse_command
 from align.config.preflight import check_training
 from align.config.recipe import Recipe
-from align.data.prompts import check_source
-from align.data.text_sources import check_text_source
+from align.data.text_sources import check_sources
 from align.training.checkpoints import check_named
 
 
@@ -32,9 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     if recipe is None:
         return
     check_training(recipe)
-    check_source(recipe.data.prompts)
-    for source in recipe.data.text:
-        check_text_source(source)
+    check_sources(recipe.data)
     check_named(recipe.trainer.resume)
     round_alike()
     with Others(recipe, "align.train", words):

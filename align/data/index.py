@@ -19,7 +19,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from align.common.commands import command
 from align.common.errors import UserError
 from align.common.files import check_ordinary, write_atomically
 from align.data.shards import Index, Samples, ShardSamples, read_manifest, read_shard, sha256_of, shard_path
@@ -143,5 +142,5 @@ def read_samples(
     shards = ShardFolder(folder, manifest or read_manifest(folder), vocabulary)
     found = ShardSamples(shards, shards.about())
     if len(found) == 0:
-        raise UserError(f"{folder}: holds no sample; write some with {command('align.synthesize')}")
+        raise UserError(f"{folder}: holds no sample; remove it, or give another data.path")
     return found

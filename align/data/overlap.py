@@ -12,7 +12,7 @@ from typing import Any
 
 from align.benchmarks.own import BUILTIN, TASKS
 from align.benchmarks.places import PLACES, Place
-from align.common.errors import UserError
+from align.common.errors import UserError, nearest
 from align.common.files import expanded
 from align.common.hub import hub_reachable, package_file
 from align.common.tables import read_rows
@@ -80,6 +80,12 @@ class Passages:
             if any(_hash(found, i, size) in self._grams for size in (GRAM, *sizes)):
                 return True
         return False
+
+
+def check_excluded(source: str) -> None:
+    """Raises UserError for an entry of `data.exclude` that is neither `suites` nor a file."""
+    if source != "suites" and not expanded(source, "data.exclude").is_file():
+        raise UserError(f"data.exclude={source!r}: no such file{nearest(source, ['suites'])}")
 
 
 def excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:

@@ -168,11 +168,13 @@ def _may_write(recipe: Recipe, folder: Path) -> None:
 
 def is_missing(recipe: Recipe, target: Target) -> bool:
     """Whether own words are to be written: none are there, or the writing of these was stopped. A folder of fewer samples
-    that was written with other settings is taken as it is."""
+    that was written with other settings is taken as it is, unless nothing was kept of them."""
     folder = recipe.data_folder
     if not (folder / "manifest.json").exists():
         return True
     manifest = data.read_manifest(folder)
+    if not manifest["samples"]:
+        return True
     if manifest["samples"] >= recipe.data.samples or manifest.get("ended"):
         return False
     return same_settings(manifest, recipe, target)

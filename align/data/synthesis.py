@@ -101,7 +101,8 @@ def _same(manifest: dict[str, Any], key: str, value: Any) -> bool:
 
 
 def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The manifest to go on from: the folder's own, when it was written with the same settings, else a fresh one."""
+    """The manifest to go on from: the folder's own, when it was written with the same settings; a fresh one where there is none, or
+    where none of what other settings wrote was kept."""
     nothing = {"shards": 0, "samples": 0, "tokens": 0, "answer_tokens": 0, "dropped": {}, "finished": False}
     nothing |= {"sha256": []}
     if not (folder / "manifest.json").exists():
@@ -109,6 +110,9 @@ def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     manifest = data.read_manifest(folder)
     for key, value in wanted.items():
         if not _same(manifest, key, value):
+            if manifest["shards"] and not manifest["samples"]:
+                forget_until(folder, manifest["shards"])
+                return wanted | nothing
             raise UserError(
                 f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says {value!r}; "
                 "give the data.… keys that it was written with, or another data.path"
@@ -249,6 +253,11 @@ def _written(writing: Synthesis) -> dict[str, Any]:
         say(
             f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
             f"({written / max(seconds, 1e-9):.0f} kept tokens/s; texts left out: {_counts(manifest['dropped'])})"
+        )
+    if not manifest["samples"] and writing.prompts is not None:
+        raise UserError(
+            f"{folder}: none of the {len(writing.prompts)} prompts of data.prompts={d.prompts!r} gave a sample "
+            f"(texts left out: {_counts(manifest['dropped'])})"
         )
     if manifest["samples"] < d.samples and writing.prompts is not None and not quiet:
         say(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")

@@ -16,6 +16,9 @@ from align.common.files import MOST_BYTES, check_ordinary, expanded
 from align.common.hub import hub_reachable, is_hub_id, missing
 from align.common.tables import kind_of, parquet_rows, read_rows, read_text, suffix_of
 from align.common.text import short
+from align.config.recipe import DataConfig
+from align.data.overlap import check_excluded
+from align.data.prompts import check_source
 
 TABLES = (".jsonl", ".json", ".csv", ".parquet")
 PROSE = (".txt", ".md", ".rst", ".tex", ".html", ".org")
@@ -46,9 +49,20 @@ class HubOptions:
     revision: str | None = None
 
 
+def check_sources(data: DataConfig) -> None:
+    """Raises UserError for prompts, texts and what is to be kept out of them that can't be there; the hub is not asked."""
+    check_source(data.prompts)
+    for source in data.text:
+        check_text_source(source)
+    for source in data.exclude if data.text else ():
+        check_excluded(source)
+
+
 def check_text_source(source: str) -> None:
-    """Raises UserError for a source that can't be there: no such file or folder, and no hub id; the hub is not asked."""
+    """Raises UserError for a source that can't be there: no such file or folder, nothing in it, and no hub id; the hub is not asked."""
     path = expanded(source, "data.text")
+    if path.is_dir() and not any(_kind(file, path) in ("table", "text") for file in path.rglob("*")):
+        raise _nothing(path)
     if path.exists() or (is_hub_id(source) and not path.suffix):
         return
     said = "no such file or folder, and no hub id (owner/name)"
@@ -105,13 +119,11 @@ def _of_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Ite
     """Files in the order of their names, hidden ones and those of unknown kinds left out."""
     found = False
     for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        if not path.is_file() or any(part.startswith(".") for part in inside.parts):
-            continue
-        if suffix_of(path) in (".jsonl", ".parquet"):
+        kind = _kind(path, folder)
+        if kind == "table":
             found = True
             yield from _of_file(path, options)
-        elif suffix_of(path) in PROSE + CODE:
+        elif kind == "text":
             try:
                 text = read_text(path)
             except UserError as error:
@@ -120,10 +132,22 @@ def _of_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Ite
                 continue
             found = True
             yield text
-        else:
+        elif kind == "other":
             left_out["files of other kinds"] += 1
     if not found:
-        raise UserError(f"data.text={str(folder)!r}: holds no text, source code, .jsonl or .parquet")
+        raise _nothing(folder)
+
+
+def _kind(path: Path, folder: Path) -> str:
+    """What a file in a folder is taken for: table, text, other; nothing where it is hidden or no file."""
+    if not path.is_file() or any(part.startswith(".") for part in path.relative_to(folder).parts):
+        return ""
+    suffix = suffix_of(path)
+    return "table" if suffix in (".jsonl", ".parquet") else "text" if suffix in PROSE + CODE else "other"
+
+
+def _nothing(folder: Path) -> UserError:
+    return UserError(f"data.text={str(folder)!r}: holds no text, source code, .jsonl or .parquet")
 
 
 def _of_file(path: Path, options: HubOptions) -> Iterator[str | None]:

@@ -254,7 +254,9 @@ def read_texts(recipe: Recipe, target: Told, quiet: bool = False) -> dict[str, A
         (folder / "manifest.json").unlink()  # else the folder would count as one that was read
         raise UserError(f"data.text={list(d.text)}: no text in it ({_counts(manifest)} left out)")
     if not quiet:
-        say(f"{manifest['tokens']} tokens of text in {folder}; left out: {_counts(manifest)}")
+        each = ", ".join(f"{s['source']} {s['tokens']}" for s in manifest["sources"])
+        of = f" ({each})" if len(manifest["sources"]) > 1 else ""
+        say(f"{manifest['tokens']} tokens of text in {folder}{of}; left out: {_counts(manifest)}")
     return manifest
 
 

@@ -24,7 +24,7 @@ class WritingProgress:
         self.ahead = 0
         """Rows that are at their end and in no shard yet."""
         self.prints_lines = not quiet and not sys.stdout.isatty()
-        self.started = self.printed = time.monotonic()
+        self.started = self.printed = self.grew = time.monotonic()
         self.bar = Progress(
             TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
             console=PlainConsole(), disable=quiet,
@@ -43,6 +43,8 @@ class WritingProgress:
         self.tokens += tokens
         self.ahead += rows
         now = time.monotonic()
+        if rows:
+            self.grew = now
         rate = f"{self.tokens / max(now - self.started, 1e-9):.0f} tokens/s"
         self.bar.update(self.task, rate=rate, completed=min(self.samples + self.ahead, self.total))
         if not self.prints_lines or now - self.printed < LINE_EVERY:
@@ -50,14 +52,17 @@ class WritingProgress:
         self.printed = now
         there = min(self.samples + self.ahead, self.total)
         say(
-            f"{there}/{self.total} samples, {self.tokens:,} tokens at {rate}{self._left(now - self.started, there - self.before)}"
+            f"{there}/{self.total} samples, {self.tokens:,} tokens at {rate}{self._left(now, there - self.before)}"
         )
 
-    def _left(self, seconds: float, new: int) -> str:
-        """The time left; before a row is at its end, the time that the longest rows would take."""
+    def _left(self, now: float, new: int) -> str:
+        """The time left: as the rows at their end took, less what has gone by since the last of them; before there is one, the time that
+        the longest rows would take."""
         if new > 0:
-            return f", {seconds / new * (self.total - self.before - new) / 60:.0f} min left"
+            left = (self.grew - self.started) / new * (self.total - self.before - new) - (now - self.grew)
+            return f", {left / 60:.0f} min left" if left > 0 else ""
         if self.tokens and self.most_tokens > self.tokens:
+            seconds = now - self.started
             return f", at most {math.ceil(seconds * (self.most_tokens / self.tokens - 1) / 60)} min left"
         return ""
 

@@ -85,11 +85,12 @@ class Candidate:
 
 
 def _align(*words: str, capture: bool = False, command: str = "align.train") -> str:
-    """Run `align.train`, or another command of its room; what it printed. Raises UserError where it fails, whose own line is on the
-    terminal already."""
-    done = subprocess.run(
-        [sys.executable, "-m", command, *words], stdout=subprocess.PIPE if capture else None, text=True
-    )
+    """Run `align.train`, or another command of its room; what it printed, where that is captured. Raises UserError where it fails:
+    its own line, or that this is on the terminal already."""
+    pipe = subprocess.PIPE if capture else None
+    done = subprocess.run([sys.executable, "-m", command, *words], stdout=pipe, stderr=pipe, text=True)
+    if lines := [line for line in (done.stderr or "").splitlines() if line.startswith("error: ")]:
+        raise UserError(lines[-1].removeprefix("error: "))
     _check_ended(f"{command} {words[0]}", done.returncode)
     return done.stdout or ""
 

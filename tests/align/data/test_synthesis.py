@@ -11,6 +11,7 @@ import pytest
 from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.data import shards as data
+from align.data import synthesis
 from align.data.index import read_samples
 from align.data.synthesis import synthesize
 from align.folder.chat import Chat
@@ -106,3 +107,24 @@ def test_settings_under_which_nothing_new_is_written_end(tmp_path: Path, target:
     recipe = load_recipe([*SHORT, "data.samples=50", "data.batch_size=2", "data.prompt_temperature=0"])
     with pytest.raises(UserError, match="nothing of 20 batches in a row was kept .dropped so far: "):
         synthesize(recipe, target, tmp_path / "data", quiet=True)
+
+
+def test_a_folder_in_which_nothing_was_kept_binds_nobody(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its settings gave no sample, so others may write there; the same ones say once more why not."""
+    monkeypatch.setattr(synthesis, "FRUITLESS", 3)
+    folder = tmp_path / "data"
+    greedy = [*SHORT, "data.samples=50", "data.batch_size=2", "data.max_prompt_tokens=1"]
+    for _ in range(2):
+        with pytest.raises(UserError, match="nothing of 3 batches in a row was kept"):
+            synthesize(load_recipe(greedy), target, folder, quiet=True)
+    assert data.read_manifest(folder)["samples"] == 0
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one two\nthree four\n")
+    own = [*SHORT, f"data.prompts={prompts}", "data.samples=2", "data.batch_size=2"]
+    assert synthesize(load_recipe(own), target, folder, quiet=True)["samples"] == 2
+    monkeypatch.setattr(synthesis.Batches, "write", lambda *_: None)  # the prompts have ended
+    none = [*own, f"data.path={tmp_path / 'other'}"]
+    with pytest.raises(UserError, match="none of the 2 prompts of data.prompts=.* gave a sample"):
+        synthesize(load_recipe(none), target, tmp_path / "other", quiet=True)

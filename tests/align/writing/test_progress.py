@@ -29,3 +29,17 @@ def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
         found.count(1, 1)
         found.samples_done(2)
     assert capsys.readouterr().out == ""
+
+
+def test_the_time_left_falls_between_two_rows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    with WritingProgress(10, 0, quiet=False, longest=20) as found:
+        for minute, rows in ((10, 5), (13, 0), (18, 0), (22, 0)):
+            clock[0] = 60.0 * minute
+            found.count(10, rows)
+    lines = capsys.readouterr().out.splitlines()
+    left = [line.split(" tokens/s")[1] for line in lines if " samples, " in line]
+    assert left == [", 10 min left", ", 7 min left", ", 2 min left", ""]
