@@ -127,8 +127,8 @@ def _of_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Ite
             try:
                 text = read_text(path)
             except UserError as error:
-                found_out = "that are no UTF-8 text" if "not UTF-8" in str(error) else "that can't be read"
-                left_out[f"files {found_out}"] += 1
+                known = "not UTF-8" in str(error)
+                left_out["files that are no UTF-8 text" if known else "files that can't be read"] += 1
                 continue
             found = True
             yield text
