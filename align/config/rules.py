@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from align.common.errors import UserError, nearest
 from align.config.drafter import LOSS_NAMES, PARTS
-from align.config.recipe import API_KEY, GROUPS, LOGGERS, Recipe
+from align.config.recipe import API_KEY, GROUPS, LOGGERS, DataConfig, Recipe
 
 
 def check(recipe: Recipe) -> None:
@@ -69,6 +69,14 @@ def _run_rules(recipe: Recipe) -> list[tuple[bool, str]]:
             f"data.mixture has {len(recipe.data.mixture)} entries for {len(text)} sources of data.text",
         ),
         (len(set(text)) < len(text), f"data.text={text} names a source twice"),
+        *(
+            (
+                not text and value != getattr(DataConfig, key),
+                f"data.{key}={value} is of data.text, which names nothing",
+            )
+            for key, value in vars(recipe.data).items()
+            if key.startswith("text_")
+        ),
         (
             recipe.launch.offload and recipe.launch.strategy in ("auto", "ddp"),
             f"launch.offload=true: launch.strategy={recipe.launch.strategy} has every weight in every process (fsdp, deepspeed_N)",

@@ -49,6 +49,8 @@ from align.config.parser import load_recipe
             ["target.parallel=tp", "launch.devices=2", "data.follow=true"],
             "target.parallel=tp: data.follow=true may write",
         ),
+        (["data.text_tokens=2000"], "data.text_tokens=2000 is of data.text, which names nothing"),
+        (["data.text_config=x", "data.text=[]"], "data.text_config=x is of data.text, which names nothing"),
         (["data.writer=vllm"], "data.writer='vllm' must be target or openai:URL"),
         (
             ["data.writer=openai:localhost:8000"],
