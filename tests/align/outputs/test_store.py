@@ -162,6 +162,17 @@ def test_the_limit_and_the_writers_number(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(equal(both.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
 
 
+def test_headers_count(tmp_path: Path) -> None:
+    row = cache_of(None).row(rows(1)[0], 1.0)
+    for more in range(0, 1800, 60):
+        limit = 2 * row.bytes + more
+        store = store_module.OutputStore(tmp_path / str(more), {}, limit / 1e9)
+        while store.put((str(len(store)), 1.0), row):
+            pass
+        store.flush()
+        assert 1 <= len(store) <= 2 and store.bytes <= limit
+
+
 @pytest.mark.parametrize("writers", [1, 2, 3])
 def test_all_processes_together_keep_to_the_limit(tmp_path: Path, writers: int) -> None:
     """To the byte, headers counted; what another run stored before counts, too."""
