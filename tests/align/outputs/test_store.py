@@ -167,7 +167,9 @@ def test_headers_count(tmp_path: Path) -> None:
     for more in range(0, 1800, 60):
         limit = 2 * row.bytes + more
         store = store_module.OutputStore(tmp_path / str(more), {}, limit / 1e9)
-        while store.put((str(len(store)), 1.0), row):
+        while store.put(
+            (str(len(store)), 1.0), RowOutputs.from_named({n: t.clone() for n, t in row.named().items()})
+        ):
             pass
         store.flush()
         assert 1 <= len(store) <= 2 and store.bytes <= limit
