@@ -26,12 +26,15 @@ QUESTION = 5
 _HEAD = 4
 _WORD = re.compile(r"[^\W_]+")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[abfnrtv])")
+_TAG = re.compile(r"</?[a-zA-Z][^<>]{0,300}>")
 
 
 def words(text: str) -> list[str]:
     """Lower-case words, without punctuation; the same ones of a text as it stands, in HTML, and in a string of source code or JSON."""
     if "\\" in text:
         text = _ESCAPE.sub(lambda found: chr(int(found[1] or found[2] or "20", 16)), text)
+    if "<" in text:
+        text = _TAG.sub(" ", text)
     if "&" in text:
         text = unescape(text)
     return _WORD.findall(unicodedata.normalize("NFKC", text).lower())

@@ -41,6 +41,7 @@ LINES = 'Which word does not belong?\n\ttyre, "steering wheel",\tcar, naïve eng
         repr(LINES),
         LINES.encode("unicode_escape").decode(),
         html.escape(LINES).replace("ï", "&iuml;").replace(" ", "&nbsp;"),
+        html.escape(LINES).replace("word", "<b>word</b>").replace("\n", "<br/>\n<p class='x'>"),
         unicodedata.normalize("NFD", LINES),
         LINES.replace("tyre", "_tyre_").replace("\n", "\n# "),
     ],
