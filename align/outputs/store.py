@@ -72,7 +72,6 @@ class OutputStore:
         self.manifest, self.description = folder / "manifest.json", description
         seals = sorted(folder.glob("outputs-*.json"))
         self._check(bool(seals))
-        self._room = 0
         self._where: dict[RowKey, tuple[Path, int]] = {}
         self._open: OrderedDict[Path, tuple[Any, dict[int, list[str]]]] = OrderedDict()
         self._good: set[Path] = set()
@@ -81,7 +80,7 @@ class OutputStore:
         self._waiting: dict[RowKey, RowOutputs] = {}
         for path in seals:
             self._take_up(path)
-        self._room = (int(gigabytes * 1e9) - self.bytes) // writers
+        self.limit = self.bytes + (int(gigabytes * 1e9) - self.bytes) // writers
         ends = [path.stem[-5:] for path in folder.glob(f"outputs-{writer:02d}-*.json")]
         numbers = [int(end) for end in ends if end.isdecimal()]
         self._next = max(numbers, default=-1) + 1
@@ -118,7 +117,7 @@ class OutputStore:
         say(f"warning: {shard} {why}; its rows count as not stored", error=True)
         shard.with_suffix(".json").unlink(missing_ok=True)
         shard.unlink(missing_ok=True)
-        self._room += self._sizes.pop(shard, 0)
+        self._sizes.pop(shard, None)
         self._open.pop(shard, None)
         self._where = {key: place for key, place in self._where.items() if place[0] != shard}
 
@@ -176,7 +175,7 @@ class OutputStore:
     def put(self, key: RowKey, row: RowOutputs) -> bool:
         """Store a row; False where there is no room."""
         waiting = sum(map(_bytes, (*self._waiting.values(), row)))
-        if self.full or waiting + _ENTRY > self._room:
+        if self.full or self.bytes + waiting + _ENTRY > self.limit:
             self.full = True
             return False
         self._waiting[key] = row
@@ -203,7 +202,6 @@ class OutputStore:
         write_text(shard.with_suffix(".json"), text)
         self._good.add(shard)
         self._sizes[shard] = record["bytes"]
-        self._room -= record["bytes"]
         self._where |= {key: (shard, i) for i, key in enumerate(self._waiting)}
         self._waiting = {}
         self._next += 1
