@@ -12,6 +12,20 @@ typedef struct {
 
 enum { FP32, BF16, INT8 };
 
+/* Row i of a weight of FP32 or BF16, `inputs` numbers in fp32. */
+static inline void take_row(const Matrix *w, int64_t i, int64_t inputs, float *out)
+{
+    if (w->kind == FP32) {
+        __builtin_memcpy(out, (const float *)w->weight + i * inputs, inputs * sizeof(float));
+        return;
+    }
+    const uint16_t *row = (const uint16_t *)w->weight + i * inputs;
+    for (int64_t k = 0; k < inputs; k++) {
+        const uint32_t bits = (uint32_t)row[k] << 16; /* a BF16's are the upper half of an fp32's */
+        __builtin_memcpy(out + k, &bits, sizeof bits);
+    }
+}
+
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2,fma")))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, addressof, byref, c_float, c_int64, c_void_p, memmove, sizeof
+from ctypes import POINTER, Structure, addressof, byref, c_float, c_int64, c_void_p, sizeof
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -290,7 +290,7 @@ class RepeatedCall:
     Args:
         stack: one that knows what to do with a state.
         memory: what the rows follow. see_RR: which rows each one sees, bool.
-        block_RD: the rows; the first is filled in. embedding_VD: every token's. Both in fp32.
+        block_RD: the rows, in fp32; the first is filled in. embedding_VD: every token's, in fp32 or bf16.
 
     Raises:
         ValueError: a memory of other heads, rows or embeddings of another shape or type.
@@ -304,8 +304,7 @@ class RepeatedCall:
         self.rows, self._tokens, self._held = len(see_RR), len(embedding_VD), list[Any]()
         self._block_RD = block_RD.detach().contiguous()
         pointer_of(self._block_RD, (self.rows, stack.width), torch.float32, self._held)
-        pointer_of(embedding_VD, (self._tokens, stack.width), torch.float32, self._held)
-        self._embedding = embedding_VD.data_ptr()
+        self._embedding = matrix_fields(Matrix(embedding_VD), (self._tokens, stack.width), self._held)
         self.memory, self._stack, self._see_RR = memory, stack, see_RR.contiguous()
         self._request = _Request(*memory.places, 0, memory.capacity, self.rows, self._see_RR.data_ptr(), True)
         longest = stack._library.layers_scratch(byref(stack._stack), byref(self._request), 1)
@@ -329,9 +328,9 @@ class RepeatedCall:
             raise ValueError(f"{past} positions before the rows")
         if not 0 <= token < self._tokens:
             raise ValueError(f"the token {token}, of {self._tokens}")
-        x_RD, line = self._block_RD.clone(), 4 * stack.width
+        x_RD = self._block_RD.clone()
         x = x_RD.data_ptr()
-        memmove(x, self._embedding + token * line, line)
+        stack._library.matrix_row(byref(self._embedding), token, stack.width, x)
         self._request.past, self._request.turned = past, self.memory.turned
         cosine = self._cosine + past * stack.head_width * 4
         sine = cosine + self._positions * stack.head_width * 4

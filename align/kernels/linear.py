@@ -14,8 +14,8 @@ oneDNN's. `rows.c` sums a row in the same order whatever other rows come with it
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Collection
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,6 +53,7 @@ def opened(name: str) -> Any:
                 for function, arguments, result in (
                     (library.matrix_product, [pointers] * 3 + [number] * 3, None),
                     (library.rows_rounded, [number], ctypes.c_int),
+                    (library.matrix_row, [pointers] + [number] * 2 + [pointers], None),
                     (library.layers_layout, [], number),
                     (library.layers_scratch, [pointers] * 2 + [number], number),
                     (library.layers_forward, [pointers] * 6 + [number] + [pointers] * 2, None),
@@ -214,6 +215,42 @@ class RowsLinear(nn.Module):
         return few_rows(x, *self.matrix)
 
 
+class RowsEmbedding(nn.Module):
+    """An `nn.Embedding` without gradients whose numbers are all bf16 and kept so; its rows come out in fp32, times the `embed_scale` of
+    one that has it (Gemma).
+
+    `number` is empty: what transformers takes for a model's type is that of its first parameter, and with this one it is fp32 still.
+    """
+
+    embed_scale: Tensor
+
+    def __init__(self, weight_VD: Tensor, embed_scale: Tensor | float | None = None) -> None:
+        super().__init__()
+        self.number = nn.Parameter(torch.empty(0, device=weight_VD.device), requires_grad=False)
+        self.weight = nn.Parameter(weight_VD.detach(), requires_grad=False)
+        self.num_embeddings, self.embedding_dim = weight_VD.shape
+        if embed_scale is not None:
+            scale = torch.as_tensor(embed_scale, device=weight_VD.device)
+            self.register_buffer("embed_scale", scale, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = F.embedding(tokens, self.weight).float()
+        return rows if gives_rows(self) else rows * self.embed_scale.float()
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[f"{prefix}number"]
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict({**state_dict, f"{prefix}number": self.number}, prefix, *rest)
+
+
+def gives_rows(embedding: nn.Module) -> bool:
+    """Whether it is an embedding that gives its weight's rows as they are."""
+    kept = isinstance(embedding, RowsEmbedding) and "embed_scale" not in embedding._buffers
+    return kept or type(embedding) is nn.Embedding
+
+
 _operators = torch.library.Library("specalign", "DEF")
 _operators.define("few_rows(Tensor x, Tensor weight, Tensor? bias, Tensor? scale) -> Tensor")
 _operators.impl("few_rows", few_rows, "CPU")
@@ -259,20 +296,59 @@ def _right(kind: type[RowsLinear] | type[PackedLinear], dtype: torch.dtype) -> b
 
 
 def speed_up_linears(
-    module: nn.Module, dtype: torch.dtype, device: torch.device, round_to: torch.dtype | None = None
+    module: nn.Module,
+    dtype: torch.dtype,
+    device: torch.device,
+    round_to: torch.dtype | None = None,
+    read_past: Collection[nn.Module] = (),
 ) -> int:
     """Replace every `nn.Linear` in `module` by the class that is fastest for few rows; returns how many.
 
-    `round_to`: round weights to bf16 or int8 where that saves time (drafters only: p must not change).
+    `round_to`: round weights to bf16 or int8 where that saves time (drafters only: p must not change). `read_past`: layers whose
+    weights other modules read too; they keep their type.
     """
     kind = fast_linear(dtype, device)
     if kind is None:
         return 0
     if kind is not RowsLinear:
-        return _replace(module, kind)
-    count = _replace(module, partial(RowsLinear, round_to=round_to))
+        return _replace(module, lambda layer: kind(layer.weight, layer.bias))
+
+    def rows(layer: nn.Linear) -> RowsLinear:
+        return RowsLinear(layer.weight, layer.bias, dtype if layer in read_past else round_to)
+
+    count = _replace(module, rows)
+    if hasattr(module, "get_input_embeddings") and hasattr(module, "get_output_embeddings"):
+        _narrow_embedding(module, read_past)
     _settle(module)
     return count
+
+
+@torch.no_grad()
+def _narrow_embedding(model: Any, read_past: Collection[nn.Module]) -> None:
+    """The input embedding of a model of transformers in bf16 where all its numbers are; the same memory as its head's where they are
+    the same numbers."""
+    old, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if not isinstance(old, nn.Embedding) or not isinstance(head, RowsLinear) or old in read_past:
+        return
+    if old.weight.data_ptr() == head.weight.data_ptr():  # they stay as they are together
+        return
+    kept = old.weight.to(torch.bfloat16)
+    if not torch.equal(kept.float(), old.weight):
+        return
+    if head.weight.dtype == torch.bfloat16 and torch.equal(head.weight, kept):
+        kept = head.weight.detach()
+    new = RowsEmbedding(kept, getattr(old, "embed_scale", None))
+    few = torch.arange(min(16, len(kept)), device=kept.device)
+    if torch.equal(new(few), old(few)):  # nothing else is done to its rows
+        _put_in_place_of(model, old, new)
+
+
+def _put_in_place_of(module: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    for name, child in list(module.named_children()):
+        if child is old:
+            setattr(module, name, new)
+        else:
+            _put_in_place_of(child, old, new)
 
 
 @torch.no_grad()
@@ -291,12 +367,12 @@ def _settle(module: nn.Module) -> None:
             parameter.data = place
 
 
-def _replace(module: nn.Module, kind: Callable[[Tensor, Tensor | None], nn.Module]) -> int:
+def _replace(module: nn.Module, made: Callable[[nn.Linear], nn.Module]) -> int:
     count = 0
     for name, child in list(module.named_children()):
         if type(child) is nn.Linear:
-            setattr(module, name, kind(child.weight, child.bias))
+            setattr(module, name, made(child))
             count += 1
         else:
-            count += _replace(child, kind)
+            count += _replace(child, made)
     return count

@@ -44,8 +44,11 @@ void matrix_product(const Matrix *w, const float *x, float *y, int64_t M, int64_
         product(w, x, y, M, K, N, from, to, 0);
     }
 }
+
+void matrix_row(const Matrix *w, int64_t i, int64_t K, float *out) { take_row(w, i, K, out); }
 #else
 int rows_available(void) { return 0; }
 int rows_rounded(int64_t K) { return 0; }
+void matrix_row(const Matrix *w, int64_t i, int64_t K, float *out) {}
 void matrix_product(const Matrix *w, const float *x, float *y, int64_t M, int64_t K, int64_t N) {}
 #endif

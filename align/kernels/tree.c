@@ -13,7 +13,7 @@ typedef struct {
     Matrix head;                  /* (columns, width) */
     Matrix hidden, previous;      /* (rank, width) */
     Matrix basis;                 /* (columns, rank) */
-    const float *embedding;       /* (tokens, width) */
+    Matrix embedding;             /* (tokens, width) */
     const int64_t *ids;           /* the columns' tokens, 0 = their own numbers */
     int64_t kind;                 /* of the Markov head: what is between it and the basis */
 } Head;
@@ -206,7 +206,7 @@ AVX2 int64_t draft_tree(
     Room room;
     int64_t count = 0, level_parents = 1;
     lay_out(h, levels, nodes, omp_get_max_threads(), scratch, &room);
-    if (r) memcpy(room.embedded, h->embedding + last * D, D * sizeof(float));
+    if (r) take_row(&h->embedding, last, D, room.embedded);
 
 #pragma omp parallel
     {
@@ -241,8 +241,7 @@ AVX2 int64_t draft_tree(
                 level_parents = 0;
                 for (int64_t i = 0; i < count; i++)
                     if (room.tree[i].level == k) {
-                        const float *row = h->embedding + room.tree[i].token * D;
-                        if (r) memcpy(room.embedded + level_parents * D, row, D * sizeof(float));
+                        if (r) take_row(&h->embedding, room.tree[i].token, D, room.embedded + level_parents * D);
                         room.parents[level_parents++] = i;
                     }
             }
@@ -263,7 +262,7 @@ AVX2 void draw_chain(
     const int64_t D = h->width, V = h->columns, blocks = (V + BLOCK - 1) / BLOCK;
     Room room;
     lay_out(h, levels, 1, omp_get_max_threads(), scratch, &room);
-    if (h->rank) memcpy(room.embedded, h->embedding + last * D, D * sizeof(float));
+    if (h->rank) take_row(&h->embedding, last, D, room.embedded);
 
 #pragma omp parallel
     {
@@ -310,7 +309,7 @@ AVX2 void draw_chain(
             {
                 columns[k] = draw_of(row, V, u[k]);
                 const int64_t token = h->ids ? h->ids[columns[k]] : columns[k];
-                if (h->rank) memcpy(room.embedded, h->embedding + token * D, D * sizeof(float));
+                if (h->rank) take_row(&h->embedding, token, D, room.embedded);
             }
 #pragma omp barrier
         }

@@ -16,7 +16,7 @@ class _Head(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("width", "columns", "rank")),
         *((name, MatrixFields) for name in ("head", "hidden", "previous", "basis")),
-        ("embedding", c_void_p),
+        ("embedding", MatrixFields),
         ("ids", c_void_p),
         ("kind", c_int64),
     ]
@@ -28,7 +28,7 @@ KINDS = ("silu", "tanh", "linear")
 
 class MarkovWeights(NamedTuple):
     """The bias basis·φ(hidden·h + previous·e(x)) on the logits after a token x, φ the `kind`, silu or tanh; `linear`: the bias
-    basis·previous·e(x), without `hidden`. Matrices (r, D), (r, D) and (Vd, r), the embedding (V, D) in fp32."""
+    basis·previous·e(x), without `hidden`. Matrices (r, D), (r, D) and (Vd, r), the embedding (V, D) in fp32 or bf16."""
 
     hidden: Matrix | None
     previous: Matrix
@@ -64,8 +64,8 @@ class TreeHead:
             self._head.previous = matrix_fields(markov.previous, (rank, self.width), self._held)
             self._head.basis = matrix_fields(markov.basis, (self.columns, rank), self._held)
             tokens = len(markov.embedding_VD)
-            self._head.embedding = pointer_of(
-                markov.embedding_VD, (tokens, self.width), torch.float32, self._held
+            self._head.embedding = matrix_fields(
+                Matrix(markov.embedding_VD), (tokens, self.width), self._held
             )
             if ids_Vd is not None and not 0 <= int(ids_Vd.min()) <= int(ids_Vd.max()) < tokens:
                 raise ValueError(f"tokens outside 0..{tokens - 1}")

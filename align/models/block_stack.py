@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from align.kernels.layers import Convolution, LayerStack, Rows, Weights
-from align.kernels.linear import MOST_ROWS, Matrix, RowsLinear, rows_library
+from align.kernels.linear import MOST_ROWS, Matrix, RowsLinear, gives_rows, rows_library
 from align.kernels.tree import MarkovWeights, TreeHead
 from align.models.block_layers import BlockLayer, TwoTapConvolution
 from align.models.markov import LinearHead, MixedHead
@@ -102,7 +102,7 @@ def tree_head(drafter: BlockDrafter, head: Matrix, basis: Matrix | None) -> Tree
         kind, hidden, previous = drafter.config.markov_kind, getattr(markov, "hidden", None), None
         if type(markov) in (MixedHead, LinearHead):
             previous = getattr(markov, "previous", None)
-        if type(embedding) is not nn.Embedding or basis is None or not isinstance(previous, RowsLinear):
+        if not gives_rows(embedding) or basis is None or not isinstance(previous, RowsLinear):
             return None
         if kind != "linear" and not isinstance(hidden, RowsLinear):
             return None

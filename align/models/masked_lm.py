@@ -69,9 +69,10 @@ class MaskedLM(nn.Module):
         if self._head_VD is not None:
             return few_rows(hidden, self._head_VD)
         weight = self.head_weight_VD
-        hidden = hidden.to(weight.dtype)
+        # the target may keep its head in half of what it multiplies with (align/kernels/linear.py)
+        hidden = hidden.to(self._target[0].dtype if self._target else weight.dtype)
         if torch.is_grad_enabled():
-            return F.linear(hidden, weight).float()
+            return F.linear(hidden, weight.to(hidden.dtype)).float()
         return self._target[0].head_product(hidden) if self._target else few_rows(hidden, weight).float()
 
     @torch.no_grad()

@@ -25,7 +25,7 @@ from transformers.models.qwen3 import modeling_qwen3
 
 from align.kernels.gradients import without_gradients
 from align.kernels.layers import LayerStack, Memory, Rows, Weights
-from align.kernels.linear import MOST_ROWS, RowsLinear, rows_library
+from align.kernels.linear import MOST_ROWS, RowsLinear, gives_rows, rows_library
 from align.target.cache import KVCache
 from align.target.masks import Layout, Together
 
@@ -88,7 +88,7 @@ class FusedLayers:
             for c, p in zip(caches, parts, strict=True)
         ]
         # a module's call takes twice as long
-        x_LD = torch.embedding(self.body.embed_tokens.weight, tokens_1L[0])
+        x_LD = torch.embedding(self.body.embed_tokens.weight, tokens_1L[0]).float()
         cos_Lw, sin_Lw = self.rotary(x_LD, positions_1L[0], max(p.span[1] for p in parts) + 1)
         hidden_LD, taps_FLD = self.stack(x_LD, cos_Lw, sin_Lw, rows, taps)
         return hidden_LD[None], None if taps_FLD is None else taps_FLD.transpose(0, 1)[None]
@@ -106,7 +106,9 @@ class FusedLayers:
         length of the text."""
         if self.fixed and (self._tables_2Sw is None or self._tables_2Sw.shape[1] < end):
             places = torch.arange(max(512, 2 * end))[None]
-            self._tables_2Sw = torch.cat(self.body.rotary_emb(self.body.embed_tokens.weight[:1], places))
+            self._tables_2Sw = torch.cat(
+                self.body.rotary_emb(self.body.embed_tokens.weight[:1].float(), places)
+            )
         return self._tables_2Sw
 
 
@@ -225,7 +227,7 @@ def _of_the_code(body: Any, layers: nn.ModuleList) -> bool:
         return False
     if not _like(body, "Model") or not _children(body, "embed_tokens layers norm rotary_emb"):
         return False
-    if type(body.embed_tokens) is not nn.Embedding or not _like(body.norm, "RMSNorm"):
+    if not gives_rows(body.embed_tokens) or not _like(body.norm, "RMSNorm"):
         return False
     return all(map(_layer_of_the_kind, layers))
 

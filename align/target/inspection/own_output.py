@@ -8,11 +8,12 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from align.target.inspection.anatomy import cache_name, decoder, eos_ids
 from align.target.inspection.own_cache import cache_of_its_own
+from align.target.inspection.reads import reads_past
 from align.target.logits import over_the_head
 
 TEXT = "One model, run in two ways, says the same: first whole, then piece by piece through a cache."
@@ -29,6 +30,8 @@ class Own:
     head_input_LD: Tensor
     placed: dict[int, tuple[Tensor, Tensor]]
     """By placeholder (of an image, of sound), a text that holds it, and its logits, (LENGTH, V)."""
+    read_past: frozenset[nn.Module]
+    """Layers whose weights other modules read; but the head, which is called by itself here."""
     never_V: Tensor | None = None
     """Tokens that it never writes."""
     layers_write: int | None = None
@@ -69,11 +72,12 @@ def own_output(model: Any, tokenizer: Any) -> Own:
     try:
         logits: list[Tensor] = []
         rest = tokens_1L[:, CUT:]
-        for part in (tokens_1L[:, :CUT], *(rest.split(1, dim=1) if recurrent else [rest])):
-            given = {cache_name(model): cache, **positions(model, part, sum(len(x) for x in logits))}
-            output = model(input_ids=part, use_cache=True, **given)
-            logits.append(output.logits[0])
-            cache = output.get(cache_name(model)) if cache is None else cache
+        with reads_past(model) as read_past:
+            for part in (tokens_1L[:, :CUT], *(rest.split(1, dim=1) if recurrent else [rest])):
+                given = {cache_name(model): cache, **positions(model, part, sum(len(x) for x in logits))}
+                output = model(input_ids=part, use_cache=True, **given)
+                logits.append(output.logits[0])
+                cache = output.get(cache_name(model)) if cache is None else cache
     finally:
         for hook in hooks:
             hook.remove()
@@ -86,7 +90,16 @@ def own_output(model: Any, tokenizer: Any) -> Own:
     known = {token: found for token, found in placed.items() if found is not None}
     found_LV, never_V = over_the_head(torch.cat(logits), len(model.get_output_embeddings().weight))
     width = last[0].shape[-1] if last else None
-    return Own(tokens_1L, found_LV, torch.cat(hidden), known, never_V, width, before_head)
+    return Own(
+        tokens_1L,
+        found_LV,
+        torch.cat(hidden),
+        known,
+        frozenset(read_past - {head}),
+        never_V,
+        width,
+        before_head,
+    )
 
 
 def _between(model: Any, body: Any) -> list[Any]:

@@ -316,14 +316,15 @@ def test_every_row_is_given_what_a_state_gives() -> None:
         random_stack()(request.x, request.cos, request.sin, [rows], state_D=state)
 
 
-def test_repeated_calls_give_the_same_bits_and_write_nothing() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_repeated_calls_give_the_same_bits_and_write_nothing(dtype: torch.dtype) -> None:
     """At any past, after another token every time; what does not fit is refused."""
     stack = random_stack(bias=False, norms=False)
     stack = replace(stack, state=(torch.rand(40) + 0.5, Matrix(torch.randn(40, 40) / 40**0.5)), _held=[])
     request = Request(stack, 300, 4)
     memory, see = request.rows.memory, torch.rand(4, 4) > 0.3
     see.fill_diagonal_(True)
-    block, embedding = torch.randn(4, 40), torch.randn(6, 40)
+    block, embedding = torch.randn(4, 40), torch.randn(6, 40).to(dtype)
     repeated, before = (
         RepeatedCall(stack, memory, see, block, embedding),
         [t.clone() for t in memory._held],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,10 @@ from torch.nn import functional as F
 
 from align.kernels import linear
 from align.kernels.pages import CACHE_LINE
+from align.target.inspection.text_model import tied
 from align.target.loading import load_target
+from align.target.proof import proven
+from tests.target_models import tiny_model
 
 SIZES = [(1, 8), (2, 8), (7, 13), (64, 32), (65, 31), (192, 576), (33, 1536), (18, 2053)]
 
@@ -221,13 +225,52 @@ def test_a_bf16_checkpoint_in_fp32_is_p_in_half_the_memory(tmp_path: Path) -> No
     target.model.bfloat16().save_pretrained(tmp_path)
     target.tokenizer.save_pretrained(tmp_path)
     fast, stock = (load_target(str(tmp_path), dtype="float32", fast=fast) for fast in (True, False))
-    assert fast.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
+    assert fast.layers[0].mlp.up_proj.weight.dtype == fast.embedding_VD.dtype == torch.bfloat16
+    assert fast.dtype == fast.model.dtype == torch.float32 and fast.fused is not None
     assert fast.hash == stock.hash
+    tokens = torch.arange(3, 9).view(2, 3)
+    assert torch.equal(fast.embed(tokens), stock.embed(tokens))
     for length in (1, 5, 40):
         tokens = torch.arange(3, 3 + length)[None]
         got, want = (t.forward(tokens).logits_BLV for t in (fast, stock))
         assert got.dtype == torch.float32
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(linear.rows_library() is None, reason="no C library")
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text", "gemma3n_text", "mamba"])
+def test_an_embedding_in_bf16_is_one_with_its_head(name: str) -> None:
+    """Where they are the same numbers; Gemma scales its rows."""
+    tokenizer = load_target("debug").tokenizer
+    model = tiny_model(name, len(tokenizer)).bfloat16().float()
+    stock = proven(copy.deepcopy(model), tokenizer, name, fast=False)
+    before, sizes = set(model.state_dict()), {n: p.shape for n, p in model.named_parameters()}
+    fast = proven(model, tokenizer, name)
+    assert isinstance(model.get_input_embeddings(), linear.RowsEmbedding)
+    assert fast.embedding_VD.dtype == torch.bfloat16 and fast.dtype == model.dtype == torch.float32
+    assert tied(fast) == tied(stock) == model.config.tie_word_embeddings
+    assert set(model.state_dict()) == before and fast.hash == stock.hash
+    assert {n: p.shape for n, p in model.named_parameters() if p.numel()}.items() >= sizes.items()
+    tokens = torch.arange(3, 9)[None]
+    assert torch.equal(fast.embed(tokens), stock.embed(tokens))
+    model.load_state_dict(model.state_dict())
+
+
+def test_an_embedding_that_bf16_has_not_or_that_does_more_stays() -> None:
+    tokenizer = load_target("debug").tokenizer
+    for change in ("a number", "a norm"):
+        model = tiny_model("llama", len(tokenizer)).bfloat16().float()
+        if change == "a number":
+            model.get_input_embeddings().weight.data[9, 3] += 2**-12
+        else:
+            model.set_input_embeddings(Normed.from_pretrained(model.get_input_embeddings().weight.data))
+        embedding = model.get_input_embeddings()
+        assert proven(model, tokenizer, "llama").model.get_input_embeddings() is embedding
+
+
+class Normed(nn.Embedding):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return F.normalize(super().forward(tokens), dim=-1)
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -105,6 +105,21 @@ def test_a_tree_of_rounded_rows_is_near(kind: str, round_rows: Callable[[bool], 
     assert [near[t] for t in sorted(both)] == pytest.approx([whole[t] for t in sorted(both)], abs=0.3)
 
 
+@pytest.mark.parametrize("kind", ["silu", "linear"])
+def test_an_embedding_in_bf16_gives_the_same_bits(kind: str) -> None:
+    head, ids, markov = weights(700, 33, 12, 900, torch.float32, kind)
+    assert markov is not None
+    hidden, u_K = torch.randn(4, 33), torch.rand(4, dtype=torch.float64)
+    kept = markov._replace(embedding_VD=markov.embedding_VD.bfloat16())
+    half, whole = (
+        TreeHead(head, ids, m) for m in (kept, kept._replace(embedding_VD=kept.embedding_VD.float()))
+    )
+    for last in (0, 5, 899):
+        assert half(hidden, last, 20, 1.0) == whole(hidden, last, 20, 1.0)
+        pairs = zip(half.chain(hidden, last, 1.0, u_K), whole.chain(hidden, last, 1.0, u_K), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+
 def test_one_thread_or_two_build_the_same_tree() -> None:
     head, ids, markov = weights(2100, 32, 12, 3000, torch.int8)
     hidden, tree = torch.randn(4, 32), TreeHead(head, ids, markov)
@@ -146,7 +161,7 @@ def test_weights_of_other_shapes_are_refused() -> None:
         (Matrix(head.weight.to(torch.int8)), ids, markov),
         (head, ids, markov._replace(basis=Matrix(markov.basis.weight[:-1]))),
         (head, ids + 30, markov),
-        (head, ids, markov._replace(embedding_VD=markov.embedding_VD.bfloat16())),
+        (head, ids, markov._replace(embedding_VD=markov.embedding_VD.half())),
     ]
     for case in bad:
         with pytest.raises(ValueError, match=r"belongs|outside|without a scale"):
