@@ -15,7 +15,7 @@ another text than the model's own forward without a cache, and ours is the forwa
 copied from the text, and of four requests at once, = plain. *tree*: TV of branching drafts, or that it takes chains alone.
 *taps*, *shared_kv*: outputs with a block drafter of that context, after 20 training steps, = plain: greedy chains and trees, four
 requests at once, coupled at temperature 1. *autoregressive*, *masked_lm*: greedy output with a drafter out of the target's own
-layers, saved and loaded, = plain. *a tie*: the outputs part at a place where two tokens, or two experts of a router, are equal to the
+layers, saved and loaded, = plain. A model that is not p with weights out of bf16 ends in a traceback. *a tie*: the outputs part at a place where two tokens, or two experts of a router, are equal to the
 last digits (`decode.losslessness.divergence`).
 """
 
@@ -42,6 +42,7 @@ from align.target.inspection.own_cache import cache_of_its_own
 from align.target.inspection.own_output import positions
 from align.target.loading import load_target
 from align.target.model import Target
+from align.target.proof import proven
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
 from decode.losslessness.compared import Plain, same
@@ -132,7 +133,9 @@ def row(name: str) -> str:
     """One line of the table; a refusal is one, a traceback a fault."""
     try:
         target = tiny_target(name)
-        cells = judged(target, tiny_model(name, len(debug_model("Llama")[1])))
+        own = tiny_model(name, len(target.tokenizer))
+        cells = judged(target, own)
+        prove_out_of_bf16(own, name)
     except UserError as error:
         why = str(error).partition("architecture ")[2].partition("' ")[2]
         return f"| {name} | refused: {why[:150].replace('|', '/')} | | | | | | | | | | |"
@@ -150,7 +153,9 @@ def wrapped_row(name: str) -> str:
             own = tiny_wrapper(name)
             save_wrapper(own, Path(folder))
             target = load_target(folder, "float32", "cpu")
-            return f"| {name} | {type(target.model).__name__} | {' | '.join(judged(target, text_of(own)))} |"
+            cells = judged(target, text_of(own))
+            prove_out_of_bf16(own, name)
+            return f"| {name} | {type(target.model).__name__} | {' | '.join(cells)} |"
         except UserError as error:
             why = str(error).partition("architecture ")[2].partition("' ")[2]
             why = why or str(error).removeprefix(f"target {folder!r}: ").replace(folder, "it")
@@ -160,6 +165,24 @@ def wrapped_row(name: str) -> str:
         except Exception:
             say(traceback.format_exc(), error=True)
             return f"| {name} | traceback |{rest}"
+
+
+def prove_out_of_bf16(own: Any, name: str) -> None:
+    """Weights out of bf16 stay so in memory (align/kernels/linear.py); with them it is p as well.
+
+    Raises:
+        AssertionError: it is refused with them, and not with the same weights in fp32.
+    """
+    tokenizer = debug_model("Llama")[1]
+    half = copy.deepcopy(own).bfloat16().float()
+    try:
+        proven(copy.deepcopy(half), tokenizer, name, fast=False)
+    except UserError:  # the rounded weights make another model, whose own cache may round coarsely
+        return
+    try:
+        proven(half, tokenizer, name)
+    except UserError as error:
+        raise AssertionError(f"with weights out of bf16: {error}") from None
 
 
 def judged(target: Target, own: Any) -> list[str]:

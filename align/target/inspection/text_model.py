@@ -62,7 +62,10 @@ def text_model(target: Target) -> TextModel:
 
 def tied(target: Target) -> bool:
     """Whether the target's head is its embedding."""
-    return target.embedding_VD.data_ptr() == target.head_weight_VD.data_ptr()
+    one, other = target.embedding_VD, target.head_weight_VD
+    if one.dtype != other.dtype and one.shape == other.shape:  # the head alone is kept in half the memory
+        return torch.equal(one.float(), other.float())
+    return one.data_ptr() == other.data_ptr()
 
 
 def embedding_names(model: Any) -> tuple[str, str]:

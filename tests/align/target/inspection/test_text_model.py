@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from align.kernels.linear import rows_library
 from align.target.inspection.text_model import text_model, tied
 from align.target.loading import load_target
 from align.target.model import Target
@@ -15,8 +16,8 @@ from tests.target_models import some_text, tiny_target
 from tests.target_wrappers import save_wrapper, tiny_wrapper
 
 
-def wrapped(kind: str, folder: Path) -> Target:
-    save_wrapper(tiny_wrapper(kind), folder)
+def wrapped(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> Target:
+    save_wrapper(tiny_wrapper(kind).to(dtype), folder)
     return load_target(str(folder), "float32", "cpu")
 
 
@@ -37,6 +38,16 @@ def test_what_a_wrapper_holds(kind: str, base: str, is_tied: bool, tmp_path: Pat
     with torch.no_grad():
         logits = alone.eval()(tokens).logits
     torch.testing.assert_close(logits, target.forward(tokens).logits_BLV, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "is_tied"), [("gemma3", True), ("gemma4", True), ("llava", False)])
+def test_a_bf16_checkpoint_is_tied_as_ever(kind: str, is_tied: bool, tmp_path: Path) -> None:
+    """Gemma 4's wrapper reads its embedding by itself, which stays in fp32 then."""
+    target = wrapped(kind, tmp_path, torch.bfloat16)
+    assert tied(target) == is_tied
+    if rows_library() is not None:
+        assert target.head_weight_VD.dtype == torch.bfloat16
+        assert (target.embedding_VD.dtype == torch.float32) == (kind == "gemma4")
 
 
 def test_a_text_model_without_a_class_of_its_own(tmp_path: Path) -> None:
