@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -25,14 +26,21 @@ class UserError(ValueError):
     """An input that the user can mend. Its message is one line: the key, file or value, and the nearest valid one."""
 
 
+_LISTED = 240
+"""Characters of a list of choices."""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the closest choice, capitals or not, or the list of choices when none is close."""
+    """` (did you mean 'x'?)` for the closest choice, capitals or not, or a list of choices when none is close, cut where it is long."""
     names = sorted({str(choice) for choice in choices})
     folded = {choice.casefold(): choice for choice in reversed(names)}
     close = difflib.get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.5)
     if close:
         return f" (did you mean '{folded[close[0]]}'?)"
-    return f" (one of: {', '.join(names)})" if names else ""
+    lengths = accumulate(len(name) + 2 for name in names)
+    shown = max(1, sum(length <= _LISTED for length in lengths))
+    more = f", and {len(names) - shown} more" if len(names) > shown else ""
+    return f" (one of: {', '.join(names[:shown])}{more})" if names else ""
 
 
 @contextlib.contextmanager

@@ -107,9 +107,7 @@ def _pairs(argv: Sequence[str]) -> dict[str, str]:
                 near = nearest(f"recipe={key}" if (FOLDER / f"{key}.yaml").is_file() else word, known)
                 if key in (*keys(), "recipe"):
                     near = f" (write {key}=VALUE, without spaces)"
-                raise UserError(
-                    f"{_COMMAND}: {short(word)} is not key=value{near if len(near) < 200 else ' (--help lists keys)'}"
-                )
+                raise UserError(f"{_COMMAND}: {short(word)} is not key=value{near}")
             text = words.pop(0)
         if key.startswith(("+", "~")):
             bare = nearest(key.lstrip("+~"), keys())

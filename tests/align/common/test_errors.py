@@ -20,6 +20,10 @@ def test_the_nearest_name_is_offered_or_all_of_them() -> None:
     assert nearest("SMOLLM2_BLOCK", ["debug_block", "smollm2_block"]) == " (did you mean 'smollm2_block'?)"
     assert nearest("dflas", ["DFlash", "x"]) == " (did you mean 'DFlash'?)"
     assert nearest("zzz", ["b", "a"]) == " (one of: a, b)" and nearest("x", []) == ""
+    many = [f"name{i:03}" for i in range(200)]
+    assert nearest("zzz", many) == f" (one of: {', '.join(many[:26])}, and 174 more)"
+    assert nearest("zzz", many[:26]) == f" (one of: {', '.join(many[:26])})"
+    assert nearest("zzz", ["n" * 300, "m" * 300]) == f" (one of: {'m' * 300}, and 1 more)"
 
 
 def test_a_librarys_error_becomes_one_line() -> None:
