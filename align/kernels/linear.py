@@ -224,10 +224,10 @@ class RowsEmbedding(nn.Module):
 
     embed_scale: Tensor
 
-    def __init__(self, weight_VD: Tensor, embed_scale: Tensor | float | None = None) -> None:
+    def __init__(self, weight_VD: nn.Parameter, embed_scale: Tensor | float | None = None) -> None:
         super().__init__()
         self.number = nn.Parameter(torch.empty(0, device=weight_VD.device), requires_grad=False)
-        self.weight = nn.Parameter(weight_VD.detach(), requires_grad=False)
+        self.weight = weight_VD
         self.num_embeddings, self.embedding_dim = weight_VD.shape
         if embed_scale is not None:
             scale = torch.as_tensor(embed_scale, device=weight_VD.device)
@@ -317,38 +317,40 @@ def speed_up_linears(
         return RowsLinear(layer.weight, layer.bias, dtype if layer in read_past else round_to)
 
     count = _replace(module, rows)
-    if hasattr(module, "get_input_embeddings") and hasattr(module, "get_output_embeddings"):
-        _narrow_embedding(module, read_past)
+    if hasattr(module, "get_output_embeddings"):
+        _narrow_embeddings(module, read_past)
     _settle(module)
     return count
 
 
 @torch.no_grad()
-def _narrow_embedding(model: Any, read_past: Collection[nn.Module]) -> None:
-    """The input embedding of a model of transformers in bf16 where all its numbers are; the same memory as its head's where they are
-    the same numbers."""
-    old, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if not isinstance(old, nn.Embedding) or not isinstance(head, RowsLinear) or old in read_past:
+def _narrow_embeddings(model: Any, read_past: Collection[nn.Module]) -> None:
+    """The embeddings of a model of transformers in bf16 where all their numbers are; one with its head where they are the same numbers."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, RowsLinear):
         return
-    if old.weight.data_ptr() == head.weight.data_ptr():  # they stay as they are together
-        return
+    found: dict[nn.Module, RowsEmbedding | None] = {}
+    for old in (m for m in model.modules() if isinstance(m, nn.Embedding) and m not in read_past):
+        if old.weight.data_ptr() != head.weight.data_ptr():  # else they stay as they are together
+            found[old] = _narrow(old, head)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if (new := found.get(child)) is not None:
+                setattr(module, name, new)
+
+
+def _narrow(old: Any, head: RowsLinear) -> RowsEmbedding | None:
+    """An embedding in bf16; None where its numbers are of another type, or it does more to its rows than to scale them."""
+    if type(old) is not nn.Embedding and not hasattr(old, "embed_scale"):
+        return None
     kept = old.weight.to(torch.bfloat16)
-    if not torch.equal(kept.float(), old.weight):
-        return
-    if head.weight.dtype == torch.bfloat16 and torch.equal(head.weight, kept):
-        kept = head.weight.detach()
-    new = RowsEmbedding(kept, getattr(old, "embed_scale", None))
+    if old.weight.dtype != torch.float32 or not torch.equal(kept.float(), old.weight):
+        return None
+    same = head.weight.dtype == torch.bfloat16 and torch.equal(head.weight, kept)
+    weight = head.weight if same else nn.Parameter(kept, requires_grad=False)
+    new = RowsEmbedding(weight, getattr(old, "embed_scale", None))
     few = torch.arange(min(16, len(kept)), device=kept.device)
-    if torch.equal(new(few), old(few)):  # nothing else is done to its rows
-        _put_in_place_of(model, old, new)
-
-
-def _put_in_place_of(module: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    for name, child in list(module.named_children()):
-        if child is old:
-            setattr(module, name, new)
-        else:
-            _put_in_place_of(child, old, new)
+    return new if torch.equal(new(few), old(few)) else None
 
 
 @torch.no_grad()

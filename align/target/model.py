@@ -110,11 +110,16 @@ class Target:
         if fast:
             round_to = torch.bfloat16 if round_to_bf16 else None
             speed_up_linears(model, self.dtype, self.device, round_to, read_past)
-        self.head_weight_VD: Tensor = model.get_output_embeddings().weight
-        self.embedding_VD: Tensor = model.get_input_embeddings().weight
+        self.find_ends()
         self.fused: FusedLayers | None = fused(model, self.body, self.layers) if fuse else None
         """Its layers in one call for few rows, where they are of that kind."""
         self._taps: dict[int, Tensor] = {}
+
+    def find_ends(self) -> None:
+        """Note where embedding and head lie, anew when they have moved or changed their type. Either may be in bf16 where the model
+        multiplies in fp32 (align/kernels/linear.py)."""
+        self.head_weight_VD: Tensor = self.model.get_output_embeddings().weight
+        self.embedding_VD: Tensor = self.model.get_input_embeddings().weight
 
     @property
     def dtype_name(self) -> str:

@@ -101,6 +101,7 @@ def _proven(model: Any, tokenizer: Any, spec: str, fast: bool, round_to_bf16: bo
         if not said:
             if fast and round_to_bf16:  # proved as it is; a drafter's weights are rounded after that
                 speed_up_linears(model, target.dtype, target.device, torch.bfloat16, own.read_past)
+                target.find_ends()
                 target.fast, target.fused = fast, fused(model, target.body, target.layers)
             return target
     if _looks_ahead(model, own):

@@ -72,7 +72,7 @@ class Drafter:
                 f"the drafter was made for a target of {c['num_target_layers']} layers, {c['target']}; this has {layers}"
             )
         self.vocab = None if vocab is None else vocab.long().to(self.device)
-        self.head_VdD = (head if self.vocab is None else head[self.vocab]).detach()
+        self.head_VdD = (head if self.vocab is None else head[self.vocab]).detach().to(self.dtype)
         if own is not None:  # rows that came with the drafter
             self.head_VdD = own.to(self.device, self.dtype)
         self.layers: list[int] = c["target_layer_ids"]

@@ -27,14 +27,15 @@ def reads_past(model: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 def _watching(kind: Any, found: set[nn.Module]) -> Any:
-    """The same class, of which every member that is read past joins `found`."""
+    """The same class, of which every member whose weight is read while it does not run joins `found`."""
     running: list[nn.Module] = []
 
     class Watched(kind):
-        def forward(self, *given: Any, **named: Any) -> Any:
+        # not `forward`: accelerate's hooks replace that of a module
+        def __call__(self, *given: Any, **named: Any) -> Any:
             running.append(self)
             try:
-                return super().forward(*given, **named)
+                return super().__call__(*given, **named)
             finally:
                 running.pop()
 

@@ -117,8 +117,7 @@ def _move(target: Target, device: torch.device) -> None:
                 places[place] = its.to(device, copy=True)
             tensor.data = places[place]
     target.device = device
-    target.head_weight_VD = target.model.get_output_embeddings().weight
-    target.embedding_VD = target.model.get_input_embeddings().weight
+    target.find_ends()
 
 
 class AbsentTarget:

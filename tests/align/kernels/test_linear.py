@@ -246,7 +246,9 @@ def test_an_embedding_in_bf16_is_one_with_its_head(name: str) -> None:
     stock = proven(copy.deepcopy(model), tokenizer, name, fast=False)
     before, sizes = set(model.state_dict()), {n: p.shape for n, p in model.named_parameters()}
     fast = proven(model, tokenizer, name)
-    assert isinstance(model.get_input_embeddings(), linear.RowsEmbedding)
+    embeddings = [m for m in model.modules() if isinstance(m, linear.RowsEmbedding)]
+    assert model.get_input_embeddings() in embeddings
+    assert len(embeddings) == (2 if name in ("gpt2", "gemma3n_text") else 1)  # of positions; of layers
     assert fast.embedding_VD.dtype == torch.bfloat16 and fast.dtype == model.dtype == torch.float32
     assert tied(fast) == tied(stock) == model.config.tie_word_embeddings
     assert set(model.state_dict()) == before and fast.hash == stock.hash
@@ -254,6 +256,16 @@ def test_an_embedding_in_bf16_is_one_with_its_head(name: str) -> None:
     tokens = torch.arange(3, 9)[None]
     assert torch.equal(fast.embed(tokens), stock.embed(tokens))
     model.load_state_dict(model.state_dict())
+
+
+@pytest.mark.skipif(linear.rows_library() is None, reason="no C library")
+def test_a_drafter_that_was_rounded_after_its_proof_holds_nothing_twice() -> None:
+    tokenizer = load_target("debug").tokenizer
+    for model in (tiny_model("gpt2", len(tokenizer)), tiny_model("gpt2", len(tokenizer)).bfloat16().float()):
+        target = proven(model, tokenizer, "gpt2", round_to_bf16=True)
+        assert target.head_weight_VD is target.model.get_output_embeddings().weight
+        assert target.embedding_VD is target.model.get_input_embeddings().weight
+        assert target.head_weight_VD.dtype == torch.bfloat16
 
 
 def test_an_embedding_that_bf16_has_not_or_that_does_more_stays() -> None:

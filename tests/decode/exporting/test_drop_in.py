@@ -45,6 +45,20 @@ def test_an_export_is_the_drafter_and_a_drafter_of_this_project_still(tmp_path: 
     load_drafter(tmp_path / "out", load_target("debug", "float32", "cpu"))
 
 
+def test_a_target_out_of_bf16(tmp_path: Path) -> None:
+    """Its head stays in bf16, and what is written is in its model's type."""
+    target = load_target("debug", "float32", "cpu")
+    target.model.bfloat16().save_pretrained(tmp_path / "target")
+    target.tokenizer.save_pretrained(tmp_path / "target")
+    spec = str(tmp_path / "target")
+    save_drafter(block_network(load_target(spec, "float32", "cpu"), "shared_kv"), tmp_path / "drafter")
+    (verdict,) = exported(
+        str(tmp_path / "drafter"), "block", spec, {"custom_generate": tmp_path / "out"}, device="cpu", limit=1,
+        max_new_tokens=8,
+    )  # fmt: skip
+    assert verdict.same, verdict.lines
+
+
 @pytest.mark.parametrize("fault", ["a tensor", "the code"])
 def test_planted_faults(tmp_path: Path, target: Target, fault: str) -> None:
     drafter, out = overfit_block_network(target, PROMPT), tmp_path / "out"

@@ -40,6 +40,16 @@ def test_layers_whose_weights_others_read() -> None:
     assert not found and type(model.tokens) is nn.Embedding
 
 
+def test_a_hook_in_place_of_forward_reads_nothing() -> None:
+    """As accelerate puts one."""
+    model = Mixed()
+    own = model.called.forward
+    model.called.forward = lambda *given, **named: own(*given, **named)  # type: ignore[method-assign]
+    with reads_past(model) as found:
+        model(torch.tensor([1]))
+    assert found == {model.read, model.both}
+
+
 @pytest.mark.skipif(rows_library() is None, reason="no C library")
 @pytest.mark.parametrize(("name", "kept"), [("mamba", "mixer.dt_proj"), ("dots3_note_text", "weights_proj")])
 def test_a_bf16_checkpoint_of_such_a_model_is_p(name: str, kept: str) -> None:
