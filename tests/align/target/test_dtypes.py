@@ -54,6 +54,14 @@ def test_fp32_decodes_faster(
         return nn.Linear(parameters // 10, 10, bias=False)
 
     assert dtypes.decodes_faster_in_fp32(config(stored), empty, CPU) is fp32
+
+    def experts() -> nn.Module:
+        """Three quarters of them."""
+        model = nn.Linear(parameters // 40, 10, bias=False)
+        model.experts = nn.Parameter(torch.empty(3 * parameters // 4))
+        return model
+
+    assert dtypes.decodes_faster_in_fp32(config(stored), experts, CPU) is (parameters == 100)
     assert not dtypes.decodes_faster_in_fp32(config(stored), empty, torch.device("meta"))
     assert not dtypes.decodes_faster_in_fp32(config(stored, quantization_config={"bits": 4}), empty, CPU)
     assert not dtypes.decodes_faster_in_fp32(config(stored), lambda: 1 / 0, CPU)
