@@ -251,6 +251,30 @@ def gives_rows(embedding: nn.Module) -> bool:
     return kept or type(embedding) is nn.Embedding
 
 
+class RowsConv1D(RowsLinear):
+    """The same in place of transformers' `Conv1D` (GPT-2): `weight` is (in, out) for who asks, and lies in memory as (out, in)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, round_to: torch.dtype | None = None) -> None:
+        super().__init__(weight.t(), bias, round_to)
+        self.weight = nn.Parameter(self.weight.t(), requires_grad=False)
+        self.nx, self.nf = weight.shape
+
+    @property
+    def matrix(self) -> Matrix:
+        """What it multiplies with."""
+        return Matrix(self.weight.t(), self.bias, self.scale)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a layer that `speed_up_linears` may replace."""
+    return type(module) is nn.Linear or _is_conv1d(module)
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    kind = type(module)
+    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
+
+
 _operators = torch.library.Library("specalign", "DEF")
 _operators.define("few_rows(Tensor x, Tensor weight, Tensor? bias, Tensor? scale) -> Tensor")
 _operators.impl("few_rows", few_rows, "CPU")
@@ -302,7 +326,7 @@ def speed_up_linears(
     round_to: torch.dtype | None = None,
     read_past: Collection[nn.Module] = (),
 ) -> int:
-    """Replace every `nn.Linear` in `module` by the class that is fastest for few rows; returns how many.
+    """Replace every `nn.Linear`, and GPT-2's `Conv1D`, in `module` by the class that is fastest for few rows; returns how many.
 
     `round_to`: round weights to bf16 or int8 where that saves time (drafters only: p must not change). `read_past`: layers whose
     weights other modules read too; they keep their type.
@@ -311,10 +335,11 @@ def speed_up_linears(
     if kind is None:
         return 0
     if kind is not RowsLinear:
-        return _replace(module, lambda layer: kind(layer.weight, layer.bias))
+        return _replace(module, lambda layer: None if _is_conv1d(layer) else kind(layer.weight, layer.bias))
 
-    def rows(layer: nn.Linear) -> RowsLinear:
-        return RowsLinear(layer.weight, layer.bias, dtype if layer in read_past else round_to)
+    def rows(layer: Any) -> RowsLinear:
+        made = RowsConv1D if _is_conv1d(layer) else RowsLinear
+        return made(layer.weight, layer.bias, dtype if layer in read_past else round_to)
 
     count = _replace(module, rows)
     if hasattr(module, "get_output_embeddings"):
@@ -362,19 +387,22 @@ def _settle(module: nn.Module) -> None:
     for p in module.parameters():
         if p.device.type == "cpu":
             alike.setdefault((p.data_ptr(), p.dtype, p.shape, p.stride()), []).append(p)
-    places = together([tied[0] for tied in alike.values()])
-    for tied, place in zip(alike.values(), places, strict=True):
-        place.copy_(tied[0])
+    groups = list(alike.values())
+    turned = [tied[0].dim() == 2 and not tied[0].is_contiguous() for tied in groups]  # RowsConv1D
+    given = [tied[0].t() if t else tied[0] for tied, t in zip(groups, turned, strict=True)]
+    for tied, place, own, t in zip(groups, together(given), given, turned, strict=True):
+        place.copy_(own)
         for parameter in tied:  # what held the numbers before is free then
-            parameter.data = place
+            parameter.data = place.t() if t else place
 
 
-def _replace(module: nn.Module, made: Callable[[nn.Linear], nn.Module]) -> int:
+def _replace(module: nn.Module, made: Callable[[Any], nn.Module | None]) -> int:
     count = 0
     for name, child in list(module.named_children()):
-        if type(child) is nn.Linear:
-            setattr(module, name, made(child))
-            count += 1
+        if is_linear(child):
+            if (new := made(child)) is not None:
+                setattr(module, name, new)
+                count += 1
         else:
             count += _replace(child, made)
     return count

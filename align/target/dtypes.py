@@ -11,7 +11,7 @@ from torch import nn
 
 from align.common.provenance import memory_bytes
 from align.common.schema import SHORT_DTYPES
-from align.kernels.linear import rows_library
+from align.kernels.linear import is_linear, rows_library
 from align.target.names import check_dtype
 
 SMALL = 300_000_000
@@ -61,7 +61,9 @@ def decodes_faster_in_fp32(config: Any, empty: Callable[[], Any], device: torch.
         with torch.device("meta"):
             model = empty()
         parameters = sum(p.numel() for p in model.parameters())
-        layers = {m.weight: m.weight.numel() for m in model.modules() if type(m) in (nn.Linear, nn.Embedding)}
+        layers = {
+            m.weight: m.weight.numel() for m in model.modules() if is_linear(m) or isinstance(m, nn.Embedding)
+        }
     except Exception:  # a model that can't be made without memory has no common class of errors
         return False
     room = memory_bytes()  # it is loaded in fp32, whose weights become bf16 one by one

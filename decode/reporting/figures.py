@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from matplotlib import rc_context, rcdefaults, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from decode.method_names import PLAIN
 from decode.reporting.records import Record
@@ -171,6 +172,22 @@ def as_written() -> Iterator[None]:
         rcdefaults()
         rcParams["text.parse_math"] = False
         yield
+
+
+def logarithmic(axes: Axes, at: Iterable[float]) -> None:
+    """A logarithmic x axis with a label at each of these places: matplotlib's own labels are formulas."""
+    places = sorted(set(at))
+    axes.set_xscale("log")
+    axes.set_xticks(places, labels=[_amount(place) for place in places])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _amount(number: float) -> str:
+    """1,500,000 as 1.5M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
 
 
 def _drawn(summary: dict[str, Any], records: Sequence[Record], title: str) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from align.common.text import markdown_text
-from decode.reporting.figures import as_written
+from decode.reporting.figures import as_written, logarithmic
 from decode.reporting.records import Record
 from decode.reporting.statistics import Estimate, accepted_ratio, counts, tau
 
@@ -105,7 +105,7 @@ def _drawn(found: Sequence[Point], title: str) -> bytes:
         tokens = [p.milestone.tokens for p in own]
         line = axes.errorbar(tokens, values, yerr=[below, above], **options)
         lines.append((line, recipe))
-    axes.set_xscale("log")
+    logarithmic(axes, (p.milestone.tokens for p in found))
     axes.set_xlabel("text tokens trained on")
     axes.set_ylabel("τ, tokens per target call")
     axes.set_title(title)

@@ -8,13 +8,15 @@ from typing import Any
 
 from torch import nn
 
+from align.kernels.linear import is_linear
+
 
 @contextmanager
 def reads_past(model: nn.Module) -> Iterator[set[nn.Module]]:
     """Yields the linear layers and embeddings whose weight other code than their own forward reads, within it: Mamba multiplies with
     that of its step's projection, an indexer rounds what it gives a projection to its weight's type."""
     found: set[nn.Module] = set()
-    watched = [m for m in model.modules() if type(m) is nn.Linear or isinstance(m, nn.Embedding)]
+    watched = [m for m in model.modules() if is_linear(m) or isinstance(m, nn.Embedding)]
     kinds = {kind: _watching(kind, found) for kind in {type(m) for m in watched}}
     own = [type(m) for m in watched]
     try:

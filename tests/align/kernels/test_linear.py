@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
 from align.kernels import linear
 from align.kernels.pages import CACHE_LINE
@@ -215,6 +216,31 @@ def test_weights_that_are_bf16_stay_so_and_change_no_bit(rows: int) -> None:
     assert torch.equal(kept(x), linear.few_rows(x, weight))
     weight[32, 39] += 2**-12  # one number that bf16 does not have
     assert linear.RowsLinear(weight, None).weight.dtype == torch.float32
+
+
+@pytest.mark.skipif(linear.rows_library() is None, reason="no C library")
+@pytest.mark.parametrize("half", [False, True])
+def test_gpt2s_layers_lie_as_they_are_read(half: bool) -> None:
+    """(in, out) for who asks for the weight, a row of memory for each output."""
+    own = Conv1D(48, 32)
+    own.weight.data = own.weight.data.bfloat16().float() if half else own.weight.data
+    own.bias.data = torch.randn(48)
+    model = nn.ModuleDict({"own": own, "other": nn.Linear(32, 8)})
+    names = {name: t.shape for name, t in model.state_dict().items()}
+    assert linear.speed_up_linears(model, torch.float32, torch.device("cpu")) == 2
+    fast = model["own"]
+    assert isinstance(fast, linear.RowsConv1D) and (fast.nx, fast.nf) == (32, 48)
+    assert fast.weight.dtype == (torch.bfloat16 if half else torch.float32)
+    assert torch.equal(fast.weight.float(), own.weight) and fast.matrix.weight.is_contiguous()
+    assert fast.weight.data_ptr() % CACHE_LINE == 0
+    assert {name: t.shape for name, t in model.state_dict().items()} == names
+    for rows in (1, 2, 7, 40):
+        x = torch.randn(rows, 32)
+        assert torch.equal(fast(x), linear.few_rows(x, own.weight.t().contiguous(), own.bias))
+        torch.testing.assert_close(fast(x), own(x), rtol=1e-5, atol=1e-5)
+    copied = copy.deepcopy(model)
+    copied.load_state_dict(model.state_dict())
+    assert torch.equal(copied["own"](x), fast(x))
 
 
 @pytest.mark.skipif(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
+from matplotlib.figure import Figure
 
 from decode.reporting.learning import Milestone, Point, curves, points, table
 from decode.reporting.records import Record
@@ -65,3 +66,14 @@ def test_names_are_drawn_as_they_are() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert curves(found, r"$\frac{$ \u202e").startswith(b"\x89PNG")
+
+
+def test_the_axis_says_how_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In words that are no formula, at the milestones."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    sizes = (1500, 250_000, 1_000_000, 2_500_000_000)
+    curves([Point(Milestone("ours", n), Estimate(1.5, 1.4, 1.6, 20), "", None) for n in sizes], "x")
+    (axes,) = drawn[0].axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1.5k", "250k", "1M", "2.5G"]
+    assert not any(label.get_text() for label in axes.get_xticklabels(minor=True))
