@@ -79,7 +79,9 @@ def examine(
         return Divergence(index, None if ended else plain[index], other[index] if ended else None, BUG)
     a, b = plain[index], other[index]
     z_V = replay(target, prompt, plain, index, [0] * index, [0] * index)
-    other_V = replay(others or target, prompt, other, index, drafted, accepted, trees)
+    if others is None:
+        others = target
+    other_V = replay(others, prompt, other, index, drafted, accepted, trees)
     limit = dtype_limit(target.dtype, z_V)
     if score is not None:
         z_V, other_V = score(z_V, index), score(other_V, index)
@@ -90,7 +92,7 @@ def examine(
     explained = abs(gap) <= bound <= limit and again
     if not alone:
         explained = abs(gap) <= limit >= bound
-    if bound > limit and abs(gap) <= bound and again and others is None:
+    if bound > limit and abs(gap) <= bound and again and others is target:
         same_V = _with_plain_experts(target, prompt, plain, other, index, drafted, accepted, trees)
         if same_V is not None:
             same_V = same_V if score is None else score(same_V, index)

@@ -211,7 +211,9 @@ def test_a_routers_other_choice_is_a_tie_and_another_state_a_bug(kind: str, call
             return planted(*given) if 1 < len(given[0]) < 6 else None
 
         hooks = [module.register_forward_pre_hook(hook) for module in experts]
-        found = examine(target, prompt, plain, part(target, prompt, plain, calls), *calls)
+        texts = prompt, plain, part(target, prompt, plain, calls)
+        found = examine(target, *texts, *calls)
+        assert found == examine(target, *texts, *calls, others=target)  # as decode.eval asks
         for each in hooks:
             each.remove()
         assert found is not None and found.kind == judged and found.reproduced
