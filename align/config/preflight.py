@@ -116,9 +116,8 @@ def _check_data(recipe: Recipe) -> None:
         check_writing(recipe)
         _check_empty(folder)
         return
-    words = [f"recipe={recipe.name}", f"output={recipe.output}", f"target.name={recipe.target.name}"]
     raise UserError(
-        f"{folder}: no data yet, and data.write=never; write them with {command('align.synthesize', *words)} "
+        f"{folder}: no data yet, and data.write=never; {command('align.synthesize')} with the same words writes them "
         "(or name others that this target wrote: data.path=FOLDER)"
     )
 

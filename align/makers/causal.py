@@ -53,6 +53,8 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
     if start.before_head is not None:
         what = NotImplementedError("a module of its own lies between its layers and its head")
         raise refused(where, "autoregressive", what)
+    if start.head_bias_V is not None:
+        raise refused(where, "autoregressive", NotImplementedError("its head has a bias"))
     served_LV = None if type(model).__name__ in BASES else first_tokens_logits(start)
     c = model.config
     config = CausalConfig(

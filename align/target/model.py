@@ -134,6 +134,15 @@ class Target:
         return "grouped" if self.anatomy.ours else "its own, eager"
 
     @property
+    def why_chains_only(self) -> str:
+        """What it does that drafts may not branch, where `chains_only`."""
+        if self.anatomy.recurrent:
+            return "has recurrent states"
+        if self.anatomy.chains_only:
+            return "windows its attention by place"
+        return "computes something else over branches than over each text"
+
+    @property
     def rope_theta(self) -> float:
         rope = getattr(self.config, "rope_parameters", None) or {}
         theta: Any = rope.get("rope_theta") or getattr(self.config, "rope_theta", None) or 10000.0

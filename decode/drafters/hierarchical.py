@@ -128,7 +128,7 @@ class HierarchicalSession(DraftSession):
         draft = (self.inner.propose(most) if most > 0 else None) or NO_DRAFTS
         draft = draft.cut(most)
         if draft.branches and model.chains_only:
-            raise UserError(f"drafter {model.spec!r} windows its attention by place: drafts may not branch")
+            raise UserError(f"drafter {model.spec!r} {model.why_chains_only}: drafts may not branch")
         logits_MV = self.context.read(
             self.context.follow(middle.tokens), draft.tokens_K.tolist(), draft.parents
         )

@@ -190,7 +190,7 @@ class Engine:
         proposal = self.session.propose(room) if room > 0 else None
         if proposal is not None and self.target.chains_only and proposal.branches:
             raise UserError(
-                f"target {self.target.spec!r} windows its attention by place: drafts may not branch (tree_nodes=0)"
+                f"target {self.target.spec!r} {self.target.why_chains_only}: drafts may not branch (tree_nodes=0)"
             )
         return NO_DRAFTS if proposal is None else proposal.cut(room)
 

@@ -43,7 +43,7 @@ def assemble(method: Method, parts: Parts, gamma: int | None = None) -> Decoder:
     system = method.system
     if parts.target.chains_only and method.branches:
         raise UserError(
-            f"target {parts.target.spec!r} windows its attention by place, so drafts may not branch"
+            f"target {parts.target.spec!r} {parts.target.why_chains_only}, so drafts may not branch"
             f"{_UNBRANCHED.get(system.name, '')}"
         )
     drafter = _switching(method, parts, gamma) if method.variants else _drafter(method, parts, gamma)

@@ -222,6 +222,8 @@ def _faster(figures: dict[str, Any]) -> str:
     if lo is None:
         return f"took plain decoding's speed ×{value:.2f} (too few prompts for an interval)"
     spread = f"{value:.2f}× (95% interval {lo:.2f} to {hi:.2f})"
+    if figures["mean_accepted"] < 0.005 and hi >= 1:
+        return f"can't make the target faster, as hardly a draft was accepted; what was measured is noise: {spread}"
     if lo > 1:
         return f"makes the target faster by {spread}"
     return f"makes the target SLOWER: {spread}" if hi < 1 else f"makes no measurable difference: {spread}"

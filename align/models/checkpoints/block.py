@@ -15,7 +15,7 @@ from align.common.errors import UserError
 from align.common.files import write_atomically, write_json, write_text
 from align.common.hub import model_folder
 from align.common.schema import read_config
-from align.common.text import short
+from align.common.text import say, short
 from align.importing.heads import take_heads
 from align.importing.layouts import RECORD, layout_of, made_for
 from align.importing.settings import read_settings
@@ -73,8 +73,20 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     _check_room(config, parts.tensors, path)
     drafter = BlockDrafter(config, target, parts.vocab, parts.head)
     _load_exactly(drafter, parts.tensors, path)
+    _note_other_target(config.target, target.spec, path)
     _check_tables(drafter.to(target.device), path)
     return drafter
+
+
+def _note_other_target(made_for: str, spec: str, path: Path) -> None:
+    """By the last part of the names: the same weights have another hash in another type, and a folder may have moved."""
+    theirs, ours = (name.rstrip("/").rpartition("/")[2].casefold() for name in (made_for, spec))
+    if theirs and theirs != ours:
+        say(
+            f"note: drafter {path} was made for {short(made_for)}; where {short(spec)} has other weights, its drafts are worse (outputs "
+            "stay exact)",
+            error=True,
+        )
 
 
 @dataclass

@@ -47,7 +47,7 @@ def test_a_machine_without_the_hub_says_what_to_do(
     try:
         with pytest.raises(
             UserError,
-            match="no data yet, and data.write=never; write them with .*python.* -m align.synthesize",
+            match="no data yet, and data.write=never; .*python.* -m align.synthesize with the same words writes them",
         ):
             train(load_recipe([*words, "data.write=never"]), quiet=True)
         with pytest.raises(SystemExit):

@@ -23,7 +23,7 @@ TRAIN, WRITE = "align.train", "align.synthesize"
         (
             TRAIN,
             ["recipe=gpt2xl_calib", "data.write=never"],
-            "no data yet, and data.write=never; write them with",
+            "no data yet, and data.write=never; ",
         ),
         (
             WRITE,

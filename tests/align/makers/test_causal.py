@@ -33,14 +33,21 @@ def test_a_causal_lm_that_is_named_keeps_its_layers(capsys: pytest.CaptureFixtur
         assert capsys.readouterr().err == note
 
 
+def test_a_head_with_a_bias_of_zeros_has_one() -> None:
+    """Transformers' own start: the saved folder would lack it."""
+    target = tiny_target("phi")
+    assert target.head_bias_V is not None
+    target.head_bias_V.data.zero_()
+    with pytest.raises(UserError, match="its head has a bias"):
+        make_causal(target, DrafterConfig(kind="autoregressive", layers=2))
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
         ("modernbert-decoder", "a module of its own lies between its layers and its head"),
-        (
-            "bert-generation",
-            "its training graph differs from the model's own by",
-        ),  # its head is asked for a bias
+        ("bert-generation", "its head has a bias"),
+        ("mamba", "its training graph differs from the model's own by"),
     ],
 )
 def test_what_a_drafter_of_layers_lacks_is_said_in_one_line(kind: str, why: str) -> None:

@@ -13,6 +13,7 @@ from decode.methods.registry import Parts
 from decode.methods.spec import read_method, swept
 from decode.wrappers.adaptive import AdaptiveDrafter
 from tests.builders import PROMPT
+from tests.target_models import tiny_target
 
 
 def test_values_out_of_range_name_the_method(parts: Parts) -> None:
@@ -77,3 +78,6 @@ def test_where_drafts_may_not_branch(target: Target) -> None:
         with pytest.raises(UserError, match="windows its attention by place, so drafts may not branch"):
             build(read_method(text), parts)
     assert build(read_method("retrieval"), parts).generate(PROMPT, max_new_tokens=4).tokens
+    recurrent = Parts(tiny_target("mamba2"), {"block": object()})
+    with pytest.raises(UserError, match="has recurrent states, so drafts may not branch"):
+        build(read_method("block_tree"), recurrent)

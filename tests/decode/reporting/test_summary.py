@@ -64,6 +64,10 @@ def test_verdict_in_plain_words(tmp_path: Path) -> None:
     assert "not idle" not in summary["verdict"]
     slower = summarise(read_run(tmp_path / "a"), read_records(fill(tmp_path / "b", gain=0.5)))
     assert "SLOWER: 0.50×" in verdict(slower)
+    drafter = summary["overall"]["drafter"]
+    accepted, drafter["mean_accepted"] = drafter["mean_accepted"], 0.0
+    assert "The drafter can't make the target faster, as hardly a draft was accepted" in verdict(summary)
+    drafter["mean_accepted"] = accepted
     summary["load_average"] = {"min": 3.0, "median": 3.5, "max": 4.0}
     assert "not idle (load 3.5 on 2 cores)" in verdict(summary)
     sampled, _ = make_report(fill(tmp_path / "c", temperature=1.0))

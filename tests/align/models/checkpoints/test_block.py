@@ -54,6 +54,20 @@ def test_folder_round_trip(
     assert (tmp_path / "README.md").read_text() == "# card\n"
 
 
+def test_another_targets_name_is_said(
+    target: Target, samples: data.Samples, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of the same name, wherever it lies, is taken for the same weights."""
+    save_drafter(build(target, samples), tmp_path, dtype=torch.float32)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for made_for, said in (("debug", ""), ("some/where/Debug/", ""), ("", ""), ("org/other", "'org/other'")):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "target": made_for}))
+        (tmp_path / "SHA256SUMS").unlink(missing_ok=True)
+        load_drafter(tmp_path, target)
+        noted = capsys.readouterr().err
+        assert said in noted and ("was made for" in noted) == bool(said)
+
+
 def test_what_an_older_version_saved_loads_as_it_was(
     target: Target, samples: data.Samples, tmp_path: Path
 ) -> None:
