@@ -180,16 +180,17 @@ def is_missing(recipe: Recipe, target: Target) -> bool:
     return same_settings(manifest, recipe, target)
 
 
-def _missing(recipe: Recipe) -> str:
+def _missing(recipe: Recipe, target: Target) -> str:
     """What is not there, what is written where, how much it is, and how to refuse."""
     d, folder = recipe.data, recipe.data_folder
     there = data.read_manifest(folder)["samples"] if (folder / "manifest.json").exists() else 0
     lacks = f"has {there} of {d.samples} samples" if there else "holds no data"
     new = d.samples - there
+    longest = min(d.max_prompt_tokens + d.max_answer_tokens, target.context_limit)
     rows = -(-new // d.batch_size) * d.batch_size  # whole batches are written, whatever is kept of the last
     return (
         f"{folder} {lacks}: the target writes {new} first, {d.batch_size} at a time, at most "
-        f"{rows * (d.max_prompt_tokens + d.max_answer_tokens):,} tokens, and more for what it drops "
+        f"{rows * longest:,} tokens, and more for what it drops "
         "(data.write=never refuses); a line says how long after the first batch"
     )
 
@@ -203,7 +204,7 @@ def _write_missing(recipe: Recipe, target: Target, quiet: bool) -> None:
     _may_write(recipe, folder)
     if main_process():
         if not quiet:
-            say(_missing(recipe), error=True)
+            say(_missing(recipe, target), error=True)
         with Claim(folder, "data.path" if d.path else "output"):
             synthesize(recipe, target, folder, quiet)
     while is_missing(recipe, target):  # another process of this run writes

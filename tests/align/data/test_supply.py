@@ -55,6 +55,16 @@ def test_missing_own_words_are_written(tmp_path: Path, target: Target) -> None:
     assert "asks for 3 samples" in (said := open_supply(fewer, target).line(fewer)) and "all are read" in said
 
 
+def test_no_more_is_announced_than_the_target_can_read(
+    tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("align.data.supply.synthesize", lambda *_, **__: 1 / 0)
+    recipe = recipe_of(tmp_path / "run", "data.max_prompt_tokens=5000")
+    with pytest.raises(ZeroDivisionError):
+        open_supply(recipe, target)
+    assert f"at most {8 * target.context_limit:,} tokens" in capsys.readouterr().err
+
+
 def test_text_that_was_written_otherwise_is_said(
     tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
