@@ -206,7 +206,7 @@ class Synthesis:
             decide = (
                 "another server may do (data.writer)"
                 if theirs
-                else "data.near_duplicate_threshold, data.prompt_temperature and data.max_prompt_tokens decide"
+                else "data.near_duplicate_threshold, data.prompt_temperature and data.max_prompt_tokens decide, or give prompts (data.prompts)"
             )
             raise UserError(
                 f"{folder}: nothing of {FRUITLESS} batches in a row was kept (dropped so far: {_counts(dropped)}); {decide}"

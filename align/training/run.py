@@ -69,6 +69,12 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         save_run_record(recipe, output, argv)
     if not quiet:
         say(supply.line(recipe), error=True)
+        if target.stepwise:
+            say(
+                f"note: target {target.spec!r} goes on from its state by single tokens, so that verifying drafts saves nothing: no drafter "
+                "makes it faster here",
+                error=True,
+            )
         if resume is not None:
             say(_going_on(recipe, resume), error=True)
         elif recipe.drafter.kind == "ddit" and recipe.drafter.init is None and recipe.stage != "pretrain":

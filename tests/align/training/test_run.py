@@ -7,6 +7,7 @@ import json
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.data.synthesis import synthesize
 from align.target.loading import load_target
+from align.target.model import Target
 from align.training.base_module import DrafterModule
 from align.training.run import train
 from tests.builders import train_debug_block as run
@@ -176,16 +178,24 @@ def test_another_stage_is_another_run(tmp_path: Path) -> None:
 
 
 def test_the_data_are_said_and_compared_with_the_recipe(
-    tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["recipe=debug_block", f"data.path={debug_data}", "trainer.max_steps=1", "trainer.warmup_steps=0"]
     train(load_recipe([*words, f"output={tmp_path / 'one'}"]))
     said = capsys.readouterr().err
     assert re.search(r"training on \d+ samples \(\d+ tokens\) of .*, \d+ held out", said)
-    assert "warning" not in said
+    assert "warning" not in said and "no drafter makes it faster" not in said
+    monkeypatch.setattr("align.training.run.load_target", by_single_tokens)
     other = ["data.samples=100000", "data.max_answer_tokens=23"]  # not what the folder was written with
     train(load_recipe([*words, *other, f"output={tmp_path / 'two'}"]))
-    assert "warning: the recipe asks for 100000 samples" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "warning: the recipe asks for 100000 samples" in said and "no drafter makes it faster" in said
+
+
+def by_single_tokens(*given: Any, **named: Any) -> Target:
+    target = load_target(*given, **named)
+    target.stepwise = True  # as a Mamba's; only its cache asks
+    return target
 
 
 def test_a_wide_markov_head_on_a_narrow_target_is_one_line(tmp_path: Path, debug_data: Path) -> None:
