@@ -36,7 +36,7 @@ WORDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "unknown group": ([DEBUG, "training.max_steps=3"], ("training.max_steps", "'trainer.max_steps'")),
     "key without its group": ([DEBUG, "max_steps=3"], ("max_steps", "'trainer.max_steps'")),
     "wandb-like unknown key": ([DEBUG, "--objective.wieghting=d_pace"], ("'objective.weighting'",)),
-    "a group": ([DEBUG, "trainer=3"], ("trainer=3", "group of keys", "trainer.max_steps")),
+    "a group": ([DEBUG, "trainer=3"], ("trainer=3", "group of keys", "trainer.accumulate", " more)")),
     "no equals sign": ([DEBUG, "seed"], ("'seed' is not key=value",)),
     "spaces around the equals sign": (
         [DEBUG, "trainer.max_steps", "=", "5"],

@@ -73,7 +73,8 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     _check_room(config, parts.tensors, path)
     drafter = BlockDrafter(config, target, parts.vocab, parts.head)
     _load_exactly(drafter, parts.tensors, path)
-    _note_other_target(config.target, target.spec, path)
+    if target.spec != type(target.model).__name__:  # a model without a name (decode.custom_generate)
+        _note_other_target(config.target, target.spec, path)
     _check_tables(drafter.to(target.device), path)
     return drafter
 
