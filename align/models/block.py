@@ -30,7 +30,8 @@ from torch.nn import functional as F
 
 from align.common.batch import Anchors, Batch
 from align.kernels.layers import LayerStack
-from align.kernels.linear import Matrix, RowsLinear, fast_linear, few_rows, rounded, settled, speed_up_linears
+from align.kernels.linear import Matrix, RowsLinear, fast_linear, few_rows, rounded, settled
+from align.kernels.replacing import speed_up_linears
 from align.kernels.tree import TreeHead
 from align.models.block_config import BlockConfig
 from align.models.block_layers import BlockLayer, ConfidenceHead, RMSNorm

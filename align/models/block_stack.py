@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from align.kernels.layers import Convolution, LayerStack, Rows, Weights
-from align.kernels.linear import MOST_ROWS, Matrix, RowsLinear, gives_rows, rows_library
+from align.kernels.linear import MOST_ROWS, Matrix, RowsLinear, rows_library
+from align.kernels.replacing import gives_rows
 from align.kernels.tree import MarkovWeights, TreeHead
 from align.models.block_layers import BlockLayer, TwoTapConvolution
 from align.models.markov import LinearHead, MixedHead

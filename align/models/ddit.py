@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from align.common.errors import UserError, nearest
-from align.kernels.linear import speed_up_linears
+from align.kernels.replacing import speed_up_linears
 from align.models.ddit_layers import DDiTBlock, DDiTConfig, DDiTHead, Rotary, SigmaMap, VocabEmbedding
 from align.target.attention import BACKENDS, block_mask, clean_then_noisy
 from align.target.cache import KVCache

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from align.common.errors import UserError, in_one_line
-from align.kernels.linear import RowsLinear, fast_linear, few_rows, speed_up_linears
+from align.kernels.linear import RowsLinear, fast_linear, few_rows
+from align.kernels.replacing import speed_up_linears
 from align.models.families import Family
 from align.target.attention import block_mask, clean_then_noisy
 from align.target.cache import KVCache
@@ -69,7 +70,7 @@ class MaskedLM(nn.Module):
         if self._head_VD is not None:
             return few_rows(hidden, self._head_VD)
         weight = self.head_weight_VD
-        # the target may keep its head in half of what it multiplies with (align/kernels/linear.py)
+        # the target may keep its head in half of what it multiplies with (align/kernels/replacing.py)
         hidden = hidden.to(self._target[0].dtype if self._target else weight.dtype)
         if torch.is_grad_enabled():
             return F.linear(hidden, weight.to(hidden.dtype)).float()

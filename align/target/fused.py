@@ -25,7 +25,8 @@ from transformers.models.qwen3 import modeling_qwen3
 
 from align.kernels.gradients import without_gradients
 from align.kernels.layers import LayerStack, Memory, Rows, Weights
-from align.kernels.linear import MOST_ROWS, RowsLinear, gives_rows, rows_library
+from align.kernels.linear import MOST_ROWS, RowsLinear, rows_library
+from align.kernels.replacing import gives_rows
 from align.target.cache import KVCache
 from align.target.masks import Layout, Together
 

@@ -20,7 +20,7 @@ from align.common.provenance import memory_bytes
 from align.folder.chat import Chat, Messages, rendered
 from align.folder.tokenizer import first_id, text_ids
 from align.kernels.gradients import without_gradients
-from align.kernels.linear import speed_up_linears
+from align.kernels.replacing import speed_up_linears
 from align.target.cache import KVCache, SharedCache
 from align.target.fused import FusedLayers, fused
 from align.target.inspection.anatomy import Anatomy, context_limit, decoder, eos_ids, examine, query_heads
@@ -117,7 +117,7 @@ class Target:
 
     def find_ends(self) -> None:
         """Note where embedding and head lie, anew when they have moved or changed their type. Either may be in bf16 where the model
-        multiplies in fp32 (align/kernels/linear.py)."""
+        multiplies in fp32 (align/kernels/replacing.py)."""
         self.head_weight_VD: Tensor = self.model.get_output_embeddings().weight
         self.embedding_VD: Tensor = self.model.get_input_embeddings().weight
 

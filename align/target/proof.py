@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.kernels.linear import speed_up_linears
+from align.kernels.replacing import speed_up_linears
 from align.target.fused import fused
 from align.target.inspection.own_output import CUT, LENGTH, Own, own_output
 from align.target.logits import LogitForm, candidates
