@@ -90,7 +90,7 @@ def picture() -> bytes:
             ls="--",
             label="greedy, foretold by the processor's runs",
         )
-        logarithmic(axes, [per_row * rows for rows in (240, PROCESSOR, 32000, 64000)])
+        logarithmic(axes, (per_row * r["rows"] for r in own))
         axes.set_xlabel("text tokens trained on")
         axes.set_ylabel("τ on held-out text")
         axes.legend(fontsize=8, frameon=False)

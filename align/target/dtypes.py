@@ -47,8 +47,8 @@ _MOSTLY = 0.75
 
 def decodes_faster_in_fp32(config: Any, empty: Callable[[], Any], device: torch.device) -> bool:
     """Whether few rows at a time go faster in fp32 on a CPU that has bf16 products. With `align.kernels` they do where the checkpoint
-    is bf16 (weights of linear layers stay so in memory, and as much is read; those of experts do not) or the model small. SmolLM2, two Zen 5 cores, a call of 1 / 5 / 9
-    rows: 6.4 / 8.2 / 11.3 ms in fp32 out of a bf16 checkpoint, 15.1 / 18.5 / 20.1 in bf16, 9.1 / 12.0 / 14.2 out of an fp32 one.
+    is bf16 (weights of linear layers stay so in memory, and as much is read; those of experts do not) or the model small. SmolLM2, two
+    Zen 5 cores, a call of 1 / 5 / 9 rows: 6.4 / 8.2 / 11.3 ms in fp32 out of a bf16 checkpoint, 15.1 / 18.5 / 20.1 in bf16, 9.1 / 12.0 / 14.2 out of an fp32 one.
 
     Args:
         config: the model's, of transformers. empty: makes it, here on `meta`, where weights take no room.

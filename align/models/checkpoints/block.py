@@ -73,16 +73,19 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     _check_room(config, parts.tensors, path)
     drafter = BlockDrafter(config, target, parts.vocab, parts.head)
     _load_exactly(drafter, parts.tensors, path)
-    if target.spec != type(target.model).__name__:  # a model without a name (decode.custom_generate)
-        _note_other_target(config.target, target.spec, path)
+    _note_other_target(config.target, target, path)
     _check_tables(drafter.to(target.device), path)
     return drafter
 
 
-def _note_other_target(made_for: str, spec: str, path: Path) -> None:
+def _note_other_target(made_for: str, target: Target, path: Path) -> None:
     """By the last part of the names: the same weights have another hash in another type, and a folder may have moved."""
+    spec, unnamed = (
+        target.spec,
+        type(target.model).__name__,
+    )  # as decode.custom_generate calls a model without a name
     theirs, ours = (name.rstrip("/").rpartition("/")[2].casefold() for name in (made_for, spec))
-    if theirs and theirs != ours:
+    if theirs and theirs != ours and spec != unnamed:
         say(
             f"note: drafter {path} was made for {short(made_for)}; where {short(spec)} has other weights, its drafts are worse (outputs "
             "stay exact)",
